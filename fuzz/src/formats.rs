@@ -3,27 +3,32 @@
 
 use core::fmt::Debug;
 
-use wire::frame::{self, Frame, IpPacket, protocol};
+use wire::frame::{self, IpPacket, ParsedFrame, protocol};
 use wire::nvme::command::{
-    Blocks, Command, Completion, DatasetManagement, Features, GetLogPage, Identify, Range,
+    DatasetManagement, DatasetRange, FeaturesCommand, GetLogPage, IdentifyCommand, NvmeBlockRange,
+    NvmeCommand, NvmeCompletion,
 };
 use wire::nvme::fabrics::{
-    Capabilities, Configuration, ConnectData, ConnectResult, ControllerStatus, Fabrics,
+    ConnectData, ConnectResult, ControllerCapabilities, ControllerConfiguration, ControllerStatus,
+    FabricsCommand,
 };
-use wire::nvme::identify::{self, Controller, ControllerNvm, Descriptor, Independent, Namespace};
-use wire::nvme::log::{DiscoveryEntry, DiscoveryHeader, ErrorEntry, Health};
+use wire::nvme::identify::{
+    self, IdentifyController, IdentifyControllerNvm, IdentifyNamespace, IndependentNamespace,
+    NamespaceDescriptor,
+};
+use wire::nvme::log::{DiscoveryEntry, DiscoveryHeader, ErrorLogEntry, HealthLog};
 use wire::nvme::nqn::Nqn;
-use wire::nvme::pdu::{Common, HEADER_BYTES_MAX, Header, Rules, common};
-use wire::nvme::status::Status;
-use wire::tcp::Segment;
-use wire::tls::{Framing, Version};
+use wire::nvme::pdu::{HEADER_BYTES_MAX, PduCommonHeader, PduHeader, PduRules, match_pdu_header};
+use wire::nvme::status::NvmeStatus;
+use wire::tcp::TcpHeader;
+use wire::tls::{TlsFraming, TlsRecordVersion};
 use wire::{ETHERNET_BYTES, quic};
 
-use crate::input::Input;
+use crate::input::FuzzInput;
 
 /// Runs this fuzz target. The first byte of `data` selects the parser.
 pub fn run(data: &[u8]) {
-    let mut input = Input(data);
+    let mut input = FuzzInput(data);
     match input.byte() % 8 {
         0 => frame(input.0),
         1 => tls(&mut input),
@@ -37,37 +42,37 @@ pub fn run(data: &[u8]) {
 }
 
 /// Asserts that `value` and its round trip `again` are equal.
-fn same<T: Debug + PartialEq>(value: T, again: T) {
+fn assert_round_trip<T: Debug + PartialEq>(value: T, again: T) {
     assert_eq!(value, again, "written and read again");
 }
 
 fn frame(bytes: &[u8]) {
-    let Ok(Frame::Ip(packet)) = frame::parse(bytes) else { return };
+    let Ok(ParsedFrame::Ip(packet)) = frame::parse(bytes) else { return };
     let IpPacket { l3, l4, end, .. } = packet;
     assert!(ETHERNET_BYTES <= l3 && l3 < l4 && l4 <= end && end <= bytes.len());
     if packet.protocol != protocol::TCP {
         return;
     }
-    let Ok((segment, len)) = Segment::parse(&bytes[l4..end]) else { return };
+    let Ok((segment, len)) = TcpHeader::parse(&bytes[l4..end]) else { return };
     assert!(len <= end - l4);
     let mut header = vec![0; segment.header_len()];
     let _ = segment.emit(&mut header);
-    same(Ok((segment, header.len())), Segment::parse(&header));
+    assert_round_trip(Ok((segment, header.len())), TcpHeader::parse(&header));
 }
 
-fn tls(input: &mut Input<'_>) {
+fn tls(input: &mut FuzzInput<'_>) {
     let flags = input.byte();
-    let version = if flags & 1 == 0 { Version::Tls12 } else { Version::Tls13 };
-    let framing = Framing { version, explicit: flags & 2 != 0 };
+    let version = if flags & 1 == 0 { TlsRecordVersion::Tls12 } else { TlsRecordVersion::Tls13 };
+    let framing = TlsFraming { version, explicit_nonce: flags & 2 != 0 };
     while !input.is_empty() {
         let Some(header) = framing.parse(input.array()) else { continue };
         assert!(usize::from(header.len) + wire::tls::HEADER_BYTES >= framing.overhead());
     }
 }
 
-fn quic(input: &mut Input<'_>) {
+fn quic(input: &mut FuzzInput<'_>) {
     let id_len = usize::from(input.byte() % 21);
-    if let Some(short) = quic::Short::parse(input.0, id_len) {
+    if let Some(short) = quic::ShortHeaderPacket::parse(input.0, id_len) {
         assert_eq!(short.id.len(), id_len);
         assert!(quic::is_short(short.first) && quic::number_len(short.first) <= 4);
     }
@@ -79,90 +84,93 @@ fn quic(input: &mut Input<'_>) {
     assert!(number <= quic::NUMBER_MAX);
 }
 
-fn pdu(input: &mut Input<'_>) {
+fn pdu(input: &mut FuzzInput<'_>) {
     let flags = input.byte();
     let (header_digest, data_digest) = (flags & 1 != 0, flags & 2 != 0);
-    let rules = Rules { header_digest, data_digest, pda: flags >> 3, plen_max: 1 << 20 };
+    let rules = PduRules { header_digest, data_digest, pda: flags >> 3, plen_max: 1 << 20 };
     let bytes: [u8; HEADER_BYTES_MAX] = input.array();
     let Some(first) = bytes.first_chunk() else { return };
-    let Ok(read) = Common::parse(first, &rules) else {
-        assert!(common(&bytes, &rules).is_none(), "what is no header has no pattern");
+    let Ok(read) = PduCommonHeader::parse(first, &rules) else {
+        assert!(match_pdu_header(&bytes, &rules).is_none(), "what is no header has no pattern");
         return;
     };
     assert!(read.data().end <= read.plen && read.header_bytes <= read.plen);
-    let Ok(header) = Header::parse(&read, &bytes) else { return };
+    let Ok(header) = PduHeader::parse(&read, &bytes) else { return };
     let mut out = [0; HEADER_BYTES_MAX];
     let Some(wrote) = header.write(read.data_len, &rules, &mut out) else { return };
-    same(Ok(header), Header::parse(&wrote, &out));
+    assert_round_trip(Ok(header), PduHeader::parse(&wrote, &out));
     let Some(first) = out.first_chunk() else { return };
-    same(Ok(wrote), Common::parse(first, &rules));
+    assert_round_trip(Ok(wrote), PduCommonHeader::parse(first, &rules));
 }
 
-fn command(input: &mut Input<'_>) {
-    let command = Command::parse(&input.array());
-    same(command, Command::parse(&command.to_bytes()));
-    let blank = Command::new(command.opcode, command.cid, command.nsid);
-    let blocks = Blocks::of(&command);
-    same(blocks, Blocks::of(&blocks.put(blank)));
-    let identify = Identify::of(&command);
-    same(identify, Identify::of(&identify.put(blank)));
-    let (_, _) = (GetLogPage::of(&command), Features::of(&command));
-    let dataset = DatasetManagement::of(&command);
-    assert!(dataset.data_len() <= 256 * Range::BYTES);
-    assert!(Range::parse_all(input.0).count() <= input.0.len() / Range::BYTES);
-    let completion = Completion::parse(&input.array());
-    same(completion, Completion::parse(&completion.to_bytes()));
+fn command(input: &mut FuzzInput<'_>) {
+    let command = NvmeCommand::parse(&input.array());
+    assert_round_trip(command, NvmeCommand::parse(&command.to_bytes()));
+    let blank = NvmeCommand::new(command.opcode, command.cid, command.nsid);
+    let blocks = NvmeBlockRange::from_command(&command);
+    assert_round_trip(blocks, NvmeBlockRange::from_command(&blocks.encode_into(blank)));
+    let identify = IdentifyCommand::from_command(&command);
+    assert_round_trip(identify, IdentifyCommand::from_command(&identify.encode_into(blank)));
+    let (_, _) = (GetLogPage::from_command(&command), FeaturesCommand::from_command(&command));
+    let dataset = DatasetManagement::from_command(&command);
+    assert!(dataset.data_len() <= 256 * DatasetRange::BYTES);
+    assert!(DatasetRange::parse_all(input.0).count() <= input.0.len() / DatasetRange::BYTES);
+    let completion = NvmeCompletion::parse(&input.array());
+    assert_round_trip(completion, NvmeCompletion::parse(&completion.to_bytes()));
 }
 
-fn fabrics(input: &mut Input<'_>) {
-    let command = Command::parse(&input.array());
-    if let Some(fabrics) = Fabrics::of(&command) {
+fn fabrics(input: &mut FuzzInput<'_>) {
+    let command = NvmeCommand::parse(&input.array());
+    if let Some(fabrics) = FabricsCommand::from_command(&command) {
         let again = fabrics.to_command(command.cid, command.sgl);
-        same(Some(fabrics), Fabrics::of(&Command::parse(&again.to_bytes())));
+        assert_round_trip(
+            Some(fabrics),
+            FabricsCommand::from_command(&NvmeCommand::parse(&again.to_bytes())),
+        );
     }
-    let capabilities = Capabilities::from_value(u64::from_le_bytes(input.array()));
-    same(capabilities, Capabilities::from_value(capabilities.to_value()));
-    let configuration = Configuration::from_value(input.u32());
-    same(configuration, Configuration::from_value(configuration.to_value()));
+    let capabilities = ControllerCapabilities::from_value(u64::from_le_bytes(input.array()));
+    assert_round_trip(capabilities, ControllerCapabilities::from_value(capabilities.to_value()));
+    let configuration = ControllerConfiguration::from_value(input.u32());
+    assert_round_trip(configuration, ControllerConfiguration::from_value(configuration.to_value()));
     let status = ControllerStatus::from_value(input.u32());
-    same(status, ControllerStatus::from_value(status.to_value()));
-    let result = ConnectResult::from_completion(input.u32(), Status::from_field(input.u16()));
+    assert_round_trip(status, ControllerStatus::from_value(status.to_value()));
+    let result = ConnectResult::from_completion(input.u32(), NvmeStatus::from_field(input.u16()));
     let (dword0, status) = result.to_completion();
-    same(result, ConnectResult::from_completion(dword0, status));
+    assert_round_trip(result, ConnectResult::from_completion(dword0, status));
     let data = ConnectData::parse(&input.array());
-    same(data, ConnectData::parse(&data.to_bytes()));
+    assert_round_trip(data, ConnectData::parse(&data.to_bytes()));
 }
 
-fn pages(input: &mut Input<'_>) {
+fn pages(input: &mut FuzzInput<'_>) {
     let kind = input.byte();
     let (page, mut out) = (input.array(), [0; identify::BYTES]);
     match kind % 6 {
         0 => {
-            let controller = Controller::parse(&page);
+            let controller = IdentifyController::parse(&page);
             controller.write(&mut out);
-            same(controller, Controller::parse(&out));
+            assert_round_trip(controller, IdentifyController::parse(&out));
         }
         1 => {
-            let namespace = Namespace::parse(&page);
+            let namespace = IdentifyNamespace::parse(&page);
             namespace.write(&mut out);
-            assert_eq!(namespace.format(), Namespace::parse(&out).format());
-            same(namespace, Namespace::parse(&out));
+            assert_eq!(namespace.format(), IdentifyNamespace::parse(&out).format());
+            assert_round_trip(namespace, IdentifyNamespace::parse(&out));
         }
         2 => {
-            let read = Independent::parse(&page);
+            let read = IndependentNamespace::parse(&page);
             read.write(&mut out);
-            same(read, Independent::parse(&out));
+            assert_round_trip(read, IndependentNamespace::parse(&out));
         }
         3 => {
-            let read = ControllerNvm::parse(&page);
+            let read = IdentifyControllerNvm::parse(&page);
             read.write(&mut out);
-            same(read, ControllerNvm::parse(&out));
+            assert_round_trip(read, IdentifyControllerNvm::parse(&out));
         }
         4 => {
-            let read: Vec<_> = Descriptor::parse_all(&page).collect();
-            Descriptor::write_all(&read, &mut out);
-            let again: Vec<_> = Descriptor::parse_all(&out).collect();
-            same(read, again);
+            let read: Vec<_> = NamespaceDescriptor::parse_all(&page).collect();
+            NamespaceDescriptor::write_all(&read, &mut out);
+            let again: Vec<_> = NamespaceDescriptor::parse_all(&out).collect();
+            assert_round_trip(read, again);
         }
         _ => {
             assert!(identify::namespaces(&page).count() <= 1024);
@@ -172,31 +180,31 @@ fn pages(input: &mut Input<'_>) {
     }
 }
 
-fn logs(input: &mut Input<'_>) {
+fn logs(input: &mut FuzzInput<'_>) {
     let kind = input.byte();
     match kind % 5 {
         0 => {
-            let entry = ErrorEntry::parse(&input.array());
-            same(entry, ErrorEntry::parse(&entry.to_bytes()));
+            let entry = ErrorLogEntry::parse(&input.array());
+            assert_round_trip(entry, ErrorLogEntry::parse(&entry.to_bytes()));
         }
         1 => {
-            let health = Health::parse(&input.array());
-            same(health, Health::parse(&health.to_bytes()));
+            let health = HealthLog::parse(&input.array());
+            assert_round_trip(health, HealthLog::parse(&health.to_bytes()));
         }
         2 => {
             let header = DiscoveryHeader::parse(input.0);
             if let Some(header) = header {
-                same(Some(header), DiscoveryHeader::parse(&header.to_bytes()));
+                assert_round_trip(Some(header), DiscoveryHeader::parse(&header.to_bytes()));
             }
         }
         3 => {
             let entry = DiscoveryEntry::parse(&input.array());
-            same(entry, DiscoveryEntry::parse(&entry.to_bytes()));
+            assert_round_trip(entry, DiscoveryEntry::parse(&entry.to_bytes()));
         }
         _ => {
             let Some(nqn) = Nqn::from_field(&input.array()) else { return };
-            same(Some(nqn), Nqn::from_field(&nqn.to_field()));
-            same(Some(nqn), Nqn::new(nqn.as_str()));
+            assert_round_trip(Some(nqn), Nqn::from_field(&nqn.to_field()));
+            assert_round_trip(Some(nqn), Nqn::new(nqn.as_str()));
         }
     }
 }

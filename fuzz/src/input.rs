@@ -2,9 +2,9 @@
 
 /// The unread rest of an input.
 #[derive(Clone, Debug)]
-pub(crate) struct Input<'a>(pub(crate) &'a [u8]);
+pub(crate) struct FuzzInput<'a>(pub(crate) &'a [u8]);
 
-impl<'a> Input<'a> {
+impl<'a> FuzzInput<'a> {
     pub(crate) const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -8,12 +8,12 @@ use abi::Refusal;
 use base::{Duration, Instant};
 use bytes::Bytes;
 use crypto::Provider;
-use host::{Application, Cidr, Host, Listen, Notice, SocketId};
+use host::{Application, Cidr, Host, ListenConfig, Notice, SocketId};
 use nic::{DeviceConfig, L5oConfig};
-use testkit::{LinkRule, Machine, MemDisk, Network, PLAIN_LINK, Towards};
+use testkit::{LinkDestination, LinkRule, MemDisk, PLAIN_LINK, TestMachine, TwoMachineNetwork};
 use wire::Endpoint;
 
-use crate::input::Input;
+use crate::input::FuzzInput;
 
 pub(crate) const PORT: u16 = 4420;
 /// Path of the only file.
@@ -22,19 +22,20 @@ const FILE_BYTES: usize = 64 << 10;
 /// Bound of the turns of a conversation. Reaching it is no failure.
 const TURNS_MAX: usize = 10_000;
 
-fn machine(number: u8, offload: bool) -> Machine<MemDisk> {
+fn machine(number: u8, offload: bool) -> TestMachine<MemDisk> {
     let mut device = DeviceConfig::new([2, 0, 0, 0, 0, number]);
     device.l5o = offload.then(|| L5oConfig::new(Arc::new(Provider)));
     let addr = Cidr { addr: [10, 77, 0, number].into(), prefix_len: 24 };
     let file_offload = Err(Refusal::Disabled);
-    let config = host::Config { addrs: vec![addr], file_offload, ..host::Config::default() };
+    let config =
+        host::HostConfig { addrs: vec![addr], file_offload, ..host::HostConfig::default() };
     let mut disk = MemDisk::default();
-    disk.put(FILE, vec![0; FILE_BYTES], 1);
-    Machine::new(config, device, PLAIN_LINK, number.into(), disk)
+    disk.insert(FILE, vec![0; FILE_BYTES], 1);
+    TestMachine::new(config, device, PLAIN_LINK, number.into(), disk)
 }
 
 /// An application under test.
-pub(crate) trait Subject: Application {
+pub(crate) trait FuzzSubject: Application {
     /// True if the peer may send its next piece.
     fn is_ready(&self) -> bool {
         true
@@ -43,12 +44,12 @@ pub(crate) trait Subject: Application {
 
 /// The peer of the application under test. It discards what it receives.
 #[derive(Default)]
-pub(crate) struct Talker {
+pub(crate) struct RawBytesPeer {
     /// All connections so far. The peer sends on the last one.
     sockets: Vec<SocketId>,
 }
 
-impl Application for Talker {
+impl Application for RawBytesPeer {
     fn handle_notice(&mut self, _: Instant, _: &mut Host, notice: Notice) {
         if let Notice::Accepted(_, socket) = notice {
             self.sockets.push(socket);
@@ -64,20 +65,20 @@ impl Application for Talker {
 }
 
 /// The network, and the bytes that the peer sends.
-pub(crate) struct Net<S> {
+pub(crate) struct FuzzNetwork<S> {
     /// The talker is always the client and the subject the server, regardless of which connects.
-    pub(crate) net: Network<Talker, S>,
+    pub(crate) net: TwoMachineNetwork<RawBytesPeer, S>,
     /// Unsent pieces of each connection. The next piece is sent when the network is idle.
     unsent: VecDeque<VecDeque<Vec<u8>>>,
     /// True once a whole piece was sent.
-    spoke: bool,
+    sent_first: bool,
     /// True while the effects of the last piece are awaited.
     waits: bool,
     /// True if the peer opens the connections.
     connects: bool,
 }
 
-impl<S: Subject> Net<S> {
+impl<S: FuzzSubject> FuzzNetwork<S> {
     /// Creates the network. The peer sends each element of `talks` on a connection of its own; all
     /// pieces after the very first wait until the subject is ready. If `connects`, the peer opens
     /// the connections, one at a time; otherwise `make` has the subject connect.
@@ -85,20 +86,21 @@ impl<S: Subject> Net<S> {
         offload: bool,
         connects: bool,
         talks: impl IntoIterator<Item = VecDeque<Vec<u8>>>,
-        fates: Input<'_>,
+        fates: FuzzInput<'_>,
         make: impl FnOnce(&mut Host, Instant, Endpoint) -> S,
     ) -> Self {
         let (mut node, mut peer) = (machine(1, offload), machine(2, false));
         let now = Instant::from_millis(1);
         if !connects {
-            let _ = peer.host().listen(Listen { addr: None, port: PORT, backlog: 4 });
+            let _ = peer.host().listen(ListenConfig { addr: None, port: PORT, backlog: 4 });
         }
         let to = Endpoint { addr: [10, 77, 0, 2].into(), port: PORT };
         let subject = make(node.host(), now, to);
-        let mut network = Network::new(now, (peer, Talker::default()), (node, subject));
+        let mut network =
+            TwoMachineNetwork::new(now, (peer, RawBytesPeer::default()), (node, subject));
         network.link = link(fates);
         let unsent = talks.into_iter().collect();
-        let mut net = Self { net: network, unsent, spoke: false, waits: false, connects };
+        let mut net = Self { net: network, unsent, sent_first: false, waits: false, connects };
         net.settle();
         net.connect();
         net
@@ -128,12 +130,12 @@ impl<S: Subject> Net<S> {
 
     /// Runs one turn; returns whether anything has happened.
     fn settle(&mut self) -> bool {
-        let spoke = self.speak();
+        let spoke = self.send_next_piece();
         self.net.turn() || spoke
     }
 
     /// Sends more of the peer's current piece; returns whether bytes were sent.
-    fn speak(&mut self) -> bool {
+    fn send_next_piece(&mut self) -> bool {
         let now = self.net.now;
         let socket = self.net.client.app.sockets.last().copied();
         let (Some(socket), Some(pieces)) = (socket, self.unsent.front_mut()) else {
@@ -144,7 +146,7 @@ impl<S: Subject> Net<S> {
         if self.waits || !host.readiness(socket).writable {
             return false;
         }
-        if self.spoke && !self.net.server.app.is_ready() {
+        if self.sent_first && !self.net.server.app.is_ready() {
             return false;
         }
         let Some(piece) = pieces.front_mut() else { return false };
@@ -154,7 +156,7 @@ impl<S: Subject> Net<S> {
             return taken > 0;
         }
         pieces.pop_front();
-        (self.spoke, self.waits) = (true, true);
+        (self.sent_first, self.waits) = (true, true);
         if pieces.is_empty() {
             self.unsent.pop_front();
             self.connect();
@@ -171,12 +173,12 @@ impl<S: Subject> Net<S> {
 
 /// Returns a rule that loses, delays or duplicates frames to the subject, one byte of `fates` for
 /// each frame.
-fn link(fates: Input<'_>) -> LinkRule {
+fn link(fates: FuzzInput<'_>) -> LinkRule {
     let mut fates: VecDeque<u8> = fates.0.iter().copied().collect();
     Box::new(move |_, towards, frame| {
         let fate = match towards {
-            Towards::Client => 0,
-            Towards::Server => fates.pop_front().unwrap_or(0) % 8,
+            LinkDestination::Client => 0,
+            LinkDestination::Server => fates.pop_front().unwrap_or(0) % 8,
         };
         match fate {
             1 => vec![],

@@ -4,21 +4,22 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use apps::nvme::target::{Config, NamespaceConfig, SubsystemConfig, Target};
+use apps::nvme::target::{NamespaceConfig, NvmeTarget, NvmeTargetConfig, SubsystemConfig};
 use crypto::Provider;
-use host::{Host, Listen};
-use wire::nvme::command::{Command, Features, QueueCounts, Sgl, admin, feature};
+use host::{Host, ListenConfig};
+use wire::nvme::command::{FeaturesCommand, NvmeCommand, QueueCounts, Sgl, admin, feature};
 use wire::nvme::fabrics::{
-    CNTLID_DYNAMIC, Configuration, Connect, ConnectData, Fabrics, PropertySet, property,
+    CNTLID_DYNAMIC, ConnectCommand, ConnectData, ControllerConfiguration, FabricsCommand,
+    PropertySet, property,
 };
 use wire::nvme::nqn::Nqn;
-use wire::nvme::pdu::{Header, Rules};
+use wire::nvme::pdu::{PduHeader, PduRules};
 
-use crate::input::Input;
-use crate::net::{FILE, Net, PORT, Subject};
+use crate::input::FuzzInput;
+use crate::net::{FILE, FuzzNetwork, FuzzSubject, PORT};
 use crate::script;
 
-impl Subject for Target {}
+impl FuzzSubject for NvmeTarget {}
 
 fn nqn(name: &str) -> Option<Nqn> {
     Nqn::new(&format!("nqn.2026-11.org.example:{name}"))
@@ -26,15 +27,15 @@ fn nqn(name: &str) -> Option<Nqn> {
 
 /// Runs this fuzz target.
 pub fn run(data: &[u8]) {
-    talk(data);
+    run_input(data);
 }
 
-fn talk(data: &[u8]) -> Net<Target> {
-    let mut input = Input(data);
+fn run_input(data: &[u8]) -> FuzzNetwork<NvmeTarget> {
+    let mut input = FuzzInput(data);
     let flags = input.byte();
-    let fates = Input(input.take(usize::from(flags >> 5)));
+    let fates = FuzzInput(input.take(usize::from(flags >> 5)));
     let (header_digest, data_digest) = (flags & 1 != 0, flags & 2 != 0);
-    let rules = Rules { header_digest, data_digest, pda: 0, plen_max: u32::MAX };
+    let rules = PduRules { header_digest, data_digest, pda: 0, plen_max: u32::MAX };
     let mut talks = Vec::new();
     if flags & 16 != 0 {
         talks.push(VecDeque::from([hello(&rules, 0)]));
@@ -42,25 +43,25 @@ fn talk(data: &[u8]) -> Net<Target> {
     let first = if flags & 4 == 0 {
         hello(&rules, talks.len())
     } else {
-        script::pdu(&script::request(&rules), &[], &Rules::NONE)
+        script::pdu(&script::request(&rules), &[], &PduRules::NONE)
     };
     talks.push(script::stream(first, &mut input, &rules));
-    let mut net = Net::new(flags & 8 != 0, true, talks, fates, |host, _, _| target(host));
+    let mut net = FuzzNetwork::new(flags & 8 != 0, true, talks, fates, |host, _, _| target(host));
     net.run();
     net
 }
 
-fn target(host: &mut Host) -> Target {
+fn target(host: &mut Host) -> NvmeTarget {
     let Some(name) = nqn("disks") else { panic!("the name is one") };
     let namespaces = vec![NamespaceConfig::new(&name, FILE)];
     let subsystem =
         SubsystemConfig { nqn: name, serial: String::from("1"), hosts: None, namespaces };
-    let config = Config {
-        listen: vec![Listen { addr: None, port: PORT, backlog: 4 }],
+    let config = NvmeTargetConfig {
+        listen: vec![ListenConfig { addr: None, port: PORT, backlog: 4 }],
         subsystems: vec![subsystem],
-        ..Config::default()
+        ..NvmeTargetConfig::default()
     };
-    match Target::new(config, Arc::new(Provider), host) {
+    match NvmeTarget::new(config, Arc::new(Provider), host) {
         Ok(target) => target,
         Err(error) => panic!("the configuration is good: {error}"),
     }
@@ -68,28 +69,28 @@ fn target(host: &mut Host) -> Target {
 
 /// Returns the bytes that connect queue `qid`. Those of the admin queue also enable its controller,
 /// the first one, and set the number of I/O queues.
-fn hello(rules: &Rules, qid: usize) -> Vec<u8> {
-    let first = script::pdu(&script::request(rules), &[], &Rules::NONE);
+fn hello(rules: &PduRules, qid: usize) -> Vec<u8> {
+    let first = script::pdu(&script::request(rules), &[], &PduRules::NONE);
     let qid = u16::try_from(qid).unwrap_or(0);
-    let connect = Connect { qid, sqsize: 15, ..Connect::default() };
+    let connect = ConnectCommand { qid, sqsize: 15, ..ConnectCommand::default() };
     let (subnqn, hostnqn) = (nqn("disks"), nqn("host"));
     let cntlid = if qid == 0 { CNTLID_DYNAMIC } else { 1 };
     let data = ConnectData { hostid: [1; 16], cntlid, subnqn, hostnqn };
     let sgl = Sgl::InCapsule { offset: 0, len: 1024 };
-    let connect = Fabrics::Connect(connect).to_command(0, sgl);
+    let connect = FabricsCommand::Connect(connect).to_command(0, sgl);
     let mut out = first;
-    out.extend(script::pdu(&Header::CapsuleCmd(connect.to_bytes()), &data.to_bytes(), rules));
+    out.extend(script::pdu(&PduHeader::CapsuleCmd(connect.to_bytes()), &data.to_bytes(), rules));
     if qid == 0 {
-        let set = PropertySet::new(property::CC, Configuration::ENABLED.to_value());
-        let set = Fabrics::PropertySet(set).to_command(1, Sgl::NONE);
+        let set = PropertySet::new(property::CC, ControllerConfiguration::ENABLED.to_value());
+        let set = FabricsCommand::PropertySet(set).to_command(1, Sgl::NONE);
         let queues = QueueCounts { submission: 1, completion: 1 }.to_value();
-        let queues = Features::set(
+        let queues = FeaturesCommand::set(
             feature::NUMBER_OF_QUEUES,
             queues,
-            Command::new(admin::SET_FEATURES, 2, 0),
+            NvmeCommand::new(admin::SET_FEATURES, 2, 0),
         );
         for command in [set, queues] {
-            out.extend(script::pdu(&Header::CapsuleCmd(command.to_bytes()), &[], rules));
+            out.extend(script::pdu(&PduHeader::CapsuleCmd(command.to_bytes()), &[], rules));
         }
     }
     out
@@ -109,7 +110,7 @@ mod tests {
             [&[0x41, 3, 0, 3], &[]],
         ];
         let script = script.concat().concat();
-        let net = talk(&script);
+        let net = run_input(&script);
         for (name, value) in [
             ("nvmet_writes", 2),
             ("nvmet_written_bytes", 8192),

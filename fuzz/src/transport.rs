@@ -1,4 +1,4 @@
-//! Fuzzes a [`Transport`] of either role with PDUs from any peer: the results are the same with a
+//! Fuzzes a [`NvmeTransport`] of either role with PDUs from any peer: the results are the same with a
 //! device that parses PDUs, verifies digests and places data, and without one.
 
 use std::collections::BTreeMap;
@@ -7,12 +7,12 @@ use std::sync::Arc;
 use abi::aligned::AlignedBuf;
 use base::Instant;
 use crypto::Provider;
-use host::nvme::{Incoming, Initiate, Serve, Transport};
-use host::{Application, Host, Listen, Notice};
-use wire::nvme::pdu::Rules;
+use host::nvme::{NvmeInitiatorParams, NvmeTargetParams, NvmeTransport, NvmeTransportEvent};
+use host::{Application, Host, ListenConfig, Notice};
+use wire::nvme::pdu::PduRules;
 
-use crate::input::Input;
-use crate::net::{Net, PORT, Subject};
+use crate::input::FuzzInput;
+use crate::net::{FuzzNetwork, FuzzSubject, PORT};
 use crate::script;
 
 /// Number of tags with a registered buffer; the length of each is [`AWAITED`].
@@ -22,31 +22,31 @@ const AWAITED: u32 = 8192;
 
 /// A transport, and what it reported.
 #[derive(Default)]
-struct Seen {
-    transport: Option<Transport>,
+struct TransportReports {
+    transport: Option<NvmeTransport>,
     ready: bool,
     /// Reports of data by tag.
     data: BTreeMap<u16, Vec<String>>,
     /// All other reports except of buffers.
-    came: Vec<String>,
+    other_reports: Vec<String>,
     /// Contents of the buffers that the transport returned complete.
     buffers: BTreeMap<u16, Vec<u8>>,
     /// Number of buffers that were registered.
     awaited: u16,
 }
 
-impl Seen {
+impl TransportReports {
     fn turn(&mut self, now: Instant, host: &mut Host) {
         let Some(transport) = &mut self.transport else { return };
         while let Some(incoming) = transport.poll(now, host) {
             match incoming {
-                Incoming::Buffer { tag, buffer } => {
+                NvmeTransportEvent::Buffer { tag, buffer } => {
                     assert!(tag < self.awaited, "a buffer that nobody has lent: {tag}");
                     let before = self.buffers.insert(tag, buffer.as_slice().to_vec());
                     assert!(before.is_none(), "buffer {tag} came twice");
                     continue;
                 }
-                Incoming::Ready => {
+                NvmeTransportEvent::Ready => {
                     self.ready = true;
                     for tag in 0..TAGS {
                         let back =
@@ -55,34 +55,40 @@ impl Seen {
                     }
                     self.awaited = TAGS;
                 }
-                Incoming::Ended(_) => self.ready = true,
+                NvmeTransportEvent::Ended(_) => self.ready = true,
                 _ => {}
             }
             let shown = format!("{incoming:?}");
             match incoming {
-                Incoming::ReadData { cccid: tag, .. } | Incoming::WriteData { ttag: tag, .. } => {
+                NvmeTransportEvent::ReadData { cccid: tag, .. }
+                | NvmeTransportEvent::WriteData { ttag: tag, .. } => {
                     self.data.entry(tag).or_default().push(shown);
                 }
-                _ => self.came.push(shown),
+                _ => self.other_reports.push(shown),
             }
         }
     }
 }
 
-impl Application for Seen {
+impl Application for TransportReports {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         if let Notice::Accepted(_, socket) = notice {
             let in_capsule_max = 8192;
             let (header_digest, data_digest) = (true, true);
-            let params =
-                Serve { header_digest, data_digest, cpda: 0, maxh2cdata: 8192, in_capsule_max };
-            self.transport = Some(Transport::serve(socket, Arc::new(Provider), params));
+            let params = NvmeTargetParams {
+                header_digest,
+                data_digest,
+                cpda: 0,
+                maxh2cdata: 8192,
+                in_capsule_max,
+            };
+            self.transport = Some(NvmeTransport::serve(socket, Arc::new(Provider), params));
         }
         self.turn(now, host);
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        self.transport.as_ref().and_then(Transport::poll_timeout)
+        self.transport.as_ref().and_then(NvmeTransport::poll_timeout)
     }
 
     fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
@@ -90,7 +96,7 @@ impl Application for Seen {
     }
 }
 
-impl Subject for Seen {
+impl FuzzSubject for TransportReports {
     fn is_ready(&self) -> bool {
         self.ready
     }
@@ -99,7 +105,7 @@ impl Subject for Seen {
 /// Runs this fuzz target.
 pub fn run(data: &[u8]) {
     let [with, without] = [true, false].map(|offload| outcome(data, offload));
-    assert_eq!(with.came, without.came, "with a device, and without");
+    assert_eq!(with.other_reports, without.other_reports, "with a device, and without");
     // A digest that the device did not verify is verified when the buffer is back. Its report comes
     // later than without a device, and never if the connection ends before.
     for (tag, said) in &with.data {
@@ -113,25 +119,25 @@ pub fn run(data: &[u8]) {
 }
 
 /// Runs an input: a byte of flags, the fates of frames, and the peer's script.
-fn outcome(data: &[u8], offload: bool) -> Seen {
-    let mut input = Input(data);
+fn outcome(data: &[u8], offload: bool) -> TransportReports {
+    let mut input = FuzzInput(data);
     let flags = input.byte();
-    let fates = Input(input.take(usize::from(flags >> 4)));
+    let fates = FuzzInput(input.take(usize::from(flags >> 4)));
     let (initiates, begins) = (flags & 1 != 0, flags & 8 == 0);
     let (header_digest, data_digest) = (flags & 2 != 0, flags & 4 != 0);
-    let rules = Rules { header_digest, data_digest, pda: 0, plen_max: u32::MAX };
+    let rules = PduRules { header_digest, data_digest, pda: 0, plen_max: u32::MAX };
     let first = if initiates { script::response(&rules) } else { script::request(&rules) };
-    let first = if begins { script::pdu(&first, &[], &Rules::NONE) } else { Vec::new() };
+    let first = if begins { script::pdu(&first, &[], &PduRules::NONE) } else { Vec::new() };
     let talk = script::stream(first, &mut input, &rules);
-    let mut net = Net::new(offload, !initiates, [talk], fates, |host, now, remote| {
-        let mut seen = Seen { ready: !begins, ..Seen::default() };
+    let mut net = FuzzNetwork::new(offload, !initiates, [talk], fates, |host, now, remote| {
+        let mut seen = TransportReports { ready: !begins, ..TransportReports::default() };
         if initiates {
-            let params = Initiate { header_digest, data_digest, hpda: 0, maxr2t: 0 };
+            let params = NvmeInitiatorParams { header_digest, data_digest, hpda: 0, maxr2t: 0 };
             let socket = host.connect(now, remote).ok();
             seen.transport =
-                socket.map(|socket| Transport::initiate(socket, Arc::new(Provider), params));
+                socket.map(|socket| NvmeTransport::initiate(socket, Arc::new(Provider), params));
         } else {
-            let _ = host.listen(Listen { addr: None, port: PORT, backlog: 4 });
+            let _ = host.listen(ListenConfig { addr: None, port: PORT, backlog: 4 });
         }
         seen
     });

@@ -11,7 +11,7 @@ use crate::{FileAccess, FileFault, FileKind, FileStat};
 
 /// The requester's number for a request, repeated in its completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RequestId(pub u64);
+pub struct DiskRequestId(pub u64);
 
 /// The disk's number for an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -58,7 +58,7 @@ pub enum DiskRequest {
     /// Opens a file. Answered by [`DiskCompletion::Opened`].
     Open {
         /// Number of the request.
-        id: RequestId,
+        id: DiskRequestId,
         /// Path below the root, separated by `/`, without a leading slash; untrusted, may have any
         /// bytes.
         path: Box<[u8]>,
@@ -69,7 +69,7 @@ pub enum DiskRequest {
     /// [`DiskCompletion::Read`].
     Read {
         /// Number of the request.
-        id: RequestId,
+        id: DiskRequestId,
         /// The open file.
         file: DiskFile,
         /// Offset of the first byte in the file.
@@ -80,7 +80,7 @@ pub enum DiskRequest {
     /// Writes the first `len` bytes of `buf` at `offset`. Answered by [`DiskCompletion::Written`].
     Write {
         /// Number of the request.
-        id: RequestId,
+        id: DiskRequestId,
         /// The file, open as [`DiskAccess::NamespaceWrite`].
         file: DiskFile,
         /// Offset of the first byte in the file, of any alignment.
@@ -96,14 +96,14 @@ pub enum DiskRequest {
     /// Answered by [`DiskCompletion::Flushed`].
     Flush {
         /// Number of the request.
-        id: RequestId,
+        id: DiskRequestId,
         /// The file, open as [`DiskAccess::NamespaceWrite`].
         file: DiskFile,
     },
     /// Makes a range read as zeros. Answered by [`DiskCompletion::Zeroed`].
     Zero {
         /// Number of the request.
-        id: RequestId,
+        id: DiskRequestId,
         /// The file, open as [`DiskAccess::NamespaceWrite`].
         file: DiskFile,
         /// Offset of the first byte in the file, of any alignment.
@@ -126,14 +126,14 @@ pub enum DiskCompletion {
     /// Completion of an open.
     Opened {
         /// Number of the request.
-        id: RequestId,
+        id: DiskRequestId,
         /// The file and its metadata, or the error.
         result: Result<(DiskFile, FileStat), FileFault>,
     },
     /// Completion of a read.
     Read {
         /// Number of the request.
-        id: RequestId,
+        id: DiskRequestId,
         /// The request's buffer.
         buf: AlignedBuf,
         /// Bytes read (fewer than requested only at the end of the file) and the metadata *after*
@@ -145,7 +145,7 @@ pub enum DiskCompletion {
     /// Completion of a write. After an error any part of it may be on the disk.
     Written {
         /// Number of the request.
-        id: RequestId,
+        id: DiskRequestId,
         /// The request's buffer.
         buf: AlignedBuf,
         /// Success, or the error.
@@ -154,14 +154,14 @@ pub enum DiskCompletion {
     /// Completion of a flush. After an error the writes to be flushed may be lost.
     Flushed {
         /// Number of the request.
-        id: RequestId,
+        id: DiskRequestId,
         /// Success, or the error.
         result: Result<(), FileFault>,
     },
     /// Completion of a zeroing. After an error any part of the range may be zeros.
     Zeroed {
         /// Number of the request.
-        id: RequestId,
+        id: DiskRequestId,
         /// Success, or the error.
         result: Result<(), FileFault>,
     },

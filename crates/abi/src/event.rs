@@ -18,7 +18,7 @@ use crate::{FileId, FlowId, PacketBuf, Refusal};
 #[derive(Debug)]
 pub enum Event {
     /// A frame was received.
-    Received(Received),
+    Received(ReceivedFrame),
     /// The echo of a transmit that asked for one: its first byte has left the device, or never
     /// will.
     TransmitDone(TransmitDone),
@@ -90,7 +90,7 @@ impl Event {
 
 /// A received frame, as parsed by the device. Both the device and the host check its offsets.
 #[derive(Debug)]
-pub struct Received {
+pub struct ReceivedFrame {
     /// The frame, unmodified except for what `metadata` and `quic` report.
     pub packet: PacketBuf,
     /// Result of the transport checksum verification.
@@ -105,14 +105,14 @@ pub struct Received {
     /// Negotiated options, if this is the first frame of a connection that the device set up.
     pub established: Option<Established>,
     /// Decryption results, if the frame holds QUIC datagrams that the device decrypted.
-    pub quic: Option<Box<quic::Opened>>,
+    pub quic: Option<Box<quic::QuicDecrypted>>,
     /// Number of [`crate::Op::Teardown`]s of this queue that the device had taken when the frame
     /// arrived (modulo 2^32). The host learns from it which handed-over connections the device did
     /// not know yet.
     pub teardowns_taken: u32,
 }
 
-impl Received {
+impl ReceivedFrame {
     /// Creates the event of a frame without offload results.
     #[must_use]
     pub const fn new(

@@ -12,7 +12,7 @@ use core::ops::Range;
 use base::SeqNum;
 use bytes::Bytes;
 use wire::Tuple;
-use wire::tls::{Framing, NONCE_BYTES, TlsRecordRun, Version};
+use wire::tls::{NONCE_BYTES, TlsFraming, TlsRecordRun, TlsRecordVersion};
 use zeroize::Zeroizing;
 
 use crate::crypto::Suite;
@@ -25,7 +25,7 @@ pub struct L5oId(pub u64);
 
 /// Direction of a context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
+pub enum L5oDirection {
     /// Completes (encrypts, fills in digests) the messages that the host sends.
     Transmit,
     /// Processes the messages received on this connection. `local` is the host's end.
@@ -40,7 +40,7 @@ pub struct L5oCreate {
     /// The connection, for reports of the device.
     pub flow: FlowId,
     /// The direction.
-    pub direction: Direction,
+    pub direction: L5oDirection,
     /// Sequence number of the first byte of message [`TlsState::number`].
     pub tcpsn: SeqNum,
     /// The protocol and its state (the paper's `l5_state`).
@@ -60,7 +60,7 @@ pub enum L5oState {
 /// Keys of one direction of a TLS connection (Linux: `tls12_crypto_info`).
 pub struct TlsState {
     /// Version of the record layer.
-    pub version: Version,
+    pub version: TlsRecordVersion,
     /// The AEAD algorithm.
     pub suite: Suite,
     /// AEAD key: the first [`Suite::key_bytes`] bytes.
@@ -74,7 +74,7 @@ pub struct TlsState {
 impl TlsState {
     /// Returns the framing of the records.
     #[must_use]
-    pub fn framing(&self) -> Framing {
+    pub fn framing(&self) -> TlsFraming {
         framing(self.version, self.suite)
     }
 }
@@ -82,9 +82,9 @@ impl TlsState {
 /// Returns the framing of records of a version and suite: RFC 5288 puts part of the nonce in the
 /// record; RFC 7905 and RFC 8446 do not.
 #[must_use]
-pub fn framing(version: Version, suite: Suite) -> Framing {
-    let explicit = version == Version::Tls12 && suite != Suite::ChaCha20Poly1305;
-    Framing { version, explicit }
+pub fn framing(version: TlsRecordVersion, suite: Suite) -> TlsFraming {
+    let explicit = version == TlsRecordVersion::Tls12 && suite != Suite::ChaCha20Poly1305;
+    TlsFraming { version, explicit_nonce: explicit }
 }
 
 impl fmt::Debug for TlsState {
@@ -265,5 +265,5 @@ pub struct L5oRefused {
     /// The connection.
     pub flow: FlowId,
     /// The reason.
-    pub why: Refusal,
+    pub reason: Refusal,
 }

@@ -5,7 +5,7 @@
 //! Both are ordinary enums, moved by value. The crates `host` and `nic` depend on this crate, on
 //! `base` and on `wire`, but never on each other.
 //!
-//! The modules [`port`] and [`disk`] describe the link and the disk below a device, so that a
+//! The modules [`link`] and [`disk`] describe the link and the disk below a device, so that a
 //! simulated device and a real one run the same code. [`crypto`] has the traits of the cryptography
 //! that both sides need.
 //!
@@ -26,10 +26,10 @@ pub mod crypto;
 pub mod disk;
 mod event;
 pub mod l5o;
+pub mod link;
 pub mod nvme_tcp;
 mod op;
 mod packet;
-pub mod port;
 pub mod quic;
 pub mod ring;
 pub mod setup;
@@ -38,11 +38,11 @@ pub mod teardown;
 
 pub use caps::{Capabilities, ExtentCount, FileLimits, Refusal};
 pub use event::{
-    Checksum, DeviceLoad, Event, FileFault, FileKind, FileOpened, FileStat, Received, TransmitDone,
-    TransmitOutcome,
+    Checksum, DeviceLoad, Event, FileFault, FileKind, FileOpened, FileStat, ReceivedFrame,
+    TransmitDone, TransmitOutcome,
 };
 pub use op::{
-    FileAccess, FileExtent, FileId, FlowId, Header, HeaderTooLong, Op, Transmit, TransmitPart,
-    TransmitParts, TsvalPosition,
+    FileAccess, FileExtent, FileId, FlowId, HeaderTooLong, Op, PacketHeader, Transmit,
+    TransmitPart, TransmitParts, TsvalPosition,
 };
 pub use packet::{PacketBuf, PacketPool};

@@ -34,7 +34,7 @@ pub struct NvmeTcpState {
     /// is not taken for a PDU.
     pub pdu_bytes_max: u32,
     /// The TLS records that carry the stream; `None` on plain TCP.
-    pub over: Option<TlsCarrier>,
+    pub tls: Option<TlsCarrier>,
 }
 
 /// Start of a stream that is carried by TLS records: the first content byte of record `first_record`,

@@ -9,8 +9,8 @@ use wire::Tuple;
 
 use crate::count::CountRequest;
 use crate::l5o::{L5oContent, L5oCreate, L5oId, RecordRange};
+use crate::link::RxFrame;
 use crate::nvme_tcp::{DdpSetup, PduRange};
-use crate::port::RxFrame;
 use crate::quic::{QuicAdd, QuicId, QuicProtect, QuicRekey, QuicRouteChange};
 use crate::setup::{ListenId, SetupListen};
 use crate::splice::{Splice, SpliceId};
@@ -282,7 +282,7 @@ pub struct Transmit {
     /// each waits for a disk.
     pub flow: FlowId,
     /// Ethernet, IP and transport headers of the first packet, with checksums zero.
-    pub header: Header,
+    pub header: PacketHeader,
     /// Payload bytes of each packet but the last; zero if the transmit is one packet.
     pub segment_size: u16,
     /// Payload, in order.
@@ -297,7 +297,7 @@ pub struct Transmit {
     pub retransmission: bool,
     /// Set if the payload is a batch of QUIC datagrams to encrypt, each of `segment_size` bytes but
     /// the last.
-    pub protect: Option<Box<QuicProtect>>,
+    pub quic: Option<Box<QuicProtect>>,
 }
 
 impl Transmit {
@@ -323,18 +323,18 @@ const HEADER_BYTES_MAX: usize = 120;
 
 /// Packet headers, stored inline so that an operation needs no allocation.
 #[derive(Clone)]
-pub struct Header {
+pub struct PacketHeader {
     bytes: [u8; HEADER_BYTES_MAX],
     len: u8,
     l3: u8,
     l4: u8,
 }
 
-/// Headers longer than [`Header::CAPACITY`], or offsets that do not lie in them in order.
+/// Headers longer than [`PacketHeader::CAPACITY`], or offsets that do not lie in them in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeaderTooLong;
 
-impl Header {
+impl PacketHeader {
     /// Size of the storage in bytes.
     pub const CAPACITY: usize = HEADER_BYTES_MAX;
 
@@ -392,7 +392,7 @@ impl Header {
     }
 }
 
-impl core::fmt::Debug for Header {
+impl core::fmt::Debug for PacketHeader {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "Header({} bytes)", self.len)
     }

@@ -11,7 +11,7 @@
 //! encrypts packet by packet. If it cannot encrypt one, it drops the whole transmit and reports
 //! that; plaintext never leaves.
 //!
-//! *Receive.* A frame with [`Opened`] holds one datagram or, if `segment_size` is not zero,
+//! *Receive.* A frame with [`QuicDecrypted`] holds one datagram or, if `segment_size` is not zero,
 //! several. Each begins with a short-header packet that fills it, with header protection removed
 //! and the payload in plaintext; the 16 bytes of the tag still follow and have no meaning. A
 //! datagram that does not verify is delivered exactly as received, so that a stateless reset (RFC
@@ -156,7 +156,7 @@ pub struct QuicAdd {
     /// The connection, for reports of the device.
     pub flow: FlowId,
     /// The direction, with its routes if packets are received.
-    pub direction: Direction,
+    pub direction: QuicDirection,
     /// The AEAD and the header protection algorithm.
     pub suite: Suite,
     /// Header protection key: the first [`Suite::key_bytes`] bytes. It never changes (RFC 9001
@@ -170,7 +170,7 @@ pub struct QuicAdd {
 
 /// Direction of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Direction {
+pub enum QuicDirection {
     /// Send: transmits name the entry.
     Transmit,
     /// Receive: packets are matched by routes, which `QuicRouteChange` adds and removes.
@@ -178,14 +178,14 @@ pub enum Direction {
         /// The initial routes.
         routes: SmallVec<[QuicRouteKey; 2]>,
         /// Bounds of the reordering window; `None` to deliver in order of arrival.
-        reorder: Option<Reorder>,
+        reorder: Option<QuicReorderBounds>,
     },
 }
 
 /// Bounds of the reordering window. When a bound is reached, gaps are given up, oldest first, until
 /// no bound is reached. Packets that then wait for no gap are delivered in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reorder {
+pub struct QuicReorderBounds {
     /// Packet numbers from the oldest missing to the newest waiting packet.
     pub packets: u16,
     /// Bytes of waiting packets.
@@ -259,7 +259,7 @@ pub struct QuicTxPacket {
 
 /// Decryption results of the datagrams in a received frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Opened {
+pub struct QuicDecrypted {
     /// The entry that decrypted them.
     pub quic: QuicId,
     /// Packet number of each datagram, in order.

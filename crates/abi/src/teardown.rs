@@ -9,7 +9,7 @@ use base::{Duration, SeqNum};
 use smallvec::SmallVec;
 
 use crate::l5o::L5oId;
-use crate::{FlowId, Header, Refusal, TransmitParts, TsvalPosition};
+use crate::{FlowId, PacketHeader, Refusal, TransmitParts, TsvalPosition};
 
 /// A connection handed over to the device.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub struct Teardown {
     /// Headers of a segment without payload, as in [`crate::Transmit`], with the current
     /// acknowledgment number, window and, if negotiated, TSval and TSecr. The device fills in
     /// sequence numbers and flags.
-    pub header: Header,
+    pub header: PacketHeader,
     /// Position of the timestamp; the device advances TSval by the time since it took the
     /// operation.
     pub timestamp: Option<TsvalPosition>,

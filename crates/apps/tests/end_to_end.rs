@@ -10,8 +10,8 @@ use abi::Refusal;
 use base::{Duration, Instant};
 use bytes::Bytes;
 use host::{Application, Host, Notice, SocketError, SocketId};
-use outboard_apps::content::{Config, ContentServer};
-use testkit::Network;
+use outboard_apps::content::{ContentServer, ContentServerConfig};
+use testkit::TwoMachineNetwork;
 use wire::Endpoint;
 use world::{CLIENT, SERVER, content, machine};
 
@@ -34,16 +34,19 @@ impl Application for ContentTestClient {
 }
 
 struct ContentRig {
-    net: Network<ContentTestClient, ContentServer>,
+    net: TwoMachineNetwork<ContentTestClient, ContentServer>,
 }
 
 impl ContentRig {
     fn new(file_offload: Result<(), Refusal>) -> Self {
         let mut server = machine(SERVER, file_offload, None);
-        let config = Config { unix_epoch: Duration::from_secs(784_112_000), ..Config::default() };
+        let config = ContentServerConfig {
+            unix_epoch: Duration::from_secs(784_112_000),
+            ..ContentServerConfig::default()
+        };
         let app = ContentServer::new(config, server.host()).expect("the port is free");
         let client = (machine(CLIENT, Ok(()), None), ContentTestClient::default());
-        Self { net: Network::new(Instant::from_millis(1), client, (server, app)) }
+        Self { net: TwoMachineNetwork::new(Instant::from_millis(1), client, (server, app)) }
     }
 
     fn connect(&mut self) -> SocketId {
@@ -67,7 +70,7 @@ impl ContentRig {
     /// Runs until `done`, for at most ten simulated minutes.
     fn run_until(
         &mut self,
-        done: impl FnMut(&mut Network<ContentTestClient, ContentServer>) -> bool,
+        done: impl FnMut(&mut TwoMachineNetwork<ContentTestClient, ContentServer>) -> bool,
     ) {
         let done = self.net.run_until(Duration::from_secs(600), done);
         assert!(done, "nothing came of it: {:?}", self.net.server.counters());
@@ -121,9 +124,9 @@ fn get(path: &str, fields: &str) -> String {
 fn visit(file_offload: Result<(), Refusal>) {
     let mut world = ContentRig::new(file_offload);
     let big = content(1_000_000);
-    world.net.server.disk.put("index.html", b"<p>hello".to_vec(), 1);
-    world.net.server.disk.put("big.bin", big.clone(), 2);
-    world.net.server.disk.put("empty", Vec::new(), 3);
+    world.net.server.disk.insert("index.html", b"<p>hello".to_vec(), 1);
+    world.net.server.disk.insert("big.bin", big.clone(), 2);
+    world.net.server.disk.insert("empty", Vec::new(), 3);
     let socket = world.connect();
 
     let (head, body) = world.response(socket, &get("/", ""));
@@ -189,11 +192,11 @@ fn host_reads_the_files() {
 fn rewritten(file_offload: Result<(), Refusal>) {
     let mut world = ContentRig::new(file_offload);
     // Longer than the read-ahead of device and host, so that the change precedes the last read.
-    world.net.server.disk.put("big.bin", content(4_000_000), 1);
+    world.net.server.disk.insert("big.bin", content(4_000_000), 1);
     let socket = world.connect();
     world.request(socket, &get("/big.bin", ""));
     world.run_until(|net| net.client.app.received.len() > 100_000);
-    world.net.server.disk.put("big.bin", vec![b'n'; 4_000_000], 2);
+    world.net.server.disk.insert("big.bin", vec![b'n'; 4_000_000], 2);
     world.run_until(|net| net.client.app.failed.is_some());
     assert_eq!(world.net.client.app.failed, Some(SocketError::Reset));
     let end = world.received().windows(4).position(|w| w == b"\r\n\r\n").expect("a head") + 4;

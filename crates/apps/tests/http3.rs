@@ -11,10 +11,13 @@ use base::{Duration, Instant};
 use bytes::Bytes;
 use crypto::Provider;
 use host::{Application, Host, Notice};
-use outboard_apps::content::{Config, ContentServer};
-use quic::{ConnectionError, Dir, Endpoint, Event, Handle, ReadEnd, StreamEvent, StreamId, VarInt};
+use outboard_apps::content::{ContentServer, ContentServerConfig};
+use quic::{
+    ConnectionError, Dir, QuicEndpoint, QuicEvent, QuicHandle, StreamEvent, StreamId,
+    StreamReadError, VarInt,
+};
 use rustls::crypto::aws_lc_rs;
-use testkit::{Network, Node};
+use testkit::{NetworkNode, TwoMachineNetwork};
 use world::{CLIENT, SERVER, content, machine};
 
 // Error codes of RFC 9114 section 8.1.
@@ -25,8 +28,8 @@ const MESSAGE_ERROR: u64 = 0x010e;
 
 /// A client's endpoint and its events.
 struct Http3TestClient {
-    endpoint: Endpoint,
-    events: Vec<Event>,
+    endpoint: QuicEndpoint,
+    events: Vec<QuicEvent>,
 }
 
 impl Application for Http3TestClient {
@@ -51,14 +54,15 @@ impl Application for Http3TestClient {
 }
 
 struct Http3Rig {
-    net: Network<Http3TestClient, ContentServer>,
+    net: TwoMachineNetwork<Http3TestClient, ContentServer>,
     tls: Arc<rustls::ClientConfig>,
 }
 
 /// QUIC configuration with an idle timeout longer than HTTP/3's timeouts.
-fn quic_config(number: u8) -> quic::Config {
-    let usual = quic::Config::new(Arc::new(Provider), io::clock::std_epoch(), [number; 32]);
-    quic::Config { idle_timeout: Duration::from_secs(1000), ..usual }
+fn quic_config(number: u8) -> quic::QuicEndpointConfig {
+    let usual =
+        quic::QuicEndpointConfig::new(Arc::new(Provider), io::clock::std_epoch(), [number; 32]);
+    quic::QuicEndpointConfig { idle_timeout: Duration::from_secs(1000), ..usual }
 }
 
 impl Http3Rig {
@@ -71,28 +75,29 @@ impl Http3Rig {
         let (server_tls, tls) = testkit::tls13(vec!["server".to_owned()], b"h3");
         let [mut client, mut server] =
             [CLIENT, SERVER].map(|number| machine(number, Err(Refusal::Disabled), None));
-        let http3 = quic::Config { tls: Some(server_tls), ..quic_config(SERVER) };
-        let config = Config { http3: Some(http3), ..Config::default() };
+        let http3 = quic::QuicEndpointConfig { tls: Some(server_tls), ..quic_config(SERVER) };
+        let config = ContentServerConfig { http3: Some(http3), ..ContentServerConfig::default() };
         let app = ContentServer::new(config, server.host()).expect("ports are free");
         let provider = aws_lc_rs::default_provider();
-        let config = quic::Config { port: 5000, receive_windows, ..quic_config(CLIENT) };
-        let endpoint = Endpoint::new(config, &provider, client.host()).expect("an endpoint");
-        server.disk.put("small", content(100), 1);
-        server.disk.put("big", content(8_000_000), 2);
+        let config =
+            quic::QuicEndpointConfig { port: 5000, receive_windows, ..quic_config(CLIENT) };
+        let endpoint = QuicEndpoint::new(config, &provider, client.host()).expect("an endpoint");
+        server.disk.insert("small", content(100), 1);
+        server.disk.insert("big", content(8_000_000), 2);
         let client = (client, Http3TestClient { endpoint, events: Vec::new() });
-        Self { net: Network::new(Instant::from_millis(1), client, (server, app)), tls }
+        Self { net: TwoMachineNetwork::new(Instant::from_millis(1), client, (server, app)), tls }
     }
 
-    fn connect(&mut self) -> Handle {
+    fn connect(&mut self) -> QuicHandle {
         let to: SocketAddr = ([10, 77, 0, SERVER], 443).into();
-        let Network { now, client: Node { machine, app }, .. } = &mut self.net;
+        let TwoMachineNetwork { now, client: NetworkNode { machine, app }, .. } = &mut self.net;
         app.endpoint.connect(*now, machine.host(), to, "server", &self.tls).expect("it begins")
     }
 
     /// Connects and waits until the connection is established.
-    fn connected(&mut self) -> Handle {
+    fn connected(&mut self) -> QuicHandle {
         let handle = self.connect();
-        let is_it = |event: &Event| matches!(event, Event::Connected(h) if *h == handle);
+        let is_it = |event: &QuicEvent| matches!(event, QuicEvent::Connected(h) if *h == handle);
         self.run(10, |world| world.events().iter().any(is_it));
         handle
     }
@@ -109,23 +114,23 @@ impl Http3Rig {
         }
     }
 
-    fn events(&self) -> &[Event] {
+    fn events(&self) -> &[QuicEvent] {
         &self.net.client.app.events
     }
 
-    fn endpoint(&mut self) -> &mut Endpoint {
+    fn endpoint(&mut self) -> &mut QuicEndpoint {
         &mut self.net.client.app.endpoint
     }
 
     /// Opens a request stream and writes to it.
-    fn request(&mut self, handle: Handle, bytes: &[u8]) -> StreamId {
+    fn request(&mut self, handle: QuicHandle, bytes: &[u8]) -> StreamId {
         let stream = self.endpoint().open_stream(handle, Dir::Bi).expect("streams are allowed");
         self.endpoint().write(handle, stream, Bytes::copy_from_slice(bytes));
         stream
     }
 
     /// Reads all available bytes of a stream.
-    fn read(&mut self, handle: Handle, stream: StreamId) -> (Vec<u8>, ReadEnd) {
+    fn read(&mut self, handle: QuicHandle, stream: StreamId) -> (Vec<u8>, StreamReadError) {
         let mut all = Vec::new();
         loop {
             match self.endpoint().read(handle, stream, 1 << 20) {
@@ -142,7 +147,7 @@ impl Http3Rig {
     /// Returns the error code with which the server closed the connection.
     fn lost(&self) -> Option<VarInt> {
         self.events().iter().find_map(|event| match event {
-            Event::Lost(_, ConnectionError::ApplicationClosed(close)) => Some(close.error_code),
+            QuicEvent::Lost(_, ConnectionError::ApplicationClosed(close)) => Some(close.error_code),
             _ => None,
         })
     }
@@ -156,8 +161,8 @@ fn get(path: &str) -> Vec<u8> {
     [&[1, u8::try_from(section.len()).expect("it is short")], &section[..]].concat()
 }
 
-fn is_readable(event: &Event) -> bool {
-    matches!(event, Event::Stream(_, StreamEvent::Readable { .. }))
+fn is_readable(event: &QuicEvent) -> bool {
+    matches!(event, QuicEvent::Stream(_, StreamEvent::Readable { .. }))
 }
 
 #[test]
@@ -174,7 +179,7 @@ fn a_head_that_does_not_come() {
     assert!(world.net.now >= begun + Duration::from_secs(10), "its time is the header's");
     assert_eq!(world.counter("http_timeouts_header"), 1);
     world.run(1, |world| world.events().iter().filter(|e| is_readable(e)).count() >= 2);
-    assert_eq!(world.read(handle, half).1, ReadEnd::Finished, "408");
+    assert_eq!(world.read(handle, half).1, StreamReadError::Finished, "408");
     assert!(world.read(handle, whole).0.ends_with(&content(100)));
     assert_eq!(world.lost(), None, "others go on");
     assert_eq!(world.counter("http3_requests_open"), 0, "nothing is kept");
@@ -238,7 +243,7 @@ fn content_that_disagrees_with_its_length() {
     world.endpoint().finish(handle, stream);
     world.run(5, |world| world.counter("http3_stream_errors") == 1);
     world.run(5, |world| world.events().iter().any(is_readable));
-    assert_eq!(world.read(handle, stream), (Vec::new(), ReadEnd::Reset(MESSAGE_ERROR)));
+    assert_eq!(world.read(handle, stream), (Vec::new(), StreamReadError::Reset(MESSAGE_ERROR)));
     // With the announced length it is an ordinary request.
     world.net.client.app.events.clear();
     let stream = world.request(handle, &request);
@@ -288,28 +293,28 @@ fn a_server_that_ends() {
     let big = world.request(handle, &get("/big"));
     world.run(1, |world| world.events().iter().any(is_readable));
     let (mut got, _) = world.read(handle, big);
-    let Network { now, server: Node { machine, app }, .. } = &mut world.net;
+    let TwoMachineNetwork { now, server: NetworkNode { machine, app }, .. } = &mut world.net;
     app.drain(*now, machine.host());
 
     // New connections and new requests are refused.
     world.connect();
     let late = world.request(handle, &get("/small"));
-    let refused = |event: &Event| matches!(event, Event::Lost(h, _) if *h != handle);
+    let refused = |event: &QuicEvent| matches!(event, QuicEvent::Lost(h, _) if *h != handle);
     world.run(10, |world| world.events().iter().any(refused));
     assert_eq!(world.counter("quic_connections_refused"), 1);
-    assert_eq!(world.read(handle, late).1, ReadEnd::Reset(REJECTED));
+    assert_eq!(world.read(handle, late).1, StreamReadError::Reset(REJECTED));
 
     // The earlier request is completed, then the connection is closed.
     let end = loop {
         let (more, end) = world.read(handle, big);
         got.extend_from_slice(&more);
-        if end != ReadEnd::Blocked {
+        if end != StreamReadError::Blocked {
             break end;
         }
         world.net.client.app.events.clear();
         world.run(10, |world| world.events().iter().any(is_readable));
     };
-    assert_eq!(end, ReadEnd::Finished);
+    assert_eq!(end, StreamReadError::Finished);
     assert!(got.ends_with(&content(8_000_000)), "{} bytes, or wrong ones", got.len());
     world.run(10, |world| world.lost().is_some());
     assert_eq!(world.lost(), Some(VarInt::from_u32(NO_ERROR)));

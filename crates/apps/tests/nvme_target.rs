@@ -14,18 +14,19 @@ use abi::aligned::AlignedBuf;
 use base::{Duration, Instant};
 use bytes::Bytes;
 use crypto::Provider;
-use host::nvme::{Ended, Incoming, Initiate, Transport};
+use host::nvme::{NvmeInitiatorParams, NvmeTransport, NvmeTransportEnd, NvmeTransportEvent};
 use host::{Application, Host, Notice, SocketId};
 use nic::L5oConfig;
-use outboard_apps::nvme::target::{Config, NamespaceConfig, SubsystemConfig, Target};
-use testkit::{Machine, MemDisk, Network, Node};
+use outboard_apps::nvme::target::{NamespaceConfig, NvmeTarget, NvmeTargetConfig, SubsystemConfig};
+use testkit::{MemDisk, NetworkNode, TestMachine, TwoMachineNetwork};
 use wire::Endpoint;
-use wire::nvme::command::{Blocks, Command, Completion, Sgl, io};
+use wire::nvme::command::{NvmeBlockRange, NvmeCommand, NvmeCompletion, Sgl, io};
 use wire::nvme::fabrics::{
-    CNTLID_DYNAMIC, Configuration, Connect, ConnectData, Fabrics, PropertySet, property,
+    CNTLID_DYNAMIC, ConnectCommand, ConnectData, ControllerConfiguration, FabricsCommand,
+    PropertySet, property,
 };
 use wire::nvme::nqn::Nqn;
-use wire::nvme::status::Status;
+use wire::nvme::status::NvmeStatus;
 use world::{CLIENT, SERVER, content, machine};
 
 const BLOCK: usize = 4096;
@@ -33,15 +34,15 @@ const BLOCKS: usize = 1024;
 
 /// A queue of the scripted initiator.
 struct ScriptedQueue {
-    transport: Transport,
+    transport: NvmeTransport,
     ready: bool,
-    completions: Vec<Completion>,
+    completions: Vec<NvmeCompletion>,
     /// Data of writes that the target has not requested, by command identifier.
     data: BTreeMap<u16, Bytes>,
     /// Buffers of completed reads, by command identifier.
     read: BTreeMap<u16, AlignedBuf>,
     wrong_digests: usize,
-    ended: Option<Ended>,
+    ended: Option<NvmeTransportEnd>,
 }
 
 /// The scripted initiator.
@@ -59,10 +60,10 @@ impl Application for ScriptedInitiator {
 }
 
 struct NvmeTargetRig {
-    net: Network<ScriptedInitiator, Target>,
+    net: TwoMachineNetwork<ScriptedInitiator, NvmeTarget>,
 }
 
-fn node(number: u8, offload: bool) -> Machine<MemDisk> {
+fn node(number: u8, offload: bool) -> TestMachine<MemDisk> {
     let switch = if offload { Ok(()) } else { Err(Refusal::Disabled) };
     machine(number, switch, Some(L5oConfig::new(Arc::new(Provider))))
 }
@@ -74,17 +75,19 @@ fn nqn(name: &str) -> Nqn {
 impl NvmeTargetRig {
     fn new(offload: bool) -> Self {
         let mut server = node(SERVER, offload);
-        server.disk.put("disk", content(BLOCKS * BLOCK), 1);
+        server.disk.insert("disk", content(BLOCKS * BLOCK), 1);
         let subsystem = SubsystemConfig {
             nqn: nqn("disks"),
             serial: String::from("1"),
             hosts: Some(vec![nqn("host")]),
             namespaces: vec![NamespaceConfig::new(&nqn("disks"), "disk")],
         };
-        let config = Config { subsystems: vec![subsystem], ..Config::default() };
-        let target = Target::new(config, Arc::new(Provider), server.host()).expect("it is good");
+        let config =
+            NvmeTargetConfig { subsystems: vec![subsystem], ..NvmeTargetConfig::default() };
+        let target =
+            NvmeTarget::new(config, Arc::new(Provider), server.host()).expect("it is good");
         let client = (node(CLIENT, offload), ScriptedInitiator::default());
-        Self { net: Network::new(Instant::from_millis(1), client, (server, target)) }
+        Self { net: TwoMachineNetwork::new(Instant::from_millis(1), client, (server, target)) }
     }
 
     /// Runs until `done`, for at most a simulated minute.
@@ -113,8 +116,8 @@ impl NvmeTargetRig {
         let now = self.net.now;
         let socket: SocketId = self.net.client.host().connect(now, remote).expect("a port is free");
         let (header_digest, data_digest) = digests;
-        let params = Initiate { header_digest, data_digest, hpda: 0, maxr2t: 0 };
-        let transport = Transport::initiate(socket, Arc::new(Provider), params);
+        let params = NvmeInitiatorParams { header_digest, data_digest, hpda: 0, maxr2t: 0 };
+        let transport = NvmeTransport::initiate(socket, Arc::new(Provider), params);
         self.net.client.app.queues.push(ScriptedQueue {
             transport,
             ready: false,
@@ -129,27 +132,27 @@ impl NvmeTargetRig {
         index
     }
 
-    fn send(&mut self, queue: usize, command: &Command, data: &[u8]) {
+    fn send(&mut self, queue: usize, command: &NvmeCommand, data: &[u8]) {
         let data = Bytes::copy_from_slice(data);
-        let Node { machine: client, app } = &mut self.net.client;
+        let NetworkNode { machine: client, app } = &mut self.net.client;
         let transport = &mut app.queues[queue].transport;
         transport.send_command(self.net.now, client.host(), &command.to_bytes(), data);
     }
 
     /// Sends a command and waits for its completion.
-    fn command(&mut self, queue: usize, command: &Command, data: &[u8]) -> Completion {
+    fn command(&mut self, queue: usize, command: &NvmeCommand, data: &[u8]) -> NvmeCompletion {
         let before = self.queue(queue).completions.len();
         self.send(queue, command, data);
         self.run_until(|world| world.queue(queue).completions.len() > before);
         self.queue(queue).completions[before]
     }
 
-    fn connect(&mut self, queue: usize, qid: u16, cntlid: u16, host: &str) -> Completion {
-        let connect = Connect { qid, sqsize: 127, ..Connect::default() };
+    fn connect(&mut self, queue: usize, qid: u16, cntlid: u16, host: &str) -> NvmeCompletion {
+        let connect = ConnectCommand { qid, sqsize: 127, ..ConnectCommand::default() };
         let (subnqn, hostnqn) = (Some(nqn("disks")), Some(nqn(host)));
         let data = ConnectData { hostid: [1; 16], cntlid, subnqn, hostnqn };
         let sgl = Sgl::InCapsule { offset: 0, len: 1024 };
-        let command = Fabrics::Connect(connect).to_command(0, sgl);
+        let command = FabricsCommand::Connect(connect).to_command(0, sgl);
         self.command(queue, &command, &data.to_bytes())
     }
 
@@ -157,32 +160,32 @@ impl NvmeTargetRig {
     fn attach(&mut self, digests: (bool, bool)) -> usize {
         let admin = self.open(digests);
         let connected = self.connect(admin, 0, CNTLID_DYNAMIC, "host");
-        assert_eq!(connected.status, Status::SUCCESS);
+        assert_eq!(connected.status, NvmeStatus::SUCCESS);
         let cntlid = u16::try_from(connected.dword0()).expect("an identifier");
-        let set = PropertySet::new(property::CC, Configuration::ENABLED.to_value());
-        let set = Fabrics::PropertySet(set).to_command(1, Sgl::NONE);
-        assert_eq!(self.command(admin, &set, &[]).status, Status::SUCCESS);
+        let set = PropertySet::new(property::CC, ControllerConfiguration::ENABLED.to_value());
+        let set = FabricsCommand::PropertySet(set).to_command(1, Sgl::NONE);
+        assert_eq!(self.command(admin, &set, &[]).status, NvmeStatus::SUCCESS);
         let queue = self.open(digests);
-        assert_eq!(self.connect(queue, 1, cntlid, "host").status, Status::SUCCESS);
+        assert_eq!(self.connect(queue, 1, cntlid, "host").status, NvmeStatus::SUCCESS);
         queue
     }
 
     fn read(&mut self, queue: usize, cid: u16, slba: usize, count: usize) {
         let len = u32::try_from(count * BLOCK).expect("small");
-        let Node { machine: client, app } = &mut self.net.client;
+        let NetworkNode { machine: client, app } = &mut self.net.client;
         let transport = &mut app.queues[queue].transport;
         let buffer = AlignedBuf::new(count);
         let refused = transport.expect(client.host(), (cid, cid), 0, len, buffer);
         assert!(refused.is_none());
-        let command = Command::new(io::READ, cid, 1).with_data(Sgl::Transport { len });
-        self.send(queue, &blocks(slba, count).put(command), &[]);
+        let command = NvmeCommand::new(io::READ, cid, 1).with_data(Sgl::Transport { len });
+        self.send(queue, &blocks(slba, count).encode_into(command), &[]);
     }
 
     fn write(&mut self, queue: usize, cid: u16, slba: usize, data: &[u8]) {
         let len = u32::try_from(data.len()).expect("small");
         self.net.client.app.queues[queue].data.insert(cid, Bytes::copy_from_slice(data));
-        let command = Command::new(io::WRITE, cid, 1).with_data(Sgl::Transport { len });
-        self.send(queue, &blocks(slba, data.len() / BLOCK).put(command), &[]);
+        let command = NvmeCommand::new(io::WRITE, cid, 1).with_data(Sgl::Transport { len });
+        self.send(queue, &blocks(slba, data.len() / BLOCK).encode_into(command), &[]);
     }
 
     fn file(&mut self) -> &[u8] {
@@ -190,8 +193,8 @@ impl NvmeTargetRig {
     }
 }
 
-fn blocks(slba: usize, count: usize) -> Blocks {
-    Blocks::new(slba as u64, u32::try_from(count).expect("few"))
+fn blocks(slba: usize, count: usize) -> NvmeBlockRange {
+    NvmeBlockRange::new(slba as u64, u32::try_from(count).expect("few"))
 }
 
 impl ScriptedQueue {
@@ -201,21 +204,23 @@ impl ScriptedQueue {
         while let Some(incoming) = self.transport.poll(now, host) {
             worked = true;
             match incoming {
-                Incoming::Ready => self.ready = true,
-                Incoming::Response(entry) => self.completions.push(Completion::parse(&entry)),
-                Incoming::ReadData { digest_ok, .. } => {
+                NvmeTransportEvent::Ready => self.ready = true,
+                NvmeTransportEvent::Response(entry) => {
+                    self.completions.push(NvmeCompletion::parse(&entry))
+                }
+                NvmeTransportEvent::ReadData { digest_ok, .. } => {
                     self.wrong_digests += usize::from(!digest_ok);
                 }
-                Incoming::R2t { cccid, ttag, offset, len } => {
+                NvmeTransportEvent::R2t { cccid, ttag, offset, len } => {
                     let data = self.data.remove(&cccid).expect("one R2T for each write");
                     assert_eq!((offset as usize, len as usize), (0, data.len()));
                     self.transport.send_write_data(now, host, (cccid, ttag), 0, data, true);
                 }
-                Incoming::Buffer { tag, buffer } => {
+                NvmeTransportEvent::Buffer { tag, buffer } => {
                     self.read.insert(tag, buffer);
                 }
-                Incoming::Ended(how) => self.ended = Some(how),
-                Incoming::Command { .. } | Incoming::WriteData { .. } => {
+                NvmeTransportEvent::Ended(how) => self.ended = Some(how),
+                NvmeTransportEvent::Command { .. } | NvmeTransportEvent::WriteData { .. } => {
                     panic!("not from a target")
                 }
             }
@@ -250,14 +255,14 @@ fn everything(offload: bool) {
         let all = 1 + sizes.len() + reads.len();
         world.run_until(|world| world.queue(queue).completions.len() == all);
         let done = world.queue(queue);
-        assert!(done.completions.iter().all(|one| one.status == Status::SUCCESS));
+        assert!(done.completions.iter().all(|one| one.status == NvmeStatus::SUCCESS));
         for (cid, (slba, count)) in (100..).zip(reads) {
             let read = &done.read[&cid].as_slice()[..count * BLOCK];
             assert!(read == &wanted[slba * BLOCK..(slba + count) * BLOCK], "blocks {slba}");
         }
         assert_eq!((done.wrong_digests, done.ended), (0, None));
-        let flush = Command::new(io::FLUSH, 1, 1);
-        assert_eq!(world.command(queue, &flush, &[]).status, Status::SUCCESS);
+        let flush = NvmeCommand::new(io::FLUSH, 1, 1);
+        assert_eq!(world.command(queue, &flush, &[]).status, NvmeStatus::SUCCESS);
         assert_eq!((world.counter("nvmet_reads"), world.counter("nvmet_writes")), (5, 7));
         assert_eq!(world.counter("nvmet_buffer_bytes"), 0);
         assert!(world.net.server.app.is_idle());
@@ -284,7 +289,7 @@ fn disallowed_host_and_aborted_association() {
     let mut world = NvmeTargetRig::new(true);
     let stranger = world.open((true, true));
     let refused = world.connect(stranger, 0, CNTLID_DYNAMIC, "stranger");
-    assert_eq!(refused.status, Status::INVALID_HOST.do_not_retry());
+    assert_eq!(refused.status, NvmeStatus::INVALID_HOST.do_not_retry());
     let queue = world.attach((true, true));
     assert_eq!(world.counter("nvmet_connections_open"), 3);
     // The admin queue's connection is reset during writes: only its association ends.

@@ -7,7 +7,7 @@ use abi::quic::QuicStatus;
 use abi::{FileFault, FlowId, Refusal};
 use base::Duration;
 use wire::Endpoint;
-use wire::tls::Version as TlsVersion;
+use wire::tls::TlsRecordVersion as TlsVersion;
 
 pub use abi::splice::{SpliceEnd, SpliceId};
 pub use abi::{FileId, FileKind, FileStat};
@@ -154,7 +154,7 @@ pub enum SocketError {
     File(FileFault),
     /// The peer violated TLS; it was sent this alert.
     #[error("TLS: {0:?}")]
-    Tls(crate::Alert),
+    Tls(crate::TlsAlert),
     /// The TLS handshake failed.
     #[error("TLS: the handshake failed")]
     TlsHandshake,
@@ -210,7 +210,7 @@ pub enum ConnectError {
 
 /// Where to listen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Listen {
+pub struct ListenConfig {
     /// Local address to listen on; `None` for all of them.
     pub addr: Option<IpAddr>,
     /// Port.

@@ -52,7 +52,7 @@ impl FromStr for Cidr {
 
 /// Configuration of a host stack.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct HostConfig {
     /// Local addresses; the first of a family is the source address of active opens.
     pub addrs: Vec<Cidr>,
     /// Default gateways, at most one of each family.
@@ -92,7 +92,7 @@ pub struct Config {
     pub tcp: TcpConfig,
 }
 
-impl Default for Config {
+impl Default for HostConfig {
     fn default() -> Self {
         Self {
             addrs: Vec::new(),
@@ -119,7 +119,7 @@ impl Default for Config {
 
 /// Congestion control algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Algorithm {
+pub enum CongestionAlgorithm {
     /// CUBIC (RFC 9438).
     #[default]
     Cubic,
@@ -131,7 +131,7 @@ pub enum Algorithm {
 #[derive(Clone, Debug)]
 pub struct TcpConfig {
     /// Congestion control algorithm.
-    pub algorithm: Algorithm,
+    pub algorithm: CongestionAlgorithm,
     /// Receive buffer of a connection in bytes: the largest window that is advertised.
     pub receive_bytes_max: u32,
     /// Maximum host memory of a connection's send stream, in bytes. File spans need none.
@@ -212,7 +212,7 @@ impl TcpConfig {
 impl Default for TcpConfig {
     fn default() -> Self {
         Self {
-            algorithm: Algorithm::Cubic,
+            algorithm: CongestionAlgorithm::Cubic,
             receive_bytes_max: 1 << 20,
             send_bytes_max: 1 << 20,
             initial_window: 10,

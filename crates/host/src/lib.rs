@@ -47,15 +47,16 @@ mod tcp;
 mod udp;
 
 pub use api::{
-    ConnectError, DiskToken, DiskUser, FaultScope, FileId, FileKind, FileStat, Listen, ListenError,
-    ListenerId, ListenerOption, Notice, NvmeInfo, Readiness, SendError, SocketError, SocketId,
-    SocketInfo, SocketOption, SpliceEnd, SpliceError, SpliceId, SpliceMeta, TlsInfo, UdpId,
+    ConnectError, DiskToken, DiskUser, FaultScope, FileId, FileKind, FileStat, ListenConfig,
+    ListenError, ListenerId, ListenerOption, Notice, NvmeInfo, Readiness, SendError, SocketError,
+    SocketId, SocketInfo, SocketOption, SpliceEnd, SpliceError, SpliceId, SpliceMeta, TlsInfo,
+    UdpId,
 };
 pub use application::Application;
-pub use config::{Algorithm, Cidr, Config, FirstNumbers, TcpConfig};
+pub use config::{Cidr, CongestionAlgorithm, FirstNumbers, HostConfig, TcpConfig};
 pub use counters::HostCounters;
 pub use host::Host;
-pub use l5p::tls::{Alert, TlsClient, TlsDirection, TlsKeys, TlsSecrets, TlsServer, TlsVersion};
+pub use l5p::tls::{TlsAlert, TlsClient, TlsDirection, TlsKeys, TlsSecrets, TlsServer, TlsVersion};
 pub use storage::extents::{ExtentDone, ExtentRead};
 pub use tcp::congestion::{Congestion, RenoGrowth};
 pub use udp::{UdpReceived, UdpSend};

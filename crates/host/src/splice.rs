@@ -20,12 +20,12 @@ use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
-use abi::port::RxFrame;
+use abi::link::RxFrame;
 use abi::splice::{Splice, SpliceClosed, SpliceEnd, SpliceId, SpliceSide, SpliceTimestamps};
 use abi::{Checksum, Op, Refusal};
 use base::{Duration, Instant, SeqNum, internal_error};
 use wire::Tuple;
-use wire::tcp::Flags;
+use wire::tcp::TcpFlags;
 
 use crate::api::{Notice, SocketError, SocketId, SpliceError, SpliceMeta};
 use crate::l5p::L5pConnection;
@@ -320,8 +320,8 @@ impl Splices {
             return self.hold_segment(cx.out, id, kept(arrival));
         }
         let flags = arrival.segment.flags;
-        let fin = flags.has(Flags::FIN);
-        let controls = flags.any(Flags::SYN.with(Flags::RST));
+        let fin = flags.has(TcpFlags::FIN);
+        let controls = flags.any(TcpFlags::SYN.with(TcpFlags::RST));
         let carries = !arrival.payload.is_empty() || fin;
         let gap = streams.table.get(sockets[side]).is_some_and(|conn| conn.rcv.has_gap());
         if !carries || controls || gap && !fin {
@@ -634,7 +634,7 @@ impl HeldSegment {
     fn is_duplicate_of(&self, other: &Self) -> bool {
         let key = |kept: &Self| {
             let RxTcpSegment { segment, payload, .. } = &kept.arrival;
-            (kept.side, segment.seq, segment.flags.has(Flags::FIN), payload.len())
+            (kept.side, segment.seq, segment.flags.has(TcpFlags::FIN), payload.len())
         };
         key(self) == key(other)
     }

@@ -94,7 +94,7 @@ fn forged_ecn_marks_are_ignored() {
         forge(&mut t, &seg!(ACK seq 1 ack (ack) ecn 3 data b"evil"));
         t.take_all();
         t.send_data(b"a");
-        let echoed = t.take("an acknowledgment").flags.has(testkit::Flags::ECE);
+        let echoed = t.take("an acknowledgment").flags.has(testkit::TcpFlags::ECE);
         assert!(!echoed, "a forged mark is echoed: ack {ack}");
         t.send(seg!(ACK ecn 3 data b"b"));
         t.expect(seg!(ACK ECE ack 3));

@@ -107,7 +107,7 @@ fn a_lost_fin_is_sent_again() {
     t.at_ms(400);
     t.expect_at(300, seg!(ACK FIN seq 2 again));
     t.at_ms(2000);
-    assert!(t.take_all().iter().all(|s| s.seq == Some(2) && s.flags.has(testkit::Flags::FIN)));
+    assert!(t.take_all().iter().all(|s| s.seq == Some(2) && s.flags.has(testkit::TcpFlags::FIN)));
     t.send(seg!(ACK ack 3));
     assert_eq!(t.state(), "FIN-WAIT-2");
 }

@@ -7,7 +7,7 @@ use abi::{DeviceLoad, Event, Op, Refusal, TransmitPart};
 use base::Duration;
 use outboard_host::{ListenerOption, SocketError, SocketOption};
 use testkit::{HOST, HOST_V6, ScriptedTcpPeer, seg};
-use wire::tcp::Segment;
+use wire::tcp::TcpHeader;
 
 const ALL_OFFLOADS: [ListenerOption; 3] = [
     ListenerOption::DeferAccept(true),
@@ -51,9 +51,9 @@ fn bytes(teardown: &Teardown) -> Vec<u8> {
     all
 }
 
-fn segment(teardown: &Teardown) -> Segment {
+fn segment(teardown: &Teardown) -> TcpHeader {
     let header = &teardown.header;
-    Segment::parse(&header.as_slice()[header.l4()..]).unwrap().0
+    TcpHeader::parse(&header.as_slice()[header.l4()..]).unwrap().0
 }
 
 /// One request, one response and a close take one event and one operation, and no TCB.
@@ -195,7 +195,10 @@ fn a_new_incarnation_takes_the_tuple_over() {
     assert_eq!(t.host.readiness(old).error, Some(SocketError::Reset));
     assert_eq!(t.host.peek(t.socket()), b"new");
     t.pump();
-    assert!(t.take_all().iter().all(|s| !s.flags.has(testkit::Flags::RST)), "no reset to anybody");
+    assert!(
+        t.take_all().iter().all(|s| !s.flags.has(testkit::TcpFlags::RST)),
+        "no reset to anybody"
+    );
 }
 
 /// A response of more than an initial window is sent by the host; its rest is handed over when it

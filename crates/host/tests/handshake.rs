@@ -404,7 +404,7 @@ fn resets_are_rate_limited() {
 #[test]
 fn a_port_that_is_closed_refuses() {
     let mut t = ScriptedTcpPeer::new(|_| {}, (testkit::HOST, testkit::PEER));
-    let listen = outboard_host::Listen { addr: None, port: 80, backlog: 16 };
+    let listen = outboard_host::ListenConfig { addr: None, port: 80, backlog: 16 };
     let listener = t.host.listen(listen).unwrap();
     t.send(seg!(SYN mss 1460));
     t.take("a SYN-ACK");

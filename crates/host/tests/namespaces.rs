@@ -1,7 +1,7 @@
 //! Namespaces: writes, invalidations at the device, and whether the device or the host reads.
 
 use abi::aligned::AlignedBuf;
-use abi::disk::{DiskAccess, DiskCompletion, DiskRequest, RequestId};
+use abi::disk::{DiskAccess, DiskCompletion, DiskRequest, DiskRequestId};
 use abi::{Event, FileAccess, FileFault, FileId, FileStat, Op, Refusal};
 use outboard_host::{DiskToken, DiskUser, FileKind, Notice};
 use testkit::{ScriptedTcpPeer, file_bytes, seg};
@@ -57,7 +57,7 @@ fn complete(t: &mut ScriptedTcpPeer, completion: DiskCompletion) {
     t.pump();
 }
 
-fn id_of(request: &DiskRequest) -> RequestId {
+fn id_of(request: &DiskRequest) -> DiskRequestId {
     match request {
         DiskRequest::Write { id, .. }
         | DiskRequest::Flush { id, .. }

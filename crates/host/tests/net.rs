@@ -271,7 +271,7 @@ fn an_echoed_mark_reduces_the_window_once() {
     assert_eq!(t.info().ssthresh, 14480 * 7 / 10, "RFC 9438 section 4.6");
     t.send(seg!(ACK ack 14481));
     let sent = t.take_all();
-    let cwr: Vec<_> = sent.iter().filter(|s| s.flags.has(testkit::Flags::CWR)).collect();
+    let cwr: Vec<_> = sent.iter().filter(|s| s.flags.has(testkit::TcpFlags::CWR)).collect();
     assert_eq!(cwr.len(), 1, "{sent:?}");
 }
 

@@ -2,8 +2,8 @@
 //! `SHUT_RD`, `TCP_INFO`, and PSH at the end of its writes.
 
 use base::Duration;
-use outboard_host::{Listen, ListenerOption, SocketError, SocketOption};
-use testkit::{Flags, ScriptedTcpPeer, seg};
+use outboard_host::{ListenConfig, ListenerOption, SocketError, SocketOption};
+use testkit::{ScriptedTcpPeer, TcpFlags, seg};
 
 /// Returns the sequence number `n` segments of 1448 bytes after the first byte.
 fn seq_of_segment(n: u32) -> u32 {
@@ -29,7 +29,7 @@ fn the_end_of_each_write_is_pushed() {
     let pushed = |t: &mut ScriptedTcpPeer, seq: u32, len: u32| {
         let sent = t.take("a transmit");
         assert_eq!((sent.seq, sent.len), (Some(seq), Some(len)));
-        sent.flags.has(Flags::PSH)
+        sent.flags.has(TcpFlags::PSH)
     };
     assert!(pushed(&mut t, 1, 4 * 1448), "the first write ends in it");
     t.send(seg!(ACK ack (seq_of_segment(4))));
@@ -50,7 +50,7 @@ fn the_end_of_each_write_is_pushed() {
     for sent in again {
         let (start, end) = (sent.seq.unwrap(), sent.seq.unwrap() + sent.len.unwrap());
         let holds_an_end = (start..end).contains(&(1448 + 100));
-        assert_eq!(sent.flags.has(Flags::PSH), holds_an_end, "{sent}");
+        assert_eq!(sent.flags.has(TcpFlags::PSH), holds_an_end, "{sent}");
     }
 }
 
@@ -68,7 +68,8 @@ fn the_largest_segment_is_offered() {
     t.pump();
     assert_eq!(t.take("SYN").mss, Some(1000));
     let mut t = nowhere();
-    let listener = t.host.listen(Listen { addr: None, port: 80, backlog: 16 }).expect("it is free");
+    let listener =
+        t.host.listen(ListenConfig { addr: None, port: 80, backlog: 16 }).expect("it is free");
     t.host.set_listener_option(listener, ListenerOption::MaxSegment(600));
     t.send(seg!(SYN mss 1460 sack_ok tsval 5000 wscale 7));
     t.expect(seg!(SYN ACK mss 600));
@@ -98,7 +99,7 @@ fn the_largest_segment_of_an_established_connection() {
 #[test]
 fn a_peer_mss_below_the_minimum_is_raised() {
     let mut t = ScriptedTcpPeer::new(|_| {}, (testkit::HOST, testkit::PEER));
-    t.host.listen(Listen { addr: None, port: 80, backlog: 16 }).expect("it is free");
+    t.host.listen(ListenConfig { addr: None, port: 80, backlog: 16 }).expect("it is free");
     t.send(seg!(SYN mss 12 sack_ok tsval 5000 wscale 7));
     t.take("a SYN-ACK");
     t.send(seg!(ACK));
@@ -121,7 +122,7 @@ fn a_fin_with_old_data_closes_in_order() {
         close(&mut t);
         t.expect(seg!(ACK FIN seq 1 ack 5));
         t.send(seg!(ACK FIN seq 1 ack 1 data b"data"));
-        assert!(t.take_all().iter().all(|s| !s.flags.has(Flags::RST)));
+        assert!(t.take_all().iter().all(|s| !s.flags.has(TcpFlags::RST)));
         assert_eq!(t.host.counters().tcp_out_rsts, 0);
     }
 }

@@ -1,25 +1,26 @@
 //! `nsplice` from the host's side, with two scripted peers and a scripted device. Sequence and
 //! acknowledgment numbers are relative to the connection's two initial ones.
 
-use abi::port::RxFrame;
+use abi::link::RxFrame;
 use abi::splice::{Splice, SpliceClosed, SpliceEnd, SpliceLimits, SpliceTimestamps};
-use abi::{Capabilities, Checksum, Event, Op, PacketPool, Received, Refusal};
+use abi::{Capabilities, Checksum, Event, Op, PacketPool, ReceivedFrame, Refusal};
 use base::counters::{collect_counters, moved};
 use base::{Duration, Instant, SeqNum};
 use bytes::Bytes;
 use outboard_host::{
-    Cidr, Config, Host, Listen, Notice, SocketError, SocketId, SocketOption, SpliceError, SpliceId,
+    Cidr, Host, HostConfig, ListenConfig, Notice, SocketError, SocketId, SocketOption, SpliceError,
+    SpliceId,
 };
-use wire::emit::Link;
-use wire::frame::{Frame, parse};
-use wire::segment::tcp_packet_of;
-use wire::tcp::{Flags, Segment, Timestamps};
+use wire::emit::EthernetAddrs;
+use wire::frame::{ParsedFrame, parse};
+use wire::segment::tcp_packet_from_peer;
+use wire::tcp::{TcpFlags, TcpHeader, TcpTimestamps};
 use wire::{Endpoint, Tuple};
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const HOST: [u8; 4] = [10, 77, 0, 2];
-const ACK: Flags = Flags::ACK;
-const FIN: Flags = Flags(0x11);
+const ACK: TcpFlags = TcpFlags::ACK;
+const FIN: TcpFlags = TcpFlags(0x11);
 const IDLE: Duration = Duration::from_secs(30);
 /// The peers' timestamp clock at the start.
 const CLOCK: u32 = 5000;
@@ -38,7 +39,7 @@ struct SplicePeerConn {
 
 /// A segment from the host: index of the connection, relative sequence and acknowledgment number,
 /// flags without PSH, payload.
-type SpliceSentSegment = (usize, u32, u32, Flags, Vec<u8>);
+type SpliceSentSegment = (usize, u32, u32, TcpFlags, Vec<u8>);
 
 struct SpliceHostFixture {
     host: Host,
@@ -70,12 +71,12 @@ fn capabilities(splice: Result<SpliceLimits, Refusal>) -> Capabilities {
 }
 
 impl SpliceHostFixture {
-    fn new(splice: Result<SpliceLimits, Refusal>, change: impl FnOnce(&mut Config)) -> Self {
+    fn new(splice: Result<SpliceLimits, Refusal>, change: impl FnOnce(&mut HostConfig)) -> Self {
         let addrs = vec![Cidr { addr: HOST.into(), prefix_len: 24 }];
-        let mut config = Config { addrs, ..Config::default() };
+        let mut config = HostConfig { addrs, ..HostConfig::default() };
         change(&mut config);
         let mut host = Host::new(config, &capabilities(splice), 3);
-        host.listen(Listen { addr: None, port: 80, backlog: 9 }).unwrap();
+        host.listen(ListenConfig { addr: None, port: 80, backlog: 9 }).unwrap();
         Self {
             host,
             now: Instant::from_millis(1_000_000),
@@ -107,11 +108,11 @@ impl SpliceHostFixture {
         };
         self.host.poll_notice();
         let socket = self.conns.last().map(|line| line.socket);
-        let mut segment = self.segment(&tuple, PEER_ISS, SeqNum(0), Flags::SYN);
+        let mut segment = self.segment(&tuple, PEER_ISS, SeqNum(0), TcpFlags::SYN);
         segment.options.mss = Some(1460);
         segment.options.sack_permitted = true;
         segment.options.window_scale = Some(7);
-        segment.options.timestamps = timestamps.then_some(Timestamps { value: CLOCK, echo: 0 });
+        segment.options.timestamps = timestamps.then_some(TcpTimestamps { value: CLOCK, echo: 0 });
         // A placeholder until the connection is accepted below.
         let placeholder = socket.unwrap_or_else(|| {
             self.host.connect(self.now, Endpoint { addr: [10, 77, 0, 99].into(), port: 9 }).unwrap()
@@ -136,37 +137,44 @@ impl SpliceHostFixture {
         self.sent.clear();
     }
 
-    fn segment(&self, tuple: &Tuple, seq: SeqNum, ack: SeqNum, flags: Flags) -> Segment {
-        Segment {
+    fn segment(&self, tuple: &Tuple, seq: SeqNum, ack: SeqNum, flags: TcpFlags) -> TcpHeader {
+        TcpHeader {
             source: tuple.remote.port,
             destination: tuple.local.port,
             seq,
             ack,
             flags,
             window: 500,
-            ..Segment::default()
+            ..TcpHeader::default()
         }
     }
 
     /// Sends a segment from a peer. Returns its frame.
-    fn send(&mut self, line: usize, seq: u32, ack: u32, flags: Flags, payload: &[u8]) -> Vec<u8> {
+    fn send(
+        &mut self,
+        line: usize,
+        seq: u32,
+        ack: u32,
+        flags: TcpFlags,
+        payload: &[u8],
+    ) -> Vec<u8> {
         let SplicePeerConn { tuple, iss, timestamps, ts_recent: recent, .. } = self.conns[line];
         let mut segment = self.segment(&tuple, PEER_ISS + seq, iss + ack, flags);
         let value = CLOCK + u32::try_from(self.now.as_millis() - 1_000_000).unwrap();
-        segment.options.timestamps = timestamps.then_some(Timestamps { value, echo: recent });
+        segment.options.timestamps = timestamps.then_some(TcpTimestamps { value, echo: recent });
         self.inject(&tuple, &segment, payload)
     }
 
-    fn inject(&mut self, tuple: &Tuple, segment: &Segment, payload: &[u8]) -> Vec<u8> {
-        let link = Link { source: [2; 6], destination: MAC };
-        let frame = tcp_packet_of(tuple, &link, segment, payload);
+    fn inject(&mut self, tuple: &Tuple, segment: &TcpHeader, payload: &[u8]) -> Vec<u8> {
+        let link = EthernetAddrs { source: [2; 6], destination: MAC };
+        let frame = tcp_packet_from_peer(tuple, &link, segment, payload);
         self.receive(&frame, Checksum::Good);
         frame
     }
 
     fn receive(&mut self, frame: &[u8], checksum: Checksum) {
         let packet = self.pool.copy(frame).unwrap();
-        let received = Received::new(packet, checksum, 0, 0);
+        let received = ReceivedFrame::new(packet, checksum, 0, 0);
         self.event(Event::Received(received));
     }
 
@@ -218,20 +226,20 @@ impl SpliceHostFixture {
             transmit.header.len() + transmit.payload_len() as usize,
             0,
         );
-        let Ok(Frame::Ip(ip)) = parse(&frame) else { panic!("well-formed") };
-        let (segment, header) = Segment::parse(&frame[ip.l4..]).unwrap();
+        let Ok(ParsedFrame::Ip(ip)) = parse(&frame) else { panic!("well-formed") };
+        let (segment, header) = TcpHeader::parse(&frame[ip.l4..]).unwrap();
         let Some(line) = self.conns.iter().position(|l| l.tuple.remote.addr == ip.destination)
         else {
             return;
         };
-        if segment.flags.has(Flags::SYN) {
+        if segment.flags.has(TcpFlags::SYN) {
             self.conns[line].iss = segment.seq;
         }
         self.conns[line].ts_recent = segment.options.timestamps.map_or(0, |ts| ts.value);
         let seq = segment.seq.0.wrapping_sub(self.conns[line].iss.0);
         let ack = segment.ack.0.wrapping_sub(PEER_ISS.0);
         let ack = if segment.flags.has(ACK) { ack } else { 0 };
-        let flags = segment.flags.without(Flags::PSH);
+        let flags = segment.flags.without(TcpFlags::PSH);
         self.sent.push((line, seq, ack, flags, frame[ip.l4 + header..].to_vec()));
     }
 
@@ -348,7 +356,7 @@ fn quiet_connections_are_handed_over() {
     assert_eq!(world.take_counter_changes(&[]), ["splice_ends +1"]);
     // A late segment from a peer is answered with a reset.
     world.send(0, 1, 1, ACK, b"late");
-    assert_eq!(world.take_sent(), [(0, 1, 0, Flags::RST, vec![])]);
+    assert_eq!(world.take_sent(), [(0, 1, 0, TcpFlags::RST, vec![])]);
 }
 
 /// Unread bytes are relayed in software first. The device is asked after both sides have
@@ -532,7 +540,7 @@ fn a_closed_connection_ends_the_attempt() {
         assert_eq!(world.ops.len(), 0);
         world.take_counter_changes(&[]);
         let seq = if which == 0 { 8 } else { 1 };
-        world.send(which, seq, 1, Flags::RST, b"");
+        world.send(which, seq, 1, TcpFlags::RST, b"");
         let sockets = world.sockets();
         let notices = world.take_notices();
         assert!(notices.contains(&Notice::SpliceRefused(id, Refusal::Ended)), "{notices:?}");
@@ -608,7 +616,7 @@ fn splices_declined_by_the_host() {
     assert_eq!(world.nsplice(), gone);
     world.host.shutdown(world.now, b);
     assert_eq!(world.host.nsplice(world.now, b, a, IDLE), gone);
-    world.send(0, 2, 1, Flags::RST, b"");
+    world.send(0, 2, 1, TcpFlags::RST, b"");
     assert_eq!(world.nsplice(), Err(SpliceError::NotConnected(SocketError::Reset)));
     assert_eq!(world.take_counter_changes(&[]), ["splice_declined_not_connected +3"]);
 
@@ -678,7 +686,7 @@ fn unsplice_works_in_each_phase() {
     assert_eq!((world.ops.len(), world.take_sent()), (0, vec![]));
     world.event(Event::Spliced { id, result: Ok(()) });
     assert!(matches!(world.ops[..], [Op::Unsplice { id: other }] if other == id));
-    assert_eq!(world.take_sent().iter().filter(|sent| sent.3.has(Flags::RST)).count(), 2);
+    assert_eq!(world.take_sent().iter().filter(|sent| sent.3.has(TcpFlags::RST)).count(), 2);
     assert_eq!(world.take_notices()[0], Notice::SpliceRefused(id, Refusal::Ended));
 
     // Draining.
@@ -688,7 +696,7 @@ fn unsplice_works_in_each_phase() {
     world.take_notices();
     world.host.unsplice(id);
     world.pump();
-    assert_eq!(world.take_sent().iter().filter(|sent| sent.3.has(Flags::RST)).count(), 2);
+    assert_eq!(world.take_sent().iter().filter(|sent| sent.3.has(TcpFlags::RST)).count(), 2);
     assert_eq!(world.take_notices()[0], Notice::SpliceRefused(id, Refusal::Ended));
     world.host.unsplice(id);
     world.host.unsplice(SpliceId(99));

@@ -4,14 +4,16 @@ use std::io::{Read as _, Write as _};
 use std::sync::{Arc, LazyLock, Mutex};
 
 use abi::crypto::{CryptoProvider as _, Suite};
-use outboard_host::{Alert, Listen, SocketError, TlsKeys, TlsSecrets, TlsServer};
+use outboard_host::{ListenConfig, SocketError, TlsAlert, TlsKeys, TlsSecrets, TlsServer};
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::ServerName;
 use rustls::{
     CipherSuite, ClientConfig, ClientConnection, ConnectionTrafficSecrets, HandshakeKind, KeyLog,
     ServerConfig, SupportedCipherSuite,
 };
-use testkit::{Flags, HOST, PEER, ScriptedTcpPeer, TestCertificate, TlsOffer, limited_suite, seg};
+use testkit::{
+    HOST, PEER, ScriptedTcpPeer, TcpFlags, TestCertificate, TlsOffer, limited_suite, seg,
+};
 use wire::tls::fatal_alert;
 
 /// Plaintext that must never appear on the link.
@@ -52,7 +54,7 @@ impl TlsHostFixture {
     fn connected(config: ServerConfig, client: Arc<ClientConfig>) -> Self {
         let mut t = ScriptedTcpPeer::new(|c| c.tcp.pacing = false, (HOST, PEER));
         let server = TlsServer { config: Arc::new(config), crypto: Arc::new(crypto::Provider) };
-        let listen = Listen { addr: None, port: 80, backlog: 16 };
+        let listen = ListenConfig { addr: None, port: 80, backlog: 16 };
         t.host.listen_tls(listen, server).unwrap();
         let t = t.established();
         let name = ServerName::try_from("localhost").unwrap();
@@ -137,7 +139,7 @@ impl TlsHostFixture {
     }
 
     /// Asserts that the connection failed with `alert`, and that the client received an alert.
-    fn assert_failed_with(&mut self, alert: Alert) {
+    fn assert_failed_with(&mut self, alert: TlsAlert) {
         assert_eq!(self.t.error(), Some(SocketError::Tls(alert)));
         assert_eq!(self.t.app_read(), b"", "nothing of it is shown");
         assert_eq!(self.counter("tls_alerts_sent"), 1);
@@ -270,9 +272,9 @@ fn every_changed_byte_is_noticed() {
             // RFC 8446 section 5.1: TLS 1.3 ignores the version, but authenticates it with the
             // header.
             let expected = match (at, world.client.protocol_version()) {
-                (0, _) => [Alert::UnexpectedMessage, Alert::BadRecordMac],
-                (1 | 2, Some(rustls::ProtocolVersion::TLSv1_2)) => [Alert::ProtocolVersion; 2],
-                _ => [Alert::BadRecordMac; 2],
+                (0, _) => [TlsAlert::UnexpectedMessage, TlsAlert::BadRecordMac],
+                (1 | 2, Some(rustls::ProtocolVersion::TLSv1_2)) => [TlsAlert::ProtocolVersion; 2],
+                _ => [TlsAlert::BadRecordMac; 2],
             };
             assert!(
                 expected.iter().any(|&alert| error == Some(SocketError::Tls(alert))),
@@ -294,7 +296,7 @@ fn records_that_are_too_long() {
         for segment in record.chunks(1448) {
             world.t.send_data(segment);
         }
-        world.assert_failed_with(Alert::RecordOverflow);
+        world.assert_failed_with(TlsAlert::RecordOverflow);
     }
 }
 
@@ -343,18 +345,18 @@ fn forger() -> (TlsRecordForger, ScriptedTcpPeer) {
 fn invalid_records_that_decrypt() {
     let long = [&vec![b'x'; 16_385][..], &[23]].concat();
     let huge = [99, 0, 0x7f, 0xff, 22];
-    let cases: &[(&str, &[&[u8]], Alert)] = &[
-        ("more content than a record may have", &[&long], Alert::RecordOverflow),
-        ("no type, only padding", &[&[0; 100]], Alert::UnexpectedMessage),
-        ("a type that is none", &[b"abc\x63"], Alert::UnexpectedMessage),
-        ("a change of cipher spec", &[&[1, 20]], Alert::UnexpectedMessage),
-        ("a handshake message of the server's", &[&[4, 0, 0, 0, 22]], Alert::UnexpectedMessage),
-        ("a message that is too long", &[&huge], Alert::DecodeError),
-        ("a key update that is none", &[&[24, 0, 0, 1, 7, 22]], Alert::DecodeError),
-        ("bytes behind a key update", &[&[24, 0, 0, 1, 0, 24, 22]], Alert::UnexpectedMessage),
-        ("data inside a message", &[&[24, 0, 22], b"x\x17"], Alert::UnexpectedMessage),
-        ("an alert of one byte", &[&[1, 21]], Alert::DecodeError),
-        ("records without content, for ever", &[&[23_u8][..]; 33], Alert::UnexpectedMessage),
+    let cases: &[(&str, &[&[u8]], TlsAlert)] = &[
+        ("more content than a record may have", &[&long], TlsAlert::RecordOverflow),
+        ("no type, only padding", &[&[0; 100]], TlsAlert::UnexpectedMessage),
+        ("a type that is none", &[b"abc\x63"], TlsAlert::UnexpectedMessage),
+        ("a change of cipher spec", &[&[1, 20]], TlsAlert::UnexpectedMessage),
+        ("a handshake message of the server's", &[&[4, 0, 0, 0, 22]], TlsAlert::UnexpectedMessage),
+        ("a message that is too long", &[&huge], TlsAlert::DecodeError),
+        ("a key update that is none", &[&[24, 0, 0, 1, 7, 22]], TlsAlert::DecodeError),
+        ("bytes behind a key update", &[&[24, 0, 0, 1, 0, 24, 22]], TlsAlert::UnexpectedMessage),
+        ("data inside a message", &[&[24, 0, 22], b"x\x17"], TlsAlert::UnexpectedMessage),
+        ("an alert of one byte", &[&[1, 21]], TlsAlert::DecodeError),
+        ("records without content, for ever", &[&[23_u8][..]; 33], TlsAlert::UnexpectedMessage),
     ];
     for (what, records, alert) in cases {
         let (mut forger, mut t) = forger();
@@ -392,7 +394,7 @@ fn padding_and_replay() {
     t.send_data(&record);
     t.send_data(&record);
     assert_eq!(t.app_read(), b"once");
-    assert_eq!(t.error(), Some(SocketError::Tls(Alert::BadRecordMac)));
+    assert_eq!(t.error(), Some(SocketError::Tls(TlsAlert::BadRecordMac)));
     let counters = t.host.counters();
     assert_eq!((counters.tls_decrypt_error, counters.tls_rx_records), (1, 2));
 }
@@ -402,7 +404,7 @@ fn padding_and_replay() {
 fn a_record_without_a_tag() {
     let mut world = TlsHostFixture::open(&TlsOffer::default());
     world.t.send_data(&[23, 3, 3, 0, 0]);
-    world.assert_failed_with(Alert::BadRecordMac);
+    world.assert_failed_with(TlsAlert::BadRecordMac);
 }
 
 /// The peer closes in the middle of a record: the application sees the end, and no byte of the
@@ -426,9 +428,9 @@ fn plain_http() {
     let mut world = TlsHostFixture::connected(server_config(suites), client);
     world.t.send_data(b"GET / HTTP/1.1\r\n\r\n");
     let sent: Vec<u8> = world.t.take_all().into_iter().filter_map(|s| s.data).flatten().collect();
-    assert_eq!(sent, fatal_alert(Alert::UnexpectedMessage as u8));
+    assert_eq!(sent, fatal_alert(TlsAlert::UnexpectedMessage as u8));
     assert_eq!(world.counter("tls_handshake_failures"), 1);
-    assert_eq!(world.t.error(), Some(SocketError::Tls(Alert::UnexpectedMessage)));
+    assert_eq!(world.t.error(), Some(SocketError::Tls(TlsAlert::UnexpectedMessage)));
 }
 
 /// Without a common suite the handshake fails with rustls's own alert.
@@ -503,7 +505,7 @@ fn key_updates_without_data_are_bounded() {
     world.client.refresh_traffic_keys().unwrap();
     let error = world.run().expect("the client was told");
     assert!(matches!(error, rustls::Error::AlertReceived(_)), "{error}");
-    assert_eq!(world.t.error(), Some(SocketError::Tls(Alert::UnexpectedMessage)));
+    assert_eq!(world.t.error(), Some(SocketError::Tls(TlsAlert::UnexpectedMessage)));
     assert_eq!((world.counter("tls_rx_rekey_ok"), world.counter("tls_alerts_sent")), (96, 1));
 }
 
@@ -532,7 +534,7 @@ fn attached_session(name: CipherSuite, suite: Suite, is_client: bool) -> TlsHost
         Arc::new(config),
     );
     let mut t = ScriptedTcpPeer::new(|c| c.tcp.pacing = false, (HOST, PEER));
-    t.host.listen(Listen { addr: None, port: 80, backlog: 16 }).unwrap();
+    t.host.listen(ListenConfig { addr: None, port: 80, backlog: 16 }).unwrap();
     world.t = t.established();
     let mut config = server_config(aws_lc_rs::ALL_CIPHER_SUITES.to_vec());
     config.send_tls13_tickets = 0;
@@ -597,7 +599,7 @@ fn tickets_of_attached_sessions() {
             TlsRecordForger::new(attached_session(name, Suite::Aes128Gcm, is_client));
         t.send_data(&forger.seal(&ticket));
         t.send_data(&forger.seal(b"behind it\x17"));
-        let error = (!is_client).then_some(SocketError::Tls(Alert::UnexpectedMessage));
+        let error = (!is_client).then_some(SocketError::Tls(TlsAlert::UnexpectedMessage));
         assert_eq!(t.error(), error);
         assert_eq!(t.app_read(), if is_client { &b"behind it"[..] } else { b"" });
     }
@@ -703,7 +705,7 @@ fn close_notify_and_fin_leave_with_the_response() {
     let len = 500 + 22 + 2 + 22;
     let sent = world.t.take_all();
     assert_eq!(sent.len(), 1, "{sent:?}");
-    assert_eq!((sent[0].len, sent[0].flags.has(Flags::FIN)), (Some(len), true));
+    assert_eq!((sent[0].len, sent[0].flags.has(TcpFlags::FIN)), (Some(len), true));
 }
 
 /// Returns a server with a TLS 1.3 connection after a response and a lingering close.

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use outboard_host::{Listen, ListenerOption, SocketError, TlsServer};
+use outboard_host::{ListenConfig, ListenerOption, SocketError, TlsServer};
 use testkit::{HOST, PEER, ScriptedTcpPeer, TestCertificate, TlsOffer, seg};
 
 const REQUEST: &[u8] = b"GET / HTTP/1.1\r\n\r\n";
@@ -16,7 +16,8 @@ fn connected(cleartext: bool) -> ScriptedTcpPeer {
     config.enable_secret_extraction = true;
     let mut t = ScriptedTcpPeer::new(|c| c.tcp.pacing = false, (HOST, PEER));
     let server = TlsServer { config: Arc::new(config), crypto: Arc::new(crypto::Provider) };
-    let listener = t.host.listen_tls(Listen { addr: None, port: 80, backlog: 16 }, server).unwrap();
+    let listener =
+        t.host.listen_tls(ListenConfig { addr: None, port: 80, backlog: 16 }, server).unwrap();
     t.host.set_listener_option(listener, ListenerOption::HandOverCleartext(cleartext));
     t.established()
 }

@@ -2,7 +2,7 @@
 //! Virtual time bounds every run.
 
 use base::{Duration, Prng};
-use outboard_host::Algorithm;
+use outboard_host::CongestionAlgorithm;
 use testkit::{PairTransfer, PathConfig, TransferPair, TransferSide};
 
 const MB: u64 = 1_000_000;
@@ -41,7 +41,8 @@ fn lossy(seed: u64) -> PathConfig {
 #[test]
 fn loss_reordering_and_doubles() {
     for seed in 1..=8 {
-        let algorithm = if seed % 2 == 0 { Algorithm::Cubic } else { Algorithm::NewReno };
+        let algorithm =
+            if seed % 2 == 0 { CongestionAlgorithm::Cubic } else { CongestionAlgorithm::NewReno };
         let file = PairTransfer { bytes: 2 * MB, file_bytes: 2 * MB };
         let mut pair = TransferPair::new(lossy(seed), [memory(4 * MB), file], |_, config| {
             config.tcp.algorithm = algorithm;
@@ -116,7 +117,7 @@ fn reordering_on_a_short_path() {
 /// most of the link has to be used.
 #[test]
 fn goodput_at_one_percent_loss() {
-    for algorithm in [Algorithm::Cubic, Algorithm::NewReno] {
+    for algorithm in [CongestionAlgorithm::Cubic, CongestionAlgorithm::NewReno] {
         let path = PathConfig {
             delay: Duration::from_millis(10),
             loss: 0.01,
@@ -137,7 +138,7 @@ fn goodput_at_one_percent_loss() {
 /// full.
 #[test]
 fn a_full_link() {
-    for algorithm in [Algorithm::Cubic, Algorithm::NewReno] {
+    for algorithm in [CongestionAlgorithm::Cubic, CongestionAlgorithm::NewReno] {
         let path = PathConfig {
             delay: Duration::from_millis(10),
             bytes_per_s: Some(2_000_000),
@@ -204,7 +205,11 @@ fn random_paths_and_configurations() {
             // off for longer than the limit.
             tcp.sack = !(off(0b11) && path.loss < 0.1);
             tcp.timestamps = !(off(0b1100) && path.loss < 0.1);
-            tcp.algorithm = if off(0b1_0000) { Algorithm::NewReno } else { Algorithm::Cubic };
+            tcp.algorithm = if off(0b1_0000) {
+                CongestionAlgorithm::NewReno
+            } else {
+                CongestionAlgorithm::Cubic
+            };
             tcp.pacing = !off(0b10_0000);
             tcp.receive_bytes_max = if off(0b100_0000) { buffer } else { 1 << 20 };
         });

@@ -1,7 +1,9 @@
 //! UDP sockets: delivery of datagrams to sockets, drops, and the transmits of a batch.
 
-use abi::quic::{Opened, QuicId, QuicProtect, QuicTxPacket};
-use abi::{Checksum, Event, FileExtent, FileId, FlowId, Op, PacketPool, Received, TransmitPart};
+use abi::quic::{QuicDecrypted, QuicId, QuicProtect, QuicTxPacket};
+use abi::{
+    Checksum, Event, FileExtent, FileId, FlowId, Op, PacketPool, ReceivedFrame, TransmitPart,
+};
 use bytes::Bytes;
 use outboard_host::{ListenError, Notice, UdpId, UdpReceived, UdpSend};
 use testkit::{HOST, HOST_V6, PEER, PEER_V6, ScriptedTcpPeer};
@@ -111,8 +113,8 @@ fn coalesced_batches_stay_whole() {
     t.send_ip(17, &datagram(443, b"aaabbbc"));
     let waits = t.host.udp_recv(socket).expect("it waits");
     let packet = PacketPool::new(0).copy(waits.packet.as_slice()).unwrap();
-    let opened = Opened { quic: QuicId(9), numbers: [4, 5, 6].into_iter().collect() };
-    let mut received = Received::new(packet, Checksum::Good, 0, 3);
+    let opened = QuicDecrypted { quic: QuicId(9), numbers: [4, 5, 6].into_iter().collect() };
+    let mut received = ReceivedFrame::new(packet, Checksum::Good, 0, 3);
     received.quic = Some(Box::new(opened.clone()));
     t.expect_counters(
         |t| t.handle_device_event(Event::Received(received)),
@@ -166,7 +168,7 @@ fn packet_protection_follows_its_packet() {
     t.host.udp_send(now, socket, batch);
     let mut seen = Vec::new();
     while let Some(Op::Transmit(transmit)) = t.host.poll_op(now) {
-        let protect = transmit.protect.as_ref().map(|p| p.packets.to_vec());
+        let protect = transmit.quic.as_ref().map(|p| p.packets.to_vec());
         seen.push((transmit.payload_len(), transmit.segment_size, protect));
     }
     // A transmit has at most eight extents. The host has encrypted the ninth datagram itself.

@@ -14,10 +14,10 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use abi::PacketPool;
-use abi::port::{RxFrame, TxFrame, WireCaps};
+use abi::link::{LinkCaps, RxFrame, TxFrame};
 use base::Instant;
 
-use crate::link::{Link, TxStatus};
+use crate::link::{Link, LinkTxStatus};
 use crate::notify;
 
 /// Entries of the forwarding table.
@@ -88,9 +88,9 @@ fn station_index(address: [u8; 6]) -> usize {
 }
 
 impl Link for Bridge {
-    fn capabilities(&self) -> WireCaps {
+    fn capabilities(&self) -> LinkCaps {
         let [a, b] = [self.links[0].capabilities(), self.links[1].capabilities()];
-        WireCaps {
+        LinkCaps {
             segmentation: a.segmentation && b.segmentation,
             udp_segmentation: a.udp_segmentation && b.udp_segmentation,
             checksum: a.checksum && b.checksum,
@@ -98,7 +98,7 @@ impl Link for Bridge {
         }
     }
 
-    fn transmit(&mut self, now: Instant, frame: &TxFrame) -> TxStatus {
+    fn transmit(&mut self, now: Instant, frame: &TxFrame) -> LinkTxStatus {
         if let Some(wire) = self.link_of_destination(frame) {
             return self.links[wire].transmit(now, frame);
         }
@@ -106,11 +106,11 @@ impl Link for Bridge {
         let [first, second] = &mut self.links;
         let sent = [first.transmit(now, frame), second.transmit(now, frame)];
         match sent {
-            [TxStatus::Sent, TxStatus::Sent] => TxStatus::Sent,
+            [LinkTxStatus::Sent, LinkTxStatus::Sent] => LinkTxStatus::Sent,
             // One link has sent it: `Full` would make the caller send it there a second time.
-            [TxStatus::Sent, _] | [_, TxStatus::Sent] => {
+            [LinkTxStatus::Sent, _] | [_, LinkTxStatus::Sent] => {
                 self.counters.bridge_tx_half += 1;
-                TxStatus::Sent
+                LinkTxStatus::Sent
             }
             [status, _] => status,
         }
@@ -153,8 +153,8 @@ impl Link for Bridge {
 mod tests {
     use super::*;
     use crate::memory_link::{MemoryLink, MemoryLinkConfig, memory_link_pair};
-    use abi::Header;
-    use abi::port::Payloads;
+    use abi::PacketHeader;
+    use abi::link::FramePayloads;
 
     const OURS: [u8; 6] = [2, 0, 0, 0, 0, 9];
     const NOW: Instant = Instant::ZERO;
@@ -164,8 +164,8 @@ mod tests {
         bytes[..6].copy_from_slice(&to);
         bytes[6..12].copy_from_slice(&from);
         TxFrame {
-            header: Header::from_bytes(&bytes, 14, 34).unwrap(),
-            payload: Payloads::new(),
+            header: PacketHeader::from_bytes(&bytes, 14, 34).unwrap(),
+            payload: FramePayloads::new(),
             segment_size: 0,
             checksum_partial: false,
         }
@@ -202,21 +202,21 @@ mod tests {
     fn a_station_is_reached_where_it_was_heard_and_only_there() {
         let mut rig = rig([8, 8]);
         let (client, backend) = ([2, 0, 0, 0, 1, 1], [2, 0, 0, 0, 1, 2]);
-        assert_eq!(rig.bridge.transmit(NOW, &frame(client, OURS)), TxStatus::Sent);
+        assert_eq!(rig.bridge.transmit(NOW, &frame(client, OURS)), LinkTxStatus::Sent);
         assert_eq!((rig.got(), rig.counted()), ([1, 1], [1, 0]), "never heard: both");
         for (wire, station) in [(0, client), (1, backend)] {
-            assert_eq!(rig.far[wire].transmit(NOW, &frame(OURS, station)), TxStatus::Sent);
+            assert_eq!(rig.far[wire].transmit(NOW, &frame(OURS, station)), LinkTxStatus::Sent);
             assert!(rig.bridge.receive(NOW, &mut rig.pool).is_some());
         }
         assert_eq!(rig.got(), [0, 0], "nothing is carried across");
         for (station, expected) in [(client, [1, 0]), (backend, [0, 1]), ([0xff; 6], [1, 1])] {
-            assert_eq!(rig.bridge.transmit(NOW, &frame(station, OURS)), TxStatus::Sent);
+            assert_eq!(rig.bridge.transmit(NOW, &frame(station, OURS)), LinkTxStatus::Sent);
             assert_eq!(rig.got(), expected, "{station:?}");
         }
         // The client moves to the other link.
-        assert_eq!(rig.far[1].transmit(NOW, &frame(OURS, client)), TxStatus::Sent);
+        assert_eq!(rig.far[1].transmit(NOW, &frame(OURS, client)), LinkTxStatus::Sent);
         assert!(rig.bridge.receive(NOW, &mut rig.pool).is_some());
-        assert_eq!(rig.bridge.transmit(NOW, &frame(client, OURS)), TxStatus::Sent);
+        assert_eq!(rig.bridge.transmit(NOW, &frame(client, OURS)), LinkTxStatus::Sent);
         assert_eq!((rig.got(), rig.counted()), ([0, 1], [2, 0]));
     }
 
@@ -225,7 +225,7 @@ mod tests {
         let mut rig = rig([8, 8]);
         for wire in [0, 0, 0, 1, 1] {
             let from = [2, 0, 0, 0, 2, u8::try_from(wire).unwrap()];
-            assert_eq!(rig.far[wire].transmit(NOW, &frame(OURS, from)), TxStatus::Sent);
+            assert_eq!(rig.far[wire].transmit(NOW, &frame(OURS, from)), LinkTxStatus::Sent);
         }
         let mut order = Vec::new();
         while let Some(frame) = rig.bridge.receive(NOW, &mut rig.pool) {
@@ -238,8 +238,8 @@ mod tests {
     fn a_full_link_causes_no_duplicates_on_the_other() {
         let mut rig = rig([1, 8]);
         let unknown = frame([2, 0, 0, 0, 3, 3], OURS);
-        assert_eq!(rig.bridge.transmit(NOW, &unknown), TxStatus::Sent);
-        assert_eq!(rig.bridge.transmit(NOW, &unknown), TxStatus::Sent);
+        assert_eq!(rig.bridge.transmit(NOW, &unknown), LinkTxStatus::Sent);
+        assert_eq!(rig.bridge.transmit(NOW, &unknown), LinkTxStatus::Sent);
         assert_eq!((rig.got(), rig.counted()), ([1, 2], [2, 1]));
     }
 

@@ -14,12 +14,12 @@
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 
-use abi::port::{Payload, RxFrame, TxFrame, WireCaps};
+use abi::link::{FramePayload, LinkCaps, RxFrame, TxFrame};
 use abi::{Checksum, PacketPool};
 use base::{Duration, Instant, Prng};
 use bytes::Bytes;
 
-use crate::link::{Link, TxStatus};
+use crate::link::{Link, LinkTxStatus};
 
 /// Fault probabilities per packet, each 0 to 1, and the seed.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -187,7 +187,7 @@ impl<W: Link> FaultLink<W> {
         self.tx.expire(now);
         self.retry_at = None;
         while let Some(frame) = self.tx.ready.front() {
-            if self.inner.transmit(now, frame) == TxStatus::Full {
+            if self.inner.transmit(now, frame) == LinkTxStatus::Full {
                 self.retry_at = Some(now + RETRY_AFTER);
                 return;
             }
@@ -277,7 +277,7 @@ fn corrupt_tx(frame: &mut TxFrame, bit: usize) {
         if at < len {
             let mut bytes = payload.as_slice().to_vec();
             bytes[at] ^= mask;
-            *payload = Payload::Host(Bytes::from(bytes));
+            *payload = FramePayload::Host(Bytes::from(bytes));
             return;
         }
         at -= len;
@@ -285,15 +285,15 @@ fn corrupt_tx(frame: &mut TxFrame, bit: usize) {
 }
 
 impl<W: Link> Link for FaultLink<W> {
-    fn capabilities(&self) -> WireCaps {
+    fn capabilities(&self) -> LinkCaps {
         let inner = self.inner.capabilities();
         if !self.active {
             return inner;
         }
-        WireCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: inner.mtu }
+        LinkCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: inner.mtu }
     }
 
-    fn transmit(&mut self, now: Instant, frame: &TxFrame) -> TxStatus {
+    fn transmit(&mut self, now: Instant, frame: &TxFrame) -> LinkTxStatus {
         if !self.active {
             return self.inner.transmit(now, frame);
         }
@@ -301,11 +301,11 @@ impl<W: Link> Link for FaultLink<W> {
         // `Full` is returned only before faults are drawn: an offered frame must not be drawn
         // twice.
         if self.tx.ready.len() >= HELD_MAX {
-            return TxStatus::Full;
+            return LinkTxStatus::Full;
         }
         self.inject_tx_faults(now, frame);
         self.transmit_ready(now);
-        TxStatus::Sent
+        LinkTxStatus::Sent
     }
 
     fn receive(&mut self, now: Instant, pool: &mut PacketPool) -> Option<RxFrame> {

@@ -7,8 +7,8 @@
 use std::os::fd::RawFd;
 
 use abi::PacketPool;
-pub use abi::port::TxStatus;
-use abi::port::{RxFrame, TxFrame, WireCaps};
+pub use abi::link::LinkTxStatus;
+use abi::link::{LinkCaps, RxFrame, TxFrame};
 use base::Instant;
 
 /// One end of a link.
@@ -18,10 +18,10 @@ use base::Instant;
 /// called at [`Self::poll_timeout`] even if no frame is expected. `now` never decreases.
 pub trait Link: Send {
     /// Returns the offloads and the MTU of the link. Constant over its life.
-    fn capabilities(&self) -> WireCaps;
+    fn capabilities(&self) -> LinkCaps;
 
     /// Sends a frame. The payload is not copied unless the medium requires it.
-    fn transmit(&mut self, now: Instant, frame: &TxFrame) -> TxStatus;
+    fn transmit(&mut self, now: Instant, frame: &TxFrame) -> LinkTxStatus;
 
     /// Returns the next received frame, in a buffer from `pool`.
     fn receive(&mut self, now: Instant, pool: &mut PacketPool) -> Option<RxFrame>;
@@ -38,11 +38,11 @@ pub trait Link: Send {
 }
 
 impl<W: Link + ?Sized> Link for Box<W> {
-    fn capabilities(&self) -> WireCaps {
+    fn capabilities(&self) -> LinkCaps {
         (**self).capabilities()
     }
 
-    fn transmit(&mut self, now: Instant, frame: &TxFrame) -> TxStatus {
+    fn transmit(&mut self, now: Instant, frame: &TxFrame) -> LinkTxStatus {
         (**self).transmit(now, frame)
     }
 

@@ -12,14 +12,14 @@
 use std::cell::RefCell;
 use std::os::fd::RawFd;
 
-use abi::port::{RxFrame, TxFrame, WireCaps};
+use abi::link::{LinkCaps, RxFrame, TxFrame};
 use abi::ring::{RingConsumer, RingProducer, ring};
 use abi::{Checksum, PacketPool};
 use base::{Duration, Instant};
 
-use crate::link::{Link, TxStatus};
+use crate::link::{Link, LinkTxStatus};
 
-/// Size of an Ethernet header, which [`WireCaps::mtu`] does not include.
+/// Size of an Ethernet header, which [`LinkCaps::mtu`] does not include.
 const ETHERNET_BYTES: usize = 14;
 
 /// Properties of a memory link, the same in both directions.
@@ -33,7 +33,7 @@ pub struct MemoryLinkConfig {
     /// rate.
     pub queue_bytes_max: u64,
     /// Most frames between the two ends, rounded up to a power of two; beyond it `transmit` returns
-    /// [`TxStatus::Full`].
+    /// [`LinkTxStatus::Full`].
     pub frames_max: usize,
     /// Largest packet without its Ethernet header, in bytes.
     pub mtu: u16,
@@ -68,7 +68,7 @@ base::counters! {
         mem_tx_dropped,
         /// Frames not accepted because [`MemoryLinkConfig::frames_max`] were between the ends.
         mem_tx_full,
-        /// Frames that the link cannot carry: too long, or with offloads that [`WireCaps`] does not
+        /// Frames that the link cannot carry: too long, or with offloads that [`LinkCaps`] does not
         /// offer.
         mem_tx_refused,
         /// Frames delivered.
@@ -103,7 +103,7 @@ impl MemoryLinkReceiver {
 
 /// One end of a memory link.
 pub struct MemoryLink {
-    caps: WireCaps,
+    caps: LinkCaps,
     config: MemoryLinkConfig,
     outbox: RingProducer<FrameInTransit>,
     // `poll_timeout` takes `&self`, but has to pop the first frame to see its arrival time.
@@ -128,7 +128,7 @@ impl MemoryLink {
         outbox: RingProducer<FrameInTransit>,
         inbox: RingConsumer<FrameInTransit>,
     ) -> Self {
-        let caps = WireCaps {
+        let caps = LinkCaps {
             segmentation: config.segmentation,
             udp_segmentation: false,
             checksum: config.checksum,
@@ -194,34 +194,34 @@ fn bytes_on_link(frame: &TxFrame) -> u64 {
 }
 
 impl Link for MemoryLink {
-    fn capabilities(&self) -> WireCaps {
+    fn capabilities(&self) -> LinkCaps {
         self.caps
     }
 
-    fn transmit(&mut self, now: Instant, frame: &TxFrame) -> TxStatus {
+    fn transmit(&mut self, now: Instant, frame: &TxFrame) -> LinkTxStatus {
         if !self.carries(frame) {
             self.counters.mem_tx_refused += 1;
-            return TxStatus::Failed;
+            return LinkTxStatus::Failed;
         }
         if self.outbox.free() == 0 {
             self.counters.mem_tx_full += 1;
-            return TxStatus::Full;
+            return LinkTxStatus::Full;
         }
         let bytes = bytes_on_link(frame);
         let Some(leaves) = self.transmission_end(now, bytes) else {
             // Tail drop: on a real link, too, the sender is not told.
             self.counters.mem_tx_dropped += 1;
-            return TxStatus::Sent;
+            return LinkTxStatus::Sent;
         };
         let flight = FrameInTransit { arrives: leaves + self.config.delay, frame: frame.clone() };
         if self.outbox.push(flight).is_err() {
             self.counters.mem_tx_full += 1;
-            return TxStatus::Full;
+            return LinkTxStatus::Full;
         }
         self.busy_until = leaves;
         self.counters.mem_tx_frames += 1;
         self.counters.mem_tx_bytes += bytes;
-        TxStatus::Sent
+        LinkTxStatus::Sent
     }
 
     fn receive(&mut self, now: Instant, pool: &mut PacketPool) -> Option<RxFrame> {
@@ -275,8 +275,8 @@ mod tests {
         let mut pool = pool();
         let t0 = Instant::from_millis(10);
         assert_eq!(b.poll_timeout(), None);
-        assert_eq!(a.transmit(t0, &frame(b"one")), TxStatus::Sent);
-        assert_eq!(a.transmit(t0, &frame(b"two")), TxStatus::Sent);
+        assert_eq!(a.transmit(t0, &frame(b"one")), LinkTxStatus::Sent);
+        assert_eq!(a.transmit(t0, &frame(b"two")), LinkTxStatus::Sent);
         assert_eq!(b.poll_timeout(), Some(t0 + delay));
         assert!(b.receive(t0 + Duration::from_micros(2_999), &mut pool).is_none());
         let first = b.receive(t0 + delay, &mut pool).unwrap();
@@ -298,7 +298,7 @@ mod tests {
         let mut pool = pool();
         let thousand = frame(&[7; 946]);
         for _ in 0..4 {
-            assert_eq!(a.transmit(Instant::ZERO, &thousand), TxStatus::Sent);
+            assert_eq!(a.transmit(Instant::ZERO, &thousand), LinkTxStatus::Sent);
         }
         // 1000 and 2000 bytes fit the queue; the third frame would make it 3000.
         assert_eq!(a.counters().mem_tx_frames, 2);
@@ -310,7 +310,7 @@ mod tests {
         }
         assert_eq!(b.poll_timeout(), None);
         // The link is idle again, so the next frame waits only for its own transmission.
-        assert_eq!(a.transmit(Instant::from_millis(50), &thousand), TxStatus::Sent);
+        assert_eq!(a.transmit(Instant::from_millis(50), &thousand), LinkTxStatus::Sent);
         assert_eq!(b.poll_timeout(), Some(Instant::from_millis(51)));
     }
 
@@ -320,7 +320,7 @@ mod tests {
         run.segment_size = 1446;
         run.checksum_partial = true;
         let (mut a, mut b) = memory_link_pair(&MemoryLinkConfig::default());
-        assert_eq!(a.transmit(Instant::ZERO, &run), TxStatus::Sent);
+        assert_eq!(a.transmit(Instant::ZERO, &run), LinkTxStatus::Sent);
         let got = b.receive(Instant::ZERO, &mut pool()).unwrap();
         assert_eq!(
             (got.packet.len(), got.segment_size, got.checksum),
@@ -330,7 +330,7 @@ mod tests {
         assert_eq!(a.counters().mem_tx_bytes, 5000 + 4 * 54);
 
         run.segment_size = 1461;
-        assert_eq!(a.transmit(Instant::ZERO, &run), TxStatus::Failed, "longer than the MTU");
+        assert_eq!(a.transmit(Instant::ZERO, &run), LinkTxStatus::Failed, "longer than the MTU");
         let plain = MemoryLinkConfig {
             segmentation: false,
             checksum: false,
@@ -338,11 +338,11 @@ mod tests {
         };
         let (mut a, _b) = memory_link_pair(&plain);
         run.segment_size = 1446;
-        assert_eq!(a.transmit(Instant::ZERO, &run), TxStatus::Failed);
+        assert_eq!(a.transmit(Instant::ZERO, &run), LinkTxStatus::Failed);
         let mut partial = frame(b"x");
         partial.checksum_partial = true;
-        assert_eq!(a.transmit(Instant::ZERO, &partial), TxStatus::Failed);
-        assert_eq!(a.transmit(Instant::ZERO, &frame(&[0; 1500])), TxStatus::Failed);
+        assert_eq!(a.transmit(Instant::ZERO, &partial), LinkTxStatus::Failed);
+        assert_eq!(a.transmit(Instant::ZERO, &frame(&[0; 1500])), LinkTxStatus::Failed);
         assert_eq!(nonzero(|f| a.visit(f)), [("mem_tx_refused", 3)]);
     }
 
@@ -351,11 +351,11 @@ mod tests {
         let (mut a, mut b) =
             memory_link_pair(&MemoryLinkConfig { frames_max: 2, ..MemoryLinkConfig::default() });
         let f = frame(b"f");
-        assert_eq!(a.transmit(Instant::ZERO, &f), TxStatus::Sent);
-        assert_eq!(a.transmit(Instant::ZERO, &f), TxStatus::Sent);
-        assert_eq!(a.transmit(Instant::ZERO, &f), TxStatus::Full);
+        assert_eq!(a.transmit(Instant::ZERO, &f), LinkTxStatus::Sent);
+        assert_eq!(a.transmit(Instant::ZERO, &f), LinkTxStatus::Sent);
+        assert_eq!(a.transmit(Instant::ZERO, &f), LinkTxStatus::Full);
         assert!(b.receive(Instant::ZERO, &mut pool()).is_some());
-        assert_eq!(a.transmit(Instant::ZERO, &f), TxStatus::Sent);
+        assert_eq!(a.transmit(Instant::ZERO, &f), LinkTxStatus::Sent);
         assert_eq!(a.counters().mem_tx_full, 1);
     }
 
@@ -365,7 +365,7 @@ mod tests {
             memory_link_pair(&MemoryLinkConfig { frames_max: 4, ..MemoryLinkConfig::default() });
         let sender = std::thread::spawn(move || {
             for i in 0..1000_u32 {
-                while a.transmit(Instant::ZERO, &frame(&i.to_be_bytes())) == TxStatus::Full {
+                while a.transmit(Instant::ZERO, &frame(&i.to_be_bytes())) == LinkTxStatus::Full {
                     std::thread::yield_now();
                 }
             }

@@ -16,7 +16,7 @@ use std::io::{self, BufWriter, Write};
 use std::os::fd::RawFd;
 use std::path::Path;
 
-use abi::port::{RxFrame, TxFrame, WireCaps};
+use abi::link::{LinkCaps, RxFrame, TxFrame};
 use abi::{Checksum, PacketPool};
 use base::{Duration, Instant};
 use pcap_file::pcapng::PcapNgWriter;
@@ -26,8 +26,8 @@ use pcap_file::pcapng::blocks::interface_description::{
 };
 use pcap_file::{DataLink, PcapError};
 
-use crate::link::{Link, TxStatus};
-use wire::segment::{Layout, cut_run};
+use crate::link::{Link, LinkTxStatus};
+use wire::segment::{HeaderLayout, cut_run};
 
 base::counters! {
     /// Counters of a capture.
@@ -131,7 +131,7 @@ impl<W: Link> PcapLink<W> {
         &mut self,
         now: Instant,
         direction: PcapDirection,
-        layout: Option<Layout>,
+        layout: Option<HeaderLayout>,
         run: (u16, bool),
     ) {
         let Some(file) = &mut self.file else { return };
@@ -193,16 +193,16 @@ fn into_io_error(error: PcapError) -> io::Error {
 }
 
 impl<W: Link> Link for PcapLink<W> {
-    fn capabilities(&self) -> WireCaps {
+    fn capabilities(&self) -> LinkCaps {
         self.inner.capabilities()
     }
 
-    fn transmit(&mut self, now: Instant, frame: &TxFrame) -> TxStatus {
+    fn transmit(&mut self, now: Instant, frame: &TxFrame) -> LinkTxStatus {
         let status = self.inner.transmit(now, frame);
-        if status == TxStatus::Sent && self.file.is_some() {
+        if status == LinkTxStatus::Sent && self.file.is_some() {
             self.scratch.resize(frame.len(), 0);
             frame.copy_to(&mut self.scratch);
-            let layout = Layout::of(&self.scratch, frame.header.l3(), frame.header.l4());
+            let layout = HeaderLayout::of(&self.scratch, frame.header.l3(), frame.header.l4());
             let run = (frame.segment_size, frame.checksum_partial);
             self.write(now, PcapDirection::Out, layout, run);
         }
@@ -218,7 +218,7 @@ impl<W: Link> Link for PcapLink<W> {
             self.scratch.clear();
             self.scratch.extend_from_slice(frame.packet.as_slice());
             let run = (frame.segment_size, frame.checksum == Checksum::Partial);
-            self.write(now, PcapDirection::In, Layout::find(&self.scratch), run);
+            self.write(now, PcapDirection::In, HeaderLayout::find(&self.scratch), run);
         }
         Some(frame)
     }
@@ -275,8 +275,8 @@ mod tests {
         let mut pool = PacketPool::new(4);
         let (t1, t2) = (Instant::from_nanos(5), Instant::from_nanos(1_000_000_007));
         // The first packet needs three bytes of padding, the second none.
-        assert_eq!(wire.transmit(t1, &frame(b"out")), TxStatus::Sent);
-        assert_eq!(b.transmit(t2, &frame(&[9; 3000][..1446])), TxStatus::Sent);
+        assert_eq!(wire.transmit(t1, &frame(b"out")), LinkTxStatus::Sent);
+        assert_eq!(b.transmit(t2, &frame(&[9; 3000][..1446])), LinkTxStatus::Sent);
         assert!(wire.receive(t2, &mut pool).is_some());
         assert!(wire.receive(t2, &mut pool).is_none());
         assert_eq!(nonzero(|f| wire.counters().visit(f)), [("pcap_packets", 2)]);
@@ -306,8 +306,8 @@ mod tests {
             memory_link_pair(&MemoryLinkConfig { frames_max: 1, ..MemoryLinkConfig::default() });
         let out = Box::new(io::sink());
         let mut wire = PcapLink::new(a, out, "ob0", Duration::ZERO).unwrap();
-        assert_eq!(wire.transmit(Instant::ZERO, &frame(b"1")), TxStatus::Sent);
-        assert_eq!(wire.transmit(Instant::ZERO, &frame(b"2")), TxStatus::Full);
+        assert_eq!(wire.transmit(Instant::ZERO, &frame(b"1")), LinkTxStatus::Sent);
+        assert_eq!(wire.transmit(Instant::ZERO, &frame(b"2")), LinkTxStatus::Full);
         assert_eq!(wire.counters().pcap_packets, 1);
     }
 
@@ -322,7 +322,7 @@ mod tests {
         for i in 1..5 {
             // One second apart, so that each is flushed.
             let now = Instant::from_millis(i * 1000);
-            assert_eq!(wire.transmit(now, &frame(&[0; 1000])), TxStatus::Sent);
+            assert_eq!(wire.transmit(now, &frame(&[0; 1000])), LinkTxStatus::Sent);
             assert!(b.receive(now, &mut pool).is_some());
         }
         assert_eq!(wire.counters().pcap_errors, 1);

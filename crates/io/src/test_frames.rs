@@ -1,7 +1,7 @@
 //! Frames for this crate's tests.
 
-use abi::Header;
-use abi::port::{Payload, TxFrame};
+use abi::PacketHeader;
+use abi::link::{FramePayload, TxFrame};
 use bytes::Bytes;
 
 /// Returns an IPv4 frame with 54 bytes of headers, which hold only the EtherType and the IP
@@ -11,8 +11,8 @@ pub(crate) fn frame(payload: &[u8]) -> TxFrame {
     bytes[12..14].copy_from_slice(&[0x08, 0x00]);
     bytes[14] = 0x45;
     TxFrame {
-        header: Header::from_bytes(&bytes, 14, 34).unwrap(),
-        payload: [Payload::Host(Bytes::copy_from_slice(payload))].into_iter().collect(),
+        header: PacketHeader::from_bytes(&bytes, 14, 34).unwrap(),
+        payload: [FramePayload::Host(Bytes::copy_from_slice(payload))].into_iter().collect(),
         segment_size: 0,
         checksum_partial: false,
     }

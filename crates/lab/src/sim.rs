@@ -11,7 +11,7 @@ use std::sync::mpsc;
 
 use base::Instant;
 use clap::Args;
-use sim::Outcome;
+use sim::RunOutcome;
 
 use cli::Failure;
 
@@ -85,7 +85,7 @@ fn run_one(seed: u64, args: &SimArgs) -> Result<(), Failure> {
     let forced = [offload, tls_offload, quic_offload, nvme_offload, splice];
     let outcome = if trace || args.calm || forced.iter().any(Option::is_some) {
         let storage = args.storage;
-        let options = sim::Options {
+        let options = sim::RunOptions {
             offload,
             tls_offload,
             quic_offload,
@@ -116,10 +116,10 @@ fn run_one(seed: u64, args: &SimArgs) -> Result<(), Failure> {
     }
 }
 
-fn check(seed: u64, args: &SimArgs) -> Outcome {
+fn check(seed: u64, args: &SimArgs) -> RunOutcome {
     match (args.storage, args.calm) {
         (true, _) => sim::check_storage(seed),
-        (false, true) => sim::run_seed(seed, &sim::Options { calm: true, ..Default::default() }),
+        (false, true) => sim::run_seed(seed, &sim::RunOptions { calm: true, ..Default::default() }),
         (false, false) => sim::check_seed(seed),
     }
 }
@@ -323,7 +323,7 @@ const SUMMARY_COUNTERS: [(&str, &str); 135] = [
 ];
 
 impl Totals {
-    fn add(&mut self, outcome: &Outcome) {
+    fn add(&mut self, outcome: &RunOutcome) {
         self.seeds += 1;
         self.events += outcome.events;
         self.virtual_ns += u128::from(outcome.end.since(Instant::ZERO).as_nanos());
@@ -393,7 +393,7 @@ mod tests {
     fn every_name_in_the_summary_is_a_counter() {
         let mut totals = Totals::default();
         for storage in [false, true] {
-            let options = sim::Options { storage, ..sim::Options::default() };
+            let options = sim::RunOptions { storage, ..sim::RunOptions::default() };
             (0..20).for_each(|seed| totals.add(&sim::run_seed(seed, &options)));
         }
         for (name, _) in SUMMARY_COUNTERS {

@@ -180,7 +180,7 @@ pub struct L5oConfig {
     /// does not belong to the stream.
     pub window_bytes_max: u32,
     /// Incomplete messages tracked for one flow.
-    pub messages_ahead_max: usize,
+    pub incomplete_messages_max: usize,
     /// Incomplete messages tracked over all flows.
     pub incomplete_messages_total: usize,
 }
@@ -205,7 +205,7 @@ impl L5oConfig {
             ddp_buffer_bytes_max: 256 << 20,
             ddp_io_threshold: 4096,
             window_bytes_max: 64 << 20,
-            messages_ahead_max: 64,
+            incomplete_messages_max: 64,
             incomplete_messages_total: 65_536,
         }
     }
@@ -260,14 +260,14 @@ pub struct SpliceConfig {
     /// Pairs at one time, over all queues.
     pub pairs_max: u32,
     /// Frames kept for a pair until it is started.
-    pub kept_max: usize,
+    pub kept_frames_max: usize,
     /// Memory of the kept frames of all pairs, in bytes.
     pub kept_bytes_max: usize,
 }
 
 impl Default for SpliceConfig {
     fn default() -> Self {
-        Self { pairs_max: 65_536, kept_max: 256, kept_bytes_max: 64 << 20 }
+        Self { pairs_max: 65_536, kept_frames_max: 256, kept_bytes_max: 64 << 20 }
     }
 }
 
@@ -279,14 +279,14 @@ pub struct QuicConfig {
     /// Entries at one time, over all queues; a connection has one for each direction.
     pub entries_max: u32,
     /// Datagrams that may wait in reordering windows, over all connections.
-    pub waiting_max: u32,
+    pub waiting_datagrams_max: u32,
 }
 
 impl QuicConfig {
     /// The default sizes, with keys from `crypto`.
     #[must_use]
     pub fn new(crypto: Arc<dyn CryptoProvider>) -> Self {
-        Self { crypto, entries_max: 65_536, waiting_max: 16_384 }
+        Self { crypto, entries_max: 65_536, waiting_datagrams_max: 16_384 }
     }
 }
 
@@ -294,7 +294,7 @@ impl fmt::Debug for QuicConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("QuicConfig")
             .field("entries_max", &self.entries_max)
-            .field("waiting_max", &self.waiting_max)
+            .field("waiting_max", &self.waiting_datagrams_max)
             .finish_non_exhaustive()
     }
 }

@@ -1,6 +1,6 @@
 //! Counters of the pipeline. Each engine has its own, in its folder.
 
-use abi::{Checksum, Received};
+use abi::{Checksum, ReceivedFrame};
 
 /// Concatenates the alarm names of the parts of one engine.
 pub(crate) const fn concat_alarms<const N: usize>(parts: &[&[&'static str]]) -> [&'static str; N] {
@@ -87,7 +87,7 @@ base::counters! {
 
 impl DeliveryCounters {
     /// Counts a frame that was delivered to a host's queue.
-    pub(crate) const fn count(&mut self, received: &Received) {
+    pub(crate) const fn count(&mut self, received: &ReceivedFrame) {
         self.rx_packets += 1;
         self.rx_bytes += received.packet.len() as u64;
         match received.checksum {

@@ -7,8 +7,8 @@ mod quiesce;
 mod transmit;
 
 use abi::disk::{DiskCompletion, DiskRequest};
-use abi::port::{RxFrame, TxFrame, WireCaps};
-use abi::{Capabilities, DeviceLoad, Event, Op, PacketPool, Received, Refusal};
+use abi::link::{LinkCaps, RxFrame, TxFrame};
+use abi::{Capabilities, DeviceLoad, Event, Op, PacketPool, ReceivedFrame, Refusal};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use base::{Duration, Instant, internal_error};
@@ -49,7 +49,7 @@ const LOAD_LOW_PERMILLE: u16 = 700;
 /// [`poll_timeout`](Self::poll_timeout) is the time of the next poll if no input arrives before.
 pub struct Device {
     config: DeviceConfig,
-    link: WireCaps,
+    link: LinkCaps,
     receiver: RxPipeline,
     /// Corrects TCP timestamps; `None` if that is disabled.
     timestamp_guard: Option<TimestampGuard>,
@@ -74,7 +74,7 @@ pub struct Device {
 impl Device {
     /// Creates a device on a link with the capabilities `link`.
     #[must_use]
-    pub fn new(config: DeviceConfig, wire: WireCaps) -> Self {
+    pub fn new(config: DeviceConfig, wire: LinkCaps) -> Self {
         let transmit_bytes_max = config.transmit_bytes_max.max(RUN_BYTES_MAX);
         let config = DeviceConfig { queues: config.queues.max(1), transmit_bytes_max, ..config };
         let pool = PacketPool::new(config.pool_buffers_max);
@@ -160,11 +160,11 @@ impl Device {
 
     /// Copies a frame that belongs to no flow (a neighbor advertisement, an ICMP error) to all
     /// other hosts.
-    fn copy_to_other_queues(&mut self, queue: usize, received: &Received) {
+    fn copy_to_other_queues(&mut self, queue: usize, received: &ReceivedFrame) {
         for other in (0..self.queues()).filter(|&other| other != queue) {
             let Some(packet) = self.egress.pool.copy(received.packet.as_slice()) else { return };
-            let Received { checksum, flow_hash, segment_size, .. } = *received;
-            let copy = Received::new(packet, checksum, flow_hash, segment_size);
+            let ReceivedFrame { checksum, flow_hash, segment_size, .. } = *received;
+            let copy = ReceivedFrame::new(packet, checksum, flow_hash, segment_size);
             self.egress.deliver_or_drop(other, copy);
         }
     }
@@ -350,7 +350,7 @@ impl Device {
 
     /// Takes the device's load, in thousandths of the driver's time. The hosts are told when the
     /// device becomes overloaded and when it no longer is, with hysteresis between the two.
-    pub fn note_load(&mut self, permille: u16) {
+    pub fn set_load(&mut self, permille: u16) {
         let high = if self.load_is_high {
             permille > LOAD_LOW_PERMILLE
         } else {

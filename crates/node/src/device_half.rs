@@ -1,11 +1,11 @@
 //! The device's half of the driver.
 
-use abi::port::{RxFrame, TxFrame, TxStatus};
+use abi::link::{LinkTxStatus, RxFrame, TxFrame};
 use abi::{Event, Op, PacketBuf, PacketPool};
 use base::Instant;
 use nic::Device;
 
-use crate::{DiskPort, Turn};
+use crate::{DiskPort, TurnResult};
 
 /// Most frames, operations and completions, each, that are taken in a turn: enough for batches to
 /// pay, few enough that the other sources wait for tens of microseconds only.
@@ -17,7 +17,7 @@ pub trait DevicePorts: DiskPort {
     fn receive(&mut self, now: Instant, pool: &mut PacketPool) -> Option<RxFrame>;
 
     /// Sends a frame.
-    fn transmit(&mut self, now: Instant, frame: &TxFrame) -> TxStatus;
+    fn transmit(&mut self, now: Instant, frame: &TxFrame) -> LinkTxStatus;
 
     /// Returns the next operation of the host.
     fn pop_op(&mut self) -> Option<Op>;
@@ -52,8 +52,8 @@ impl DeviceHalf {
     }
 
     /// Takes a batch from each source, and moves all outputs of the device to the ports.
-    pub fn turn(&mut self, now: Instant, ports: &mut impl DevicePorts) -> Turn {
-        let mut turn = Turn::default();
+    pub fn turn(&mut self, now: Instant, ports: &mut impl DevicePorts) -> TurnResult {
+        let mut turn = TurnResult::default();
         self.take_frames(now, ports, &mut turn);
         self.take_ops(now, ports, &mut turn);
         self.take_completions(now, ports, &mut turn);
@@ -71,7 +71,7 @@ impl DeviceHalf {
         self.device.poll_timeout(now)
     }
 
-    fn take_frames(&mut self, now: Instant, ports: &mut impl DevicePorts, turn: &mut Turn) {
+    fn take_frames(&mut self, now: Instant, ports: &mut impl DevicePorts, turn: &mut TurnResult) {
         for _ in 0..BATCH {
             let Some(frame) = ports.receive(now, self.device.pool()) else { return };
             self.device.handle_frame(now, frame);
@@ -80,7 +80,7 @@ impl DeviceHalf {
         turn.more = true;
     }
 
-    fn take_ops(&mut self, now: Instant, ports: &mut impl DevicePorts, turn: &mut Turn) {
+    fn take_ops(&mut self, now: Instant, ports: &mut impl DevicePorts, turn: &mut TurnResult) {
         while let Some(packet) = ports.pop_recycled() {
             self.device.pool().put(packet);
         }
@@ -96,7 +96,12 @@ impl DeviceHalf {
         turn.more = true;
     }
 
-    fn take_completions(&mut self, now: Instant, ports: &mut impl DevicePorts, turn: &mut Turn) {
+    fn take_completions(
+        &mut self,
+        now: Instant,
+        ports: &mut impl DevicePorts,
+        turn: &mut TurnResult,
+    ) {
         for _ in 0..BATCH {
             let Some(completion) = ports.poll(now) else { return };
             self.device.handle_disk(now, completion);
@@ -105,7 +110,12 @@ impl DeviceHalf {
         turn.more = true;
     }
 
-    fn submit_requests(&mut self, now: Instant, ports: &mut impl DevicePorts, turn: &mut Turn) {
+    fn submit_requests(
+        &mut self,
+        now: Instant,
+        ports: &mut impl DevicePorts,
+        turn: &mut TurnResult,
+    ) {
         let mut any = false;
         while let Some(request) = self.device.poll_disk() {
             if let Err(request) = ports.submit(now, request) {
@@ -121,13 +131,13 @@ impl DeviceHalf {
         }
     }
 
-    fn send_frames(&mut self, now: Instant, ports: &mut impl DevicePorts, turn: &mut Turn) {
+    fn send_frames(&mut self, now: Instant, ports: &mut impl DevicePorts, turn: &mut TurnResult) {
         for _ in 0..BATCH {
             let Some(frame) = self.device.poll_frame(now) else { return };
             match ports.transmit(now, &frame) {
-                TxStatus::Sent | TxStatus::Failed => self.device.recycle(frame),
-                TxStatus::TooLong => self.device.unpoll_long_frame(frame),
-                TxStatus::Full => {
+                LinkTxStatus::Sent | LinkTxStatus::Failed => self.device.recycle(frame),
+                LinkTxStatus::TooLong => self.device.unpoll_long_frame(frame),
+                LinkTxStatus::Full => {
                     self.device.unpoll_frame(frame);
                     turn.blocked = true;
                     return;
@@ -138,7 +148,7 @@ impl DeviceHalf {
         turn.more = true;
     }
 
-    fn push_events(&mut self, ports: &mut impl DevicePorts, turn: &mut Turn) {
+    fn push_events(&mut self, ports: &mut impl DevicePorts, turn: &mut TurnResult) {
         for queue in 0..self.device.queues() {
             let mut any = false;
             while let Some(event) = self.device.poll_queue_event(queue) {

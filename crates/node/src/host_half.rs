@@ -5,7 +5,7 @@ use abi::{Event, FileAccess, Op, PacketBuf};
 use base::Instant;
 use host::{Application, Host};
 
-use crate::{DiskPort, Turn};
+use crate::{DiskPort, TurnResult};
 
 /// Most events of a device, and most completions, that are taken in a turn.
 const BATCH: usize = 256;
@@ -84,8 +84,8 @@ impl HostHalf {
         now: Instant,
         app: &mut (impl Application + ?Sized),
         ports: &mut impl HostPorts,
-    ) -> Turn {
-        let mut turn = Turn::default();
+    ) -> TurnResult {
+        let mut turn = TurnResult::default();
         self.take_events(now, ports, &mut turn);
         self.take_completions(now, ports, &mut turn);
         if self.host.poll_timeout().is_some_and(|at| at <= now) {
@@ -105,7 +105,7 @@ impl HostHalf {
         [self.host.poll_timeout(), of_app].into_iter().flatten().min()
     }
 
-    fn take_events(&mut self, now: Instant, ports: &mut impl HostPorts, turn: &mut Turn) {
+    fn take_events(&mut self, now: Instant, ports: &mut impl HostPorts, turn: &mut TurnResult) {
         for device in 0..ports.devices() {
             let mut room = BATCH;
             while let Some(event) = ports.pop_event(device) {
@@ -120,7 +120,12 @@ impl HostHalf {
         }
     }
 
-    fn take_completions(&mut self, now: Instant, ports: &mut impl HostPorts, turn: &mut Turn) {
+    fn take_completions(
+        &mut self,
+        now: Instant,
+        ports: &mut impl HostPorts,
+        turn: &mut TurnResult,
+    ) {
         for _ in 0..BATCH {
             let Some(completion) = ports.poll(now) else { return };
             self.host.handle_disk(now, completion);
@@ -133,7 +138,7 @@ impl HostHalf {
         &mut self,
         now: Instant,
         app: &mut (impl Application + ?Sized),
-        turn: &mut Turn,
+        turn: &mut TurnResult,
     ) {
         let is_due = app.poll_timeout().is_some_and(|at| at <= now);
         if is_due && self.phase == AppPhase::Running {
@@ -156,7 +161,7 @@ impl HostHalf {
         now: Instant,
         app: &mut (impl Application + ?Sized),
         ports: &mut impl HostPorts,
-        turn: &mut Turn,
+        turn: &mut TurnResult,
     ) {
         let mut any = false;
         while let Some(op) = self.next_op(now) {
@@ -190,7 +195,7 @@ impl HostHalf {
         now: Instant,
         app: &mut (impl Application + ?Sized),
         ports: &mut impl HostPorts,
-        turn: &mut Turn,
+        turn: &mut TurnResult,
     ) {
         let mut any = false;
         while let Some(request) = self.waiting_request.take().or_else(|| self.host.poll_disk()) {

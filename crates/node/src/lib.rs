@@ -13,7 +13,7 @@
 //! - The echo of a transmit is in the host's ring before the first frame of that transmit is on the
 //!   link, so that the host knows of the transmit before its bytes can be acknowledged.
 //! - A full link, ring or disk loses nothing: the frame, event, operation or request stays first in
-//!   line, and [`Turn::blocked`] asks for another turn soon.
+//!   line, and [`TurnResult::blocked`] asks for another turn soon.
 //! - No half takes more than a batch from one source in a turn, so that no source starves another.
 //! - Buffers return: those of sent frames to the device's pool, those of read packets over the
 //!   ring.
@@ -52,7 +52,7 @@ pub trait DiskPort {
 
 /// Result of a turn of either half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Turn {
+pub struct TurnResult {
     /// There was an input, an output or a time-out.
     pub worked: bool,
     /// A batch reached its limit: there is more to do at once.

@@ -1,36 +1,38 @@
 //! Tests of runs of segments that a link finds too long for one frame.
 
-use abi::port::WireCaps;
+use abi::link::LinkCaps;
 use base::{Duration, Instant};
 use bytes::Bytes;
-use host::{Cidr, Config, Listen};
+use host::{Cidr, HostConfig, ListenConfig};
 use nic::{DeviceConfig, LONG_TRANSMIT_BYTES};
-use testkit::{Machine, MemDisk, Network, Notices, PLAIN_LINK, fixed_delay_link, read_all};
+use testkit::{
+    MemDisk, NoticeRecorder, PLAIN_LINK, TestMachine, TwoMachineNetwork, fixed_delay_link, read_all,
+};
 use wire::Endpoint;
 
 const BYTES: usize = 4_000_000;
 /// Payload bytes of the longest run that every link takes.
 const RUN_BYTES_MAX: usize = 65_416;
 
-fn machine(number: u8) -> (Machine<MemDisk>, Notices) {
-    let link = WireCaps { segmentation: true, checksum: true, ..PLAIN_LINK };
+fn machine(number: u8) -> (TestMachine<MemDisk>, NoticeRecorder) {
+    let link = LinkCaps { segmentation: true, checksum: true, ..PLAIN_LINK };
     let mut device = DeviceConfig::new([2, 0, 0, 0, 0, number]);
     (device.transmit_bytes_max, device.run_bytes_max) = (LONG_TRANSMIT_BYTES, LONG_TRANSMIT_BYTES);
     let addrs = vec![Cidr { addr: [10, 0, 0, number].into(), prefix_len: 24 }];
-    let mut config = Config { addrs, ..Config::default() };
+    let mut config = HostConfig { addrs, ..HostConfig::default() };
     config.tcp.pacing = false;
-    let mut machine = Machine::new(config, device, link, number.into(), MemDisk::default());
+    let mut machine = TestMachine::new(config, device, link, number.into(), MemDisk::default());
     machine.run_bytes_max = RUN_BYTES_MAX;
-    (machine, Notices::default())
+    (machine, NoticeRecorder::default())
 }
 
 /// A run that is too long is sent again in shorter ones, and so are all later runs: nothing is
 /// lost.
 #[test]
 fn a_run_that_is_too_long_leaves_in_shorter_ones() {
-    let mut net = Network::new(Instant::from_millis(1), machine(1), machine(2));
+    let mut net = TwoMachineNetwork::new(Instant::from_millis(1), machine(1), machine(2));
     net.link = fixed_delay_link(Duration::from_millis(1));
-    net.server.host().listen(Listen { addr: None, port: 80, backlog: 1 }).unwrap();
+    net.server.host().listen(ListenConfig { addr: None, port: 80, backlog: 1 }).unwrap();
     let now = net.now;
     let remote = Endpoint { addr: [10, 0, 0, 2].into(), port: 80 };
     let client = net.client.host().connect(now, remote).unwrap();

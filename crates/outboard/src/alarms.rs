@@ -8,9 +8,9 @@ use serde_json::Value;
 /// Returns all alarms.
 fn all() -> impl Iterator<Item = &'static str> {
     let applications = [
-        apps::content::Counters::ALARMS,
-        apps::proxy::Counters::ALARMS,
-        apps::nvme::target::Counters::ALARMS,
+        apps::content::ContentCounters::ALARMS,
+        apps::proxy::ProxyCounters::ALARMS,
+        apps::nvme::target::NvmeTargetCounters::ALARMS,
         apps::nvme::initiator::InitiatorCounters::ALARMS,
     ];
     stack::alarms().chain(applications.into_iter().flatten().copied())

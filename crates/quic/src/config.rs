@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use abi::crypto::CryptoProvider;
-use abi::quic::{QuicSteering, Reorder};
+use abi::quic::{QuicReorderBounds, QuicSteering};
 use base::Duration;
 
 use crate::qlog::OpenQlog;
 
 /// Configuration of an endpoint.
 #[derive(Clone)]
-pub struct Config {
+pub struct QuicEndpointConfig {
     /// UDP port.
     pub port: u16,
     /// TLS configuration of accepted connections; `None` if the endpoint accepts none. TLS 1.3 must
@@ -39,7 +39,7 @@ pub struct Config {
     /// Bounds of the device's reordering window; `None` if the device delivers packets as they
     /// come. `time` is an upper bound: a connection uses a quarter of its round-trip time if that
     /// is less.
-    pub reorder: Option<Reorder>,
+    pub reorder: Option<QuicReorderBounds>,
     /// True if peers may migrate to other addresses (RFC 9000 section 9).
     pub migration: bool,
     /// Steering of datagrams over several hosts, and the queue of this one. All hosts that share
@@ -56,13 +56,13 @@ pub struct Config {
     pub idle_timeout: Duration,
 }
 
-impl Config {
+impl QuicEndpointConfig {
     /// Default bounds of the reordering window. `time` is a fifth of the maximum delay of an
     /// acknowledgment (RFC 9000 section 18.2). `packets` and `bytes` fit what a connection with the
     /// default receive window can receive in that time, a quarter of a round trip. Lower bounds
     /// would make a burst give up gaps that are about to be filled.
-    pub const REORDER: Reorder =
-        Reorder { packets: 256, bytes: 256 * 1024, time: Duration::from_millis(5) };
+    pub const REORDER: QuicReorderBounds =
+        QuicReorderBounds { packets: 256, bytes: 256 * 1024, time: Duration::from_millis(5) };
 
     /// Returns the default configuration.
     #[must_use]
@@ -88,7 +88,7 @@ impl Config {
     }
 }
 
-impl core::fmt::Debug for Config {
+impl core::fmt::Debug for QuicEndpointConfig {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         // The seed is secret.
         f.debug_struct("Config").field("port", &self.port).finish_non_exhaustive()

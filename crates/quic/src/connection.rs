@@ -15,10 +15,10 @@ use bytes::Bytes;
 use host::{DiskToken, DiskUser, FaultScope, Host, UdpId};
 use quinn_proto::{ConnectionHandle, Dir, StreamId, VarInt, WriteError};
 
-use crate::Handle;
-use crate::config::Config;
+use crate::QuicHandle;
+use crate::config::QuicEndpointConfig;
 use crate::congestion::{LossCounts, PathCongestion};
-use crate::counters::Counters;
+use crate::counters::QuicEndpointCounters;
 use crate::file_ranges::{
     CHUNK_BYTES, FileRange, ReleasedRanges, StreamFileMap, placeholder_zeros,
 };
@@ -111,9 +111,9 @@ pub struct StreamWaitCounts {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ReadPurpose {
     /// Data of a stream, on a connection without transmit offload.
-    Stream { handle: Handle, stream: StreamId, extent: FileExtent },
+    Stream { handle: QuicHandle, stream: StreamId, extent: FileExtent },
     /// Missing file content of a packet that was already built.
-    Delayed { handle: Handle, late: u64, at: usize, extent: FileExtent },
+    Delayed { handle: QuicHandle, late: u64, at: usize, extent: FileExtent },
 }
 
 /// File reads in progress.
@@ -147,8 +147,8 @@ pub(crate) struct QuicEnv<'a> {
     pub(crate) now: Instant,
     pub(crate) host: &'a mut Host,
     pub(crate) socket: UdpId,
-    pub(crate) config: &'a Config,
-    pub(crate) counters: &'a mut Counters,
+    pub(crate) config: &'a QuicEndpointConfig,
+    pub(crate) counters: &'a mut QuicEndpointCounters,
     pub(crate) released: &'a ReleasedRanges,
     pub(crate) reads: &'a mut PendingReads,
     pub(crate) scratch: &'a mut TransmitScratch,
@@ -177,7 +177,7 @@ impl QuicEnv<'_> {
 pub(crate) struct QuicConnection {
     pub(crate) inner: quinn_proto::Connection,
     pub(crate) quinn_handle: ConnectionHandle,
-    pub(crate) handle: Handle,
+    pub(crate) handle: QuicHandle,
     pub(crate) shared: Arc<OneRttShared>,
     pub(crate) flow: FlowId,
     pub(crate) offload: ConnectionOffload,
@@ -219,7 +219,7 @@ impl QuicConnection {
     pub(crate) fn new(
         inner: quinn_proto::Connection,
         quinn: ConnectionHandle,
-        handle: Handle,
+        handle: QuicHandle,
         shared: Arc<OneRttShared>,
         flow: FlowId,
     ) -> Self {
@@ -643,7 +643,7 @@ impl QuicConnection {
     }
 
     /// Records a change of the peer's address (RFC 9000 section 9).
-    pub(crate) fn update_peer_address(&mut self, counters: &mut Counters) {
+    pub(crate) fn update_peer_address(&mut self, counters: &mut QuicEndpointCounters) {
         let remote = self.inner.remote_address();
         if self.remote != remote {
             self.remote = remote;
@@ -659,7 +659,7 @@ impl QuicConnection {
         self.count_losses(cx.counters, counts);
     }
 
-    fn count_losses(&mut self, counters: &mut Counters, counts: LossCounts) {
+    fn count_losses(&mut self, counters: &mut QuicEndpointCounters, counts: LossCounts) {
         counters.count_losses(counts);
         self.losses += counts;
     }

@@ -6,7 +6,7 @@ use crate::congestion::LossCounts;
 
 base::counters! {
     /// Counters of a QUIC endpoint.
-    pub struct Counters {
+    pub struct QuicEndpointCounters {
         /// States that cannot occur, whatever the peer sends: a bug in this endpoint.
         quic_internal_errors: alarm,
         /// Connections whose handshake completed.
@@ -101,7 +101,7 @@ base::counters! {
     }
 }
 
-impl Counters {
+impl QuicEndpointCounters {
     /// Adds the results of loss detection.
     pub(crate) const fn count_losses(&mut self, counts: LossCounts) {
         self.quic_reductions += counts.reductions;

@@ -14,7 +14,7 @@ use abi::{FileExtent, FileId};
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-use crate::Handle;
+use crate::QuicHandle;
 
 /// Maximum length of a chunk.
 pub(crate) const CHUNK_BYTES: usize = 64 * 1024;
@@ -25,7 +25,7 @@ static ZEROS: [u8; CHUNK_BYTES] = [0; CHUNK_BYTES];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileRange {
     /// Connection of the stream.
-    pub(crate) connection: Handle,
+    pub(crate) connection: QuicHandle,
     /// Stream number.
     pub(crate) stream: u64,
     /// Stream offset of the first byte.
@@ -172,7 +172,7 @@ mod tests {
     fn place(stream: u64, start: u64, len: u64) -> FileRange {
         let file = FileId(u32::try_from(stream).unwrap());
         FileRange {
-            connection: Handle { index: 0, serial: 1 },
+            connection: QuicHandle { index: 0, serial: 1 },
             stream,
             start,
             len,

@@ -1,7 +1,7 @@
 //! QUIC (RFC 9000) over the host's UDP sockets, based on quinn-proto, with packet protection and
 //! file content that can be offloaded to the device.
 //!
-//! An [`Endpoint`] runs beside [`host::Host`] as an application does: it handles notices and
+//! An [`QuicEndpoint`] runs beside [`host::Host`] as an application does: it handles notices and
 //! timeouts and emits events. Unmodified quinn-proto implements RFC 9000 and RFC 9002; this crate
 //! turns its packets into operations of the contract (`abi::quic`).
 //!
@@ -36,11 +36,12 @@ mod session;
 mod transmit;
 mod version;
 
-pub use config::Config;
+pub use config::QuicEndpointConfig;
 pub use connection::StreamWaitCounts;
-pub use counters::Counters;
+pub use counters::QuicEndpointCounters;
 pub use endpoint::{
-    Endpoint, Event, Handle, QuicConfigError, QuicConnectError, ReadEnd, SendProgress,
+    QuicConfigError, QuicConnectError, QuicEndpoint, QuicEvent, QuicHandle, SendProgress,
+    StreamReadError,
 };
 pub use info::ConnectionInfo;
 pub use qlog::{OpenQlog, QlogWriter};

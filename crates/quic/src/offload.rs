@@ -9,15 +9,15 @@
 use std::collections::BTreeMap;
 
 use abi::quic::{
-    Direction, QuicAdd, QuicConnectionId, QuicId, QuicKeys, QuicRekey, QuicRouteChange,
-    QuicRouteKey, Reorder,
+    QuicAdd, QuicConnectionId, QuicDirection, QuicId, QuicKeys, QuicRekey, QuicReorderBounds,
+    QuicRouteChange, QuicRouteKey,
 };
 use abi::{FlowId, Refusal};
 use base::Duration;
 use host::Host;
 
-use crate::config::Config;
-use crate::counters::Counters;
+use crate::config::QuicEndpointConfig;
+use crate::counters::QuicEndpointCounters;
 use crate::protection::{OneRttShared, OneRttState};
 
 /// Our connection IDs in use, by sequence number.
@@ -44,8 +44,8 @@ pub(crate) struct ConnectionOffload {
 /// Parts of the endpoint that operations of the device need.
 pub(crate) struct OffloadEnv<'a> {
     pub(crate) host: &'a mut Host,
-    pub(crate) counters: &'a mut Counters,
-    pub(crate) config: &'a Config,
+    pub(crate) counters: &'a mut QuicEndpointCounters,
+    pub(crate) config: &'a QuicEndpointConfig,
 }
 
 impl Default for ConnectionOffload {
@@ -58,9 +58,9 @@ impl Default for ConnectionOffload {
 /// Returns the reordering bounds for a round-trip time. A quarter of it is the delay that TCP's
 /// RACK tolerates before it declares a loss (RFC 8985 section 6.2, `RACK_reo_wnd`). A longer wait
 /// would delay the peer's detection of real losses.
-fn reorder_bounds_for_rtt(bounds: Reorder, min_rtt: Duration) -> Reorder {
+fn reorder_bounds_for_rtt(bounds: QuicReorderBounds, min_rtt: Duration) -> QuicReorderBounds {
     let quarter = Duration::from_nanos(min_rtt.as_nanos() / 4);
-    Reorder { time: quarter.max(REORDER_TIME_MIN).min(bounds.time), ..bounds }
+    QuicReorderBounds { time: quarter.max(REORDER_TIME_MIN).min(bounds.time), ..bounds }
 }
 
 /// Properties of a connection that the device needs besides its keys.
@@ -162,7 +162,7 @@ impl ConnectionOffload {
             device.host.quic_add(Box::new(QuicAdd {
                 quic,
                 flow,
-                direction: Direction::Transmit,
+                direction: QuicDirection::Transmit,
                 suite,
                 header_key: ours.for_device(),
                 keys: tx_keys,
@@ -179,7 +179,7 @@ impl ConnectionOffload {
             device.host.quic_add(Box::new(QuicAdd {
                 quic,
                 flow,
-                direction: Direction::Receive { routes, reorder },
+                direction: QuicDirection::Receive { routes, reorder },
                 suite,
                 header_key: theirs.for_device(),
                 keys: rx_keys,
@@ -286,12 +286,12 @@ mod tests {
 
     #[test]
     fn packets_wait_for_a_quarter_of_a_round_trip() {
-        let bounds = Config::REORDER;
+        let bounds = QuicEndpointConfig::REORDER;
         let time = |rtt| reorder_bounds_for_rtt(bounds, rtt).time;
         assert_eq!(time(Duration::from_millis(10)), Duration::from_micros(2500));
         assert_eq!(time(Duration::from_micros(50)), Duration::from_micros(100));
         assert_eq!(time(Duration::from_secs(3)), bounds.time);
-        let short = Reorder { time: Duration::from_micros(10), ..bounds };
+        let short = QuicReorderBounds { time: Duration::from_micros(10), ..bounds };
         assert_eq!(
             reorder_bounds_for_rtt(short, Duration::from_millis(10)),
             short,

@@ -21,7 +21,7 @@ use wire::Endpoint;
 use wire::quic::{QuicFrame, QuicFrames, QuicStreamFrame};
 
 use crate::connection::{QuicConnection, QuicEnv, ReadPurpose};
-use crate::counters::Counters;
+use crate::counters::QuicEndpointCounters;
 use crate::file_ranges::Placeholders;
 use crate::frames::short_header_offset;
 use crate::protection::DeferredPacket;
@@ -260,7 +260,7 @@ impl QuicConnection {
     /// overwritten with zeros; plaintext is never sent.
     fn seal(
         &self,
-        counters: &mut Counters,
+        counters: &mut QuicEndpointCounters,
         datagram: &mut [u8],
         begin: usize,
         record: &DeferredPacket,

@@ -12,19 +12,19 @@ use base::Duration;
 use bytes::Bytes;
 use host::{Application as _, Notice};
 use model_network::{ModelAbilities, QuicModelNetwork, file_byte};
-use outboard_quic::{Dir, Event, Handle, ReadEnd, StreamEvent, StreamId};
+use outboard_quic::{Dir, QuicEvent, QuicHandle, StreamEvent, StreamId, StreamReadError};
 
 const ALL: ModelAbilities =
     ModelAbilities { quic: true, decrypts: true, refuses: None, files: true };
 
 /// A connection on whose first stream the server sends bytes and a file.
 struct FileExchange {
-    client: Handle,
-    server: Option<Handle>,
+    client: QuicHandle,
+    server: Option<QuicHandle>,
     file: FileId,
     stream: Option<StreamId>,
     received: Vec<u8>,
-    ended: Option<ReadEnd>,
+    ended: Option<StreamReadError>,
     lost: Vec<&'static str>,
 }
 
@@ -43,20 +43,20 @@ impl FileExchange {
     fn step(&mut self, w: &mut QuicModelNetwork, len: u64) -> bool {
         while let Some(event) = w.client.endpoint.poll_event() {
             match event {
-                Event::Connected(handle) => {
+                QuicEvent::Connected(handle) => {
                     let stream = w.client.endpoint.open_stream(handle, Dir::Bi).expect("allowed");
                     w.client.endpoint.write(handle, stream, Bytes::from_static(b"please"));
                     w.client.endpoint.finish(handle, stream);
                     self.stream = Some(stream);
                 }
-                Event::Lost(..) => self.lost.push("client"),
-                Event::Stream(..) => self.read(w),
+                QuicEvent::Lost(..) => self.lost.push("client"),
+                QuicEvent::Stream(..) => self.read(w),
             }
         }
         while let Some(event) = w.server.endpoint.poll_event() {
             match event {
-                Event::Connected(handle) => self.server = Some(handle),
-                Event::Stream(handle, StreamEvent::Opened { dir: Dir::Bi }) => {
+                QuicEvent::Connected(handle) => self.server = Some(handle),
+                QuicEvent::Stream(handle, StreamEvent::Opened { dir: Dir::Bi }) => {
                     let endpoint = &mut w.server.endpoint;
                     let stream = endpoint.accept_stream(handle, Dir::Bi).expect("it is there");
                     endpoint.write(handle, stream, Bytes::from_static(HEAD));
@@ -65,8 +65,8 @@ impl FileExchange {
                     endpoint.write(handle, stream, Bytes::from_static(b"tail"));
                     endpoint.finish(handle, stream);
                 }
-                Event::Lost(..) => self.lost.push("server"),
-                Event::Stream(..) => {}
+                QuicEvent::Lost(..) => self.lost.push("server"),
+                QuicEvent::Stream(..) => {}
             }
         }
         self.ended.is_some()
@@ -77,7 +77,7 @@ impl FileExchange {
         loop {
             match w.client.endpoint.read(self.client, stream, usize::MAX) {
                 Ok(bytes) => self.received.extend_from_slice(&bytes),
-                Err(ReadEnd::Blocked) => return,
+                Err(StreamReadError::Blocked) => return,
                 Err(end) => {
                     self.ended.get_or_insert(end);
                     return;
@@ -87,7 +87,7 @@ impl FileExchange {
     }
 
     fn check(&self, len: u64) {
-        assert_eq!(self.ended, Some(ReadEnd::Finished));
+        assert_eq!(self.ended, Some(StreamReadError::Finished));
         assert_eq!(self.received.len() as u64, 8 + len);
         assert!(self.received.starts_with(HEAD) && self.received.ends_with(b"tail"));
         let body = &self.received[4..self.received.len() - 4];
@@ -267,7 +267,7 @@ fn a_file_that_fails_resets_its_stream() {
         e.step(w, 3_000_000)
     });
     assert!(ended);
-    assert_eq!(e.ended, Some(ReadEnd::Reset(0x0102)), "H3_INTERNAL_ERROR");
+    assert_eq!(e.ended, Some(StreamReadError::Reset(0x0102)), "H3_INTERNAL_ERROR");
     assert_eq!(w.server.endpoint.counters().quic_file_failures, 1);
     close(&mut w, &e);
 }
@@ -286,7 +286,9 @@ fn many_file_extents_in_a_datagram() {
     let mut received = Vec::new();
     let ended = w.run(60, |w| {
         while let Some(event) = w.server.endpoint.poll_event() {
-            let Event::Stream(_, StreamEvent::Opened { dir: Dir::Bi }) = event else { continue };
+            let QuicEvent::Stream(_, StreamEvent::Opened { dir: Dir::Bi }) = event else {
+                continue;
+            };
             let (endpoint, host) = (&mut w.server.endpoint, &mut w.server.host);
             let answer = endpoint.accept_stream(server, Dir::Bi).unwrap();
             for piece in 0..40 {
@@ -298,7 +300,7 @@ fn many_file_extents_in_a_datagram() {
         loop {
             match w.client.endpoint.read(client, stream, usize::MAX) {
                 Ok(bytes) => received.extend_from_slice(&bytes),
-                Err(end) => return end == ReadEnd::Finished,
+                Err(end) => return end == StreamReadError::Finished,
             }
         }
     });
@@ -381,7 +383,7 @@ fn info_shows_stream_wait_reasons() {
     // The client does not read, so its stream window fills up.
     let stuck = |w: &mut QuicModelNetwork, e: &mut FileExchange| {
         while let Some(event) = w.client.endpoint.poll_event() {
-            if let Event::Connected(handle) = event {
+            if let QuicEvent::Connected(handle) = event {
                 let stream = w.client.endpoint.open_stream(handle, Dir::Bi).expect("allowed");
                 w.client.endpoint.write(handle, stream, Bytes::from_static(b"please"));
                 w.client.endpoint.finish(handle, stream);

@@ -8,7 +8,7 @@
 
 use base::{Duration, Prng};
 
-use crate::faults::{DiskFaults, Hostile, NetFaults, Rings, Scenario};
+use crate::faults::{AttackerConfig, DiskFaults, NetFaults, RingFaults, Scenario};
 
 /// Salt of this module's generator.
 const SALT: u64 = 0xca17_0f0b;
@@ -21,7 +21,7 @@ const LONG: Duration = Duration::from_secs(30);
 
 /// The single disturbance of a scenario.
 #[derive(Clone, Debug)]
-pub(crate) enum Calm {
+pub(crate) enum Disturbance {
     /// Some packets are delayed, by less than RACK's initial reordering window: a sender that has
     /// seen reordering must not mark any of them lost.
     Reordering,
@@ -56,16 +56,16 @@ impl Scenario {
     /// Returns the size in bytes of every file, if the disturbance prescribes one.
     pub(crate) fn file_bytes(&self) -> Option<u64> {
         match self.calm {
-            Some(Calm::Bottleneck { bytes, .. }) => Some(bytes),
-            Some(Calm::Reordering) => Some(2_000_000),
-            Some(Calm::SlowDisk) | None => None,
+            Some(Disturbance::Bottleneck { bytes, .. }) => Some(bytes),
+            Some(Disturbance::Reordering) => Some(2_000_000),
+            Some(Disturbance::SlowDisk) | None => None,
         }
     }
 
     /// Removes every fault.
     fn calm_down(&mut self, r: &mut Prng) {
         self.net = NetFaults::default();
-        self.hostile = Hostile::default();
+        self.hostile = AttackerConfig::default();
         self.disk = DiskFaults {
             latency: (Duration::from_micros(20), Duration::from_micros(200)),
             stall: 0.0,
@@ -78,12 +78,12 @@ impl Scenario {
             depth: 64,
             ..self.disk.clone()
         };
-        self.rings = Rings { slots: 4_096, late: 0.0, late_max: Duration::ZERO };
+        self.rings = RingFaults { slots: 4_096, late: 0.0, late_max: Duration::ZERO };
         let crowd = &mut self.crowd;
         (crowd.clients, crowd.sessions_max, crowd.requests_max) = (1, 1, 1);
         (crowd.slow, crowd.dribble, crowd.abort, crowd.odd) = (0.0, 0.0, 0.0, 0.0);
         crowd.vanish = 0;
-        (self.resets, self.lost_contexts, self.ends) = (0, 0, None);
+        (self.resets, self.lost_contexts, self.terminates) = (0, 0, None);
         (self.ports, self.late_answers, self.quic) = (None, false, None);
         self.pending_transmits_max = 65_536;
         self.backlog = 64;
@@ -114,7 +114,7 @@ impl Scenario {
             Duration::from_micros(r.range(round_trip_us / 24, round_trip_us / 12));
         self.client_tcp.receive_bytes_max = r.range(128 * 1024, 512 * 1024) as u32;
         self.proxied = None;
-        self.calm = Some(Calm::Reordering);
+        self.calm = Some(Disturbance::Reordering);
     }
 
     fn narrow(&mut self, r: &mut Prng) {
@@ -130,7 +130,7 @@ impl Scenario {
         let bytes = frames * 70_000;
         self.fault_time = Duration::from_millis(2_000 + 2_000 * bytes / rate);
         self.proxied = None;
-        self.calm = Some(Calm::Bottleneck { frames, bytes });
+        self.calm = Some(Disturbance::Bottleneck { frames, bytes });
     }
 
     fn slow_down_disk(&mut self, r: &mut Prng) {
@@ -147,6 +147,6 @@ impl Scenario {
             proxied.tcp.timestamps = true;
             proxied.tcp.receive_bytes_max = 1 << 20;
         }
-        self.calm = Some(Calm::SlowDisk);
+        self.calm = Some(Disturbance::SlowDisk);
     }
 }

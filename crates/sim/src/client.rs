@@ -11,14 +11,14 @@ use host::{ConnectError, Host, Notice, SocketError, SocketId, SocketOption};
 use wire::Endpoint;
 
 use crate::disk::SimDisk;
-use crate::faults::{Crowd, Scenario, Tls};
+use crate::faults::{ClientLoad, Scenario, TlsScenario};
 use crate::h3::H3Client;
-use crate::http::{Ask, Reader};
-use crate::late::Late;
-use crate::proxied::INTERNAL_ERROR;
-use crate::report::Report;
+use crate::http::{FileRequest, ResponseChecker};
+use crate::late_data::LateRequestData;
+use crate::proxy_scenario::INTERNAL_ERROR;
+use crate::report::RunReport;
 use crate::tls;
-use crate::trace::What;
+use crate::trace::TraceKind;
 
 /// Maximum number of consecutive tries of a session without a response.
 const TRIES_MAX: u32 = 200;
@@ -36,14 +36,14 @@ const MISSED_MAX: u64 = 40;
 
 /// Decryption of a connection's records by the device, for property 9.
 #[derive(Clone, Copy, Debug, Default)]
-struct Again {
+struct DecryptionProgress {
     /// Numbers of records decrypted fully, partly and not at all, at the last observation.
     before: Option<[u64; 3]>,
     /// Consecutive records since one was fully decrypted.
     missed: u64,
 }
 
-impl Again {
+impl DecryptionProgress {
     /// Notes new numbers. Returns whether decryption has resumed after missed records.
     fn note(&mut self, now: [u64; 3]) -> bool {
         let before = self.before.replace(now).unwrap_or(now);
@@ -59,7 +59,7 @@ impl Again {
 
 /// Reading speed of a session.
 #[derive(Clone, Copy, Debug)]
-enum Pace {
+enum ReadPace {
     /// Reads everything at once.
     Eager,
     /// Reads up to this many bytes per interval.
@@ -68,7 +68,7 @@ enum Pace {
 
 /// How a session ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+enum SessionEnd {
     /// It closes after the last response.
     Close,
     /// It sends `Connection: close` with its last request and waits for the server's FIN.
@@ -82,7 +82,7 @@ enum End {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum HttpSessionStage {
     /// It opens a connection at that time.
     Idle(Instant),
     /// It has a connection.
@@ -91,22 +91,22 @@ enum Stage {
 }
 
 #[derive(Debug)]
-struct Session {
-    asks: Vec<Ask>,
+struct HttpSession {
+    asks: Vec<FileRequest>,
     /// Maximum number of pipelined requests.
     depth: usize,
-    pace: Pace,
+    pace: ReadPace,
     /// Requests are written in pieces of this size at this interval.
     dribble: Option<(usize, Duration)>,
-    end: End,
-    stage: Stage,
+    end: SessionEnd,
+    stage: HttpSessionStage,
     /// Requests that were answered.
     answered: usize,
     /// Requests that were written on this connection, plus those answered before it.
     written: usize,
     /// Data that the host had no room for, or that is written in pieces.
     to_send: Bytes,
-    reader: Reader,
+    reader: ResponseChecker,
     /// Bytes read on this connection.
     read: u64,
     /// Time of its opening in simulated time.
@@ -119,25 +119,25 @@ struct Session {
     shut: bool,
     /// Requests from this index on wait until that time.
     pause: Option<(usize, Instant)>,
-    again: Again,
+    again: DecryptionProgress,
     /// Data sent after the last request.
-    late: Late,
+    late: LateRequestData,
 }
 
-impl Session {
+impl HttpSession {
     /// Returns a session that makes one request at a time, reads at once, and closes.
-    fn new(asks: Vec<Ask>, start: Instant) -> Self {
+    fn new(asks: Vec<FileRequest>, start: Instant) -> Self {
         Self {
             asks,
             depth: 1,
-            pace: Pace::Eager,
+            pace: ReadPace::Eager,
             dribble: None,
-            end: End::Close,
-            stage: Stage::Idle(start),
+            end: SessionEnd::Close,
+            stage: HttpSessionStage::Idle(start),
             answered: 0,
             written: 0,
             to_send: Bytes::new(),
-            reader: Reader::default(),
+            reader: ResponseChecker::default(),
             read: 0,
             opened: Instant::ZERO,
             established: false,
@@ -146,34 +146,34 @@ impl Session {
             tries: 0,
             shut: false,
             pause: None,
-            again: Again::default(),
-            late: Late::default(),
+            again: DecryptionProgress::default(),
+            late: LateRequestData::default(),
         }
     }
 }
 
 /// The client's environment in a call.
-pub(crate) struct Context<'a> {
+pub(crate) struct ClientEnv<'a> {
     /// Simulated time and the node's own.
     pub(crate) now: Instant,
     pub(crate) local: Instant,
     pub(crate) host: &'a mut Host,
     pub(crate) disk: &'a SimDisk,
-    pub(crate) report: &'a mut Report,
+    pub(crate) report: &'a mut RunReport,
 }
 
 /// A client.
-pub(crate) struct Client {
+pub(crate) struct SimClient {
     node: usize,
     server: Endpoint,
     rng: Prng,
-    sessions: Vec<Session>,
+    sessions: Vec<HttpSession>,
     /// Generator for the session after the faults.
     last: Prng,
     /// Its connections use keep-alive.
     keep_alive: bool,
     /// It uses HTTPS.
-    tls: Option<Tls>,
+    tls: Option<TlsScenario>,
     /// Its receive buffer holds any record whole, which decryption in place needs.
     holds_records: bool,
     /// Its proxy reads the ClientHello and may answer with an alert.
@@ -184,7 +184,7 @@ pub(crate) struct Client {
     pub(crate) h3: Option<H3Client>,
 }
 
-impl Client {
+impl SimClient {
     pub(crate) fn new(
         node: usize,
         server: Endpoint,
@@ -205,14 +205,14 @@ impl Client {
             (0..count).map(|_| draw_session(r, crowd, files, start)).collect();
         if scenario.calm.is_some() {
             // Transfers must be over before the end of the disturbance.
-            sessions.iter_mut().for_each(|session| session.end = End::Close);
+            sessions.iter_mut().for_each(|session| session.end = SessionEnd::Close);
         }
         let last = r.fork();
         if scenario.proxied.is_none() {
             // Uses a generator of its own: the rest of the session does not depend on these draws.
             let mut own = last.clone().fork();
-            let ask = sessions.iter_mut().filter(|session| session.end == End::Ask);
-            ask.for_each(|session| session.late = Late::draw(&mut own));
+            let ask = sessions.iter_mut().filter(|session| session.end == SessionEnd::Ask);
+            ask.for_each(|session| session.late = LateRequestData::draw(&mut own));
         }
         let lasts = tls.as_ref().filter(|_| scenario.calm.is_none());
         if let Some(end) = lasts.map(|_| start + scenario.fault_time + AFTER_FAULTS) {
@@ -245,7 +245,7 @@ impl Client {
     pub(crate) fn add_last(&mut self, files: &[(String, u64)], at: Instant) {
         // Its requests do not depend on how much was drawn during the faults.
         let mut rng = self.last.clone();
-        let crowd = Crowd {
+        let crowd = ClientLoad {
             clients: 1,
             sessions_max: 1,
             requests_max: 2,
@@ -258,8 +258,8 @@ impl Client {
             v6: 0.0,
         };
         let mut session = draw_session(&mut rng, &crowd, files, at);
-        session.stage = Stage::Idle(at);
-        session.end = End::Close;
+        session.stage = HttpSessionStage::Idle(at);
+        session.end = SessionEnd::Close;
         self.sessions.push(session);
         if let Some(h3) = &mut self.h3 {
             h3.add_last(files, at);
@@ -269,14 +269,14 @@ impl Client {
     /// Returns whether all sessions are done.
     pub(crate) fn is_done(&self) -> bool {
         let h3 = self.h3.as_ref().is_none_or(H3Client::is_done);
-        h3 && self.sessions.iter().all(|s| s.stage == Stage::Done)
+        h3 && self.sessions.iter().all(|s| s.stage == HttpSessionStage::Done)
     }
 
     /// Returns a description of unfinished sessions for a report.
     pub(crate) fn describe(&self, host: &Host) -> Vec<String> {
-        let describe = |s: &Session| {
+        let describe = |s: &HttpSession| {
             let info = match s.stage {
-                Stage::Open(socket) => format!("{:?}", host.info(socket)),
+                HttpSessionStage::Open(socket) => format!("{:?}", host.info(socket)),
                 _ => String::new(),
             };
             format!(
@@ -289,27 +289,28 @@ impl Client {
                 s.tries
             )
         };
-        let waits = self.sessions.iter().filter(|s| s.stage != Stage::Done).map(describe);
+        let waits =
+            self.sessions.iter().filter(|s| s.stage != HttpSessionStage::Done).map(describe);
         waits.chain(self.h3.iter().flat_map(H3Client::describe)).collect()
     }
 
     /// Returns when to call [`Self::handle_timeout`], on the node's clock.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        let next = |s: &Session| match s.stage {
-            Stage::Idle(at) => at,
-            Stage::Open(_) => s.wake,
-            Stage::Done => Instant::FAR_FUTURE,
+        let next = |s: &HttpSession| match s.stage {
+            HttpSessionStage::Idle(at) => at,
+            HttpSessionStage::Open(_) => s.wake,
+            HttpSessionStage::Done => Instant::FAR_FUTURE,
         };
         let sessions = self.sessions.iter().map(next).filter(|&at| at != Instant::FAR_FUTURE);
         sessions.chain(self.h3.as_ref().and_then(H3Client::poll_timeout)).min()
     }
 
     /// Handles expired timers.
-    pub(crate) fn handle_timeout(&mut self, cx: &mut Context<'_>) {
+    pub(crate) fn handle_timeout(&mut self, cx: &mut ClientEnv<'_>) {
         for index in 0..self.sessions.len() {
             match self.sessions[index].stage {
-                Stage::Idle(at) if at <= cx.local => self.open(index, cx),
-                Stage::Open(_) if self.sessions[index].wake <= cx.local => {
+                HttpSessionStage::Idle(at) if at <= cx.local => self.open(index, cx),
+                HttpSessionStage::Open(_) if self.sessions[index].wake <= cx.local => {
                     self.sessions[index].wake = Instant::FAR_FUTURE;
                     self.drive(index, cx);
                 }
@@ -322,25 +323,25 @@ impl Client {
     }
 
     /// Finishes a turn: flushes the QUIC endpoint.
-    pub(crate) fn advance(&mut self, cx: &mut Context<'_>) {
+    pub(crate) fn advance(&mut self, cx: &mut ClientEnv<'_>) {
         if let Some(h3) = &mut self.h3 {
             h3.advance(cx);
         }
     }
 
     /// Handles a notice of the host.
-    pub(crate) fn handle_notice(&mut self, notice: Notice, cx: &mut Context<'_>) {
+    pub(crate) fn handle_notice(&mut self, notice: Notice, cx: &mut ClientEnv<'_>) {
         if let Some(h3) = &mut self.h3 {
             h3.handle_notice(notice, cx);
         }
         let Notice::Socket(socket) = notice else { return };
-        let found = self.sessions.iter().position(|s| s.stage == Stage::Open(socket));
+        let found = self.sessions.iter().position(|s| s.stage == HttpSessionStage::Open(socket));
         if let Some(index) = found {
             self.drive(index, cx);
         }
     }
 
-    fn open(&mut self, index: usize, cx: &mut Context<'_>) {
+    fn open(&mut self, index: usize, cx: &mut ClientEnv<'_>) {
         let session = &mut self.sessions[index];
         session.tries += 1;
         let opened = match &self.tls {
@@ -352,7 +353,7 @@ impl Client {
         };
         if opened == Err(ConnectError::NoPort) && self.few_ports {
             session.tries -= 1;
-            session.stage = Stage::Idle(cx.local + PORTS_WAIT);
+            session.stage = HttpSessionStage::Idle(cx.local + PORTS_WAIT);
             return;
         }
         let Ok(socket) = opened else {
@@ -366,26 +367,26 @@ impl Client {
             let interval = Duration::from_secs(self.rng.range(5, 30));
             cx.host.set_option(cx.local, socket, SocketOption::KeepAlive(Some(interval)));
         }
-        session.stage = Stage::Open(socket);
+        session.stage = HttpSessionStage::Open(socket);
         session.written = session.answered;
         session.to_send = Bytes::new();
-        session.reader = Reader::default();
+        session.reader = ResponseChecker::default();
         session.read = 0;
         session.opened = cx.now;
         session.established = false;
         session.shut = false;
-        session.again = Again::default();
+        session.again = DecryptionProgress::default();
         session.late.restart();
         session.wake = Instant::FAR_FUTURE;
         session.may_send_at = Instant::ZERO;
         let port = cx.host.local(socket).map_or(0, |local| local.port);
         let fields = [index as u64, port.into(), session.tries.into(), 0, 0];
-        cx.report.trace.note(cx.now, self.node, What::Connect, fields);
+        cx.report.trace.note(cx.now, self.node, TraceKind::Connect, fields);
     }
 
     /// Makes all possible progress on a session.
-    fn drive(&mut self, index: usize, cx: &mut Context<'_>) {
-        let Stage::Open(socket) = self.sessions[index].stage else { return };
+    fn drive(&mut self, index: usize, cx: &mut ClientEnv<'_>) {
+        let HttpSessionStage::Open(socket) = self.sessions[index].stage else { return };
         let ready = cx.host.readiness(socket);
         // Data that arrived before the error can still be read.
         if let Err(what) = self.read(index, socket, cx) {
@@ -397,11 +398,11 @@ impl Client {
             return self.lost(index, socket, error, cx);
         }
         let session = &mut self.sessions[index];
-        if let End::Abort(after) = session.end {
+        if let SessionEnd::Abort(after) = session.end {
             if session.read >= after && session.established {
                 cx.host.abort(cx.local, socket);
                 cx.host.close(cx.local, socket);
-                session.stage = Stage::Done;
+                session.stage = HttpSessionStage::Done;
                 cx.report.stats.aborts += 1;
                 return self.note_close(index, cx);
             }
@@ -414,9 +415,9 @@ impl Client {
     }
 
     /// Checks property 9: without further loss, a device resumes decryption.
-    fn watch(&mut self, index: usize, socket: SocketId, cx: &mut Context<'_>) {
+    fn watch(&mut self, index: usize, socket: SocketId, cx: &mut ClientEnv<'_>) {
         let session = &mut self.sessions[index];
-        let Some(tls) = self.tls.as_ref().filter(|tls| tls.client.opens()) else { return };
+        let Some(tls) = self.tls.as_ref().filter(|tls| tls.client.decrypts()) else { return };
         if session.pause.is_none_or(|(_, until)| until > cx.local) {
             return;
         }
@@ -437,7 +438,7 @@ impl Client {
     }
 
     /// Writes requests within the session's limits and the host's send buffer.
-    fn write(&mut self, index: usize, socket: SocketId, cx: &mut Context<'_>) {
+    fn write(&mut self, index: usize, socket: SocketId, cx: &mut ClientEnv<'_>) {
         let session = &mut self.sessions[index];
         loop {
             if session.to_send.is_empty() {
@@ -446,7 +447,7 @@ impl Client {
                     break;
                 }
                 let before = session.written.checked_sub(1).map(|i| &session.asks[i]);
-                if under_way > 0 && before.is_some_and(Ask::ends_connection) {
+                if under_way > 0 && before.is_some_and(FileRequest::ends_connection) {
                     break; // Later requests would not be answered.
                 }
                 match session.pause {
@@ -458,7 +459,7 @@ impl Client {
                 }
                 let ask = &session.asks[session.written];
                 session.written += 1;
-                let last = session.end == End::Ask && session.written == session.asks.len();
+                let last = session.end == SessionEnd::Ask && session.written == session.asks.len();
                 session.to_send = Bytes::from(ask.text(last));
             }
             let piece = match session.dribble {
@@ -479,7 +480,7 @@ impl Client {
             }
         }
         let all = session.written == session.asks.len() && session.to_send.is_empty();
-        if all && session.end == End::HalfClose && !session.shut {
+        if all && session.end == SessionEnd::HalfClose && !session.shut {
             session.shut = true;
             cx.host.shutdown(cx.now, socket);
         }
@@ -490,11 +491,16 @@ impl Client {
     }
 
     /// Reads and checks available data.
-    fn read(&mut self, index: usize, socket: SocketId, cx: &mut Context<'_>) -> Result<(), String> {
+    fn read(
+        &mut self,
+        index: usize,
+        socket: SocketId,
+        cx: &mut ClientEnv<'_>,
+    ) -> Result<(), String> {
         let session = &mut self.sessions[index];
         let mut budget = match session.pace {
-            Pace::Eager => usize::MAX,
-            Pace::Slow(bytes, _) => bytes,
+            ReadPace::Eager => usize::MAX,
+            ReadPace::Slow(bytes, _) => bytes,
         };
         while budget > 0 {
             let bytes = cx.host.peek(socket);
@@ -527,19 +533,19 @@ impl Client {
                 answer.body_bytes,
                 answer.hash,
             ];
-            cx.report.trace.note(cx.now, self.node, What::Response, fields);
+            cx.report.trace.note(cx.now, self.node, TraceKind::Response, fields);
             cx.report.answered(self.node, index, session.answered, answer, session.opened);
             session.answered += 1;
             session.tries = 0;
         }
-        if let Pace::Slow(_, every) = session.pace {
+        if let ReadPace::Slow(_, every) = session.pace {
             session.wake = session.wake.min(cx.local + every);
         }
         Ok(())
     }
 
     /// Closes the connection, or handles the server's FIN.
-    fn end(&mut self, index: usize, socket: SocketId, cx: &mut Context<'_>) {
+    fn end(&mut self, index: usize, socket: SocketId, cx: &mut ClientEnv<'_>) {
         let session = &mut self.sessions[index];
         let ready = cx.host.readiness(socket);
         let all = session.answered == session.asks.len();
@@ -557,21 +563,23 @@ impl Client {
             cx.host.close(cx.local, socket);
             self.note_close(index, cx);
             let session = &mut self.sessions[index];
-            if all { session.stage = Stage::Done } else { self.again(index, cx) }
-        } else if all && (session.end == End::Close || matches!(session.end, End::Abort(_))) {
+            if all { session.stage = HttpSessionStage::Done } else { self.again(index, cx) }
+        } else if all
+            && (session.end == SessionEnd::Close || matches!(session.end, SessionEnd::Abort(_)))
+        {
             cx.host.close(cx.local, socket);
-            session.stage = Stage::Done;
+            session.stage = HttpSessionStage::Done;
             self.note_close(index, cx);
         }
     }
 
-    fn note_close(&self, index: usize, cx: &mut Context<'_>) {
+    fn note_close(&self, index: usize, cx: &mut ClientEnv<'_>) {
         let fields = [index as u64, self.sessions[index].read, 0, 0, 0];
-        cx.report.trace.note(cx.now, self.node, What::Close, fields);
+        cx.report.trace.note(cx.now, self.node, TraceKind::Close, fields);
     }
 
     /// Handles the failure of a connection.
-    fn lost(&mut self, index: usize, socket: SocketId, error: SocketError, cx: &mut Context<'_>) {
+    fn lost(&mut self, index: usize, socket: SocketId, error: SocketError, cx: &mut ClientEnv<'_>) {
         let local = cx.host.local(socket);
         cx.host.close(cx.local, socket);
         let session = &mut self.sessions[index];
@@ -596,19 +604,19 @@ impl Client {
             _ => 5,
         };
         let fields = [index as u64, kind, session.read, 0, 0];
-        cx.report.trace.note(cx.now, self.node, What::Error, fields);
+        cx.report.trace.note(cx.now, self.node, TraceKind::Error, fields);
         // A client that waits for the server's FIN must receive it, even if it has sent late data.
-        let owed = session.end == End::Ask && error == SocketError::Reset;
+        let owed = session.end == SessionEnd::Ask && error == SocketError::Reset;
         let all = session.answered == session.asks.len();
         cx.report.lost(cx.now, self.node, session.opened, error, all && !owed);
-        if all || matches!(session.end, End::Abort(_)) {
-            session.stage = Stage::Done;
+        if all || matches!(session.end, SessionEnd::Abort(_)) {
+            session.stage = HttpSessionStage::Done;
         } else {
             self.again(index, cx);
         }
     }
 
-    fn again(&mut self, index: usize, cx: &mut Context<'_>) {
+    fn again(&mut self, index: usize, cx: &mut ClientEnv<'_>) {
         let session = &mut self.sessions[index];
         cx.report.stats.retries += 1;
         if session.tries >= TRIES_MAX {
@@ -617,12 +625,12 @@ impl Client {
             return cx.report.fail(cx.now, "progress", what);
         }
         let wait = Duration::from_millis(10) * u64::from(session.tries.min(50));
-        session.stage = Stage::Idle(cx.local + wait);
+        session.stage = HttpSessionStage::Idle(cx.local + wait);
     }
 }
 
 /// Sends the late data that is due after `read` bytes of the response.
-fn send_late(session: &mut Session, read: u64, socket: SocketId, cx: &mut Context<'_>) {
+fn send_late(session: &mut HttpSession, read: u64, socket: SocketId, cx: &mut ClientEnv<'_>) {
     while let Some(piece) = session.late.poll(read, cx.host.send_room(socket)) {
         let sent = cx.host.send(cx.now, socket, piece).unwrap_or(0);
         cx.report.stats.late_bytes += sent as u64;
@@ -630,32 +638,44 @@ fn send_late(session: &mut Session, read: u64, socket: SocketId, cx: &mut Contex
 }
 
 /// Returns a session that begins with the faults and continues after them.
-fn lasting_session(r: &mut Prng, files: &[(String, u64)], start: Instant, end: Instant) -> Session {
-    let ask = |_| Ask::draw(r, files, 0.0);
+fn lasting_session(
+    r: &mut Prng,
+    files: &[(String, u64)],
+    start: Instant,
+    end: Instant,
+) -> HttpSession {
+    let ask = |_| FileRequest::draw(r, files, 0.0);
     let asks: Vec<_> = (0..LASTING_ASKS.0 + LASTING_ASKS.1).map(ask).collect();
     let pause = Some((LASTING_ASKS.0, end));
-    Session { pause, ..Session::new(asks, start + Duration::from_millis(1)) }
+    HttpSession { pause, ..HttpSession::new(asks, start + Duration::from_millis(1)) }
 }
 
-fn draw_session(r: &mut Prng, crowd: &Crowd, files: &[(String, u64)], start: Instant) -> Session {
-    let asks: Vec<_> =
-        (0..r.range(1, crowd.requests_max)).map(|_| Ask::draw(r, files, crowd.odd)).collect();
+fn draw_session(
+    r: &mut Prng,
+    crowd: &ClientLoad,
+    files: &[(String, u64)],
+    start: Instant,
+) -> HttpSession {
+    let asks: Vec<_> = (0..r.range(1, crowd.requests_max))
+        .map(|_| FileRequest::draw(r, files, crowd.odd))
+        .collect();
     let pace = if r.chance(crowd.slow) {
         let bytes = r.range(500, 20_000) as usize;
-        Pace::Slow(bytes, Duration::from_micros(r.range(200, 20_000)))
+        ReadPace::Slow(bytes, Duration::from_micros(r.range(200, 20_000)))
     } else {
-        Pace::Eager
+        ReadPace::Eager
     };
     let dribble = r.chance(crowd.dribble).then(|| {
         let bytes = r.range(1, 60) as usize;
         (bytes, Duration::from_micros(r.range(100, 50_000)))
     });
     let end = if r.chance(crowd.abort) {
-        End::Abort(r.below(crowd.abort_bytes_max))
+        SessionEnd::Abort(r.below(crowd.abort_bytes_max))
     } else {
-        [End::Close, End::Ask, End::HalfClose, End::Wait][r.below(4) as usize]
+        [SessionEnd::Close, SessionEnd::Ask, SessionEnd::HalfClose, SessionEnd::Wait]
+            [r.below(4) as usize]
     };
     let depth = if r.chance(0.5) { 1 } else { r.range(2, 8) as usize };
     let start = start + Duration::from_micros(r.below(300_000));
-    Session { depth, pace, dribble, end, ..Session::new(asks, start) }
+    HttpSession { depth, pace, dribble, end, ..HttpSession::new(asks, start) }
 }

@@ -1,7 +1,7 @@
 //! Contents of files: a function of version and offset, so that any byte can be checked without
 //! being stored.
 //!
-//! [`Catalogue`] has every version that was ever on the disk; each response must be of one of them.
+//! [`VersionCatalog`] has every version that was ever on the disk; each response must be of one of them.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ fn word(version: u64, index: u64) -> [u8; 8] {
 ///
 /// The function that makes a word is invertible, so a word reveals its index in a version. Any 15
 /// bytes of content contain a whole word; the rest of the 16 bytes confirms it.
-pub(crate) fn find(bytes: &[u8], known: &Catalogue) -> Option<(usize, u64)> {
+pub(crate) fn find(bytes: &[u8], known: &VersionCatalog) -> Option<(usize, u64)> {
     for (at, window) in bytes.windows(WORD as usize).enumerate() {
         let Some(&here) = window.first_chunk() else { break };
         let key = unmix(u64::from_le_bytes(here));
@@ -86,7 +86,7 @@ pub(crate) fn check(version: u64, offset: u64, bytes: &[u8]) -> Result<(), usize
 
 /// A version of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Version {
+pub(crate) struct FileVersion {
     /// Index of the file.
     pub(crate) file: usize,
     /// Size in bytes.
@@ -95,21 +95,21 @@ pub(crate) struct Version {
 
 /// All versions that were ever on the disk.
 #[derive(Debug, Default)]
-pub(crate) struct Catalogue {
-    versions: BTreeMap<u64, Version>,
+pub(crate) struct VersionCatalog {
+    versions: BTreeMap<u64, FileVersion>,
     /// The same for iteration: versions and their sizes in words.
     words: Vec<(u64, u64)>,
 }
 
-impl Catalogue {
+impl VersionCatalog {
     /// Adds a version that appeared on the disk.
     pub(crate) fn add(&mut self, version: u64, file: usize, size: u64) {
-        self.versions.insert(version, Version { file, size });
+        self.versions.insert(version, FileVersion { file, size });
         self.words.push((version, size.div_ceil(WORD)));
     }
 
     /// Returns a version by its number.
-    pub(crate) fn find(&self, version: u64) -> Option<Version> {
+    pub(crate) fn find(&self, version: u64) -> Option<FileVersion> {
         self.versions.get(&version).copied()
     }
 }
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn content_is_found_wherever_it_lies() {
-        let mut known = Catalogue::default();
+        let mut known = VersionCatalog::default();
         for version in [3, 7, 11] {
             known.add(version, 0, 1_000);
         }

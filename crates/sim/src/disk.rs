@@ -12,14 +12,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use abi::aligned::AlignedBuf;
-use abi::disk::{DiskAccess, DiskCompletion, DiskFile, DiskRequest, RequestId};
+use abi::disk::{DiskAccess, DiskCompletion, DiskFile, DiskRequest, DiskRequestId};
 use abi::{FileFault, FileKind, FileStat};
 use base::{Duration, Prng};
 
-use crate::content::{self, Catalogue};
-use crate::events::Side;
+use crate::content::{self, VersionCatalog};
+use crate::events::NodeHalf;
 use crate::faults::DiskFaults;
-use crate::namespace::Namespace;
+use crate::namespace::SimNamespace;
 use crate::trace::mix;
 
 /// Modification time of the first version of every file, in seconds since 1970.
@@ -47,29 +47,29 @@ impl Inode {
 }
 
 /// The submitter of a request: half of a node.
-pub(crate) type Asker = (usize, Side);
+pub(crate) type DiskClient = (usize, NodeHalf);
 
 /// A request in progress.
 #[derive(Debug)]
-pub(crate) enum Work {
+pub(crate) enum SimDiskRequest {
     Open {
-        id: RequestId,
+        id: DiskRequestId,
         path: Box<[u8]>,
         fault: Option<FileFault>,
     },
     Read {
-        id: RequestId,
+        id: DiskRequestId,
         inode: usize,
         offset: u64,
         buf: AlignedBuf,
         version: u64,
-        trouble: Trouble,
-        sampled: Sampled,
+        trouble: ReadFault,
+        sampled: ReadSampling,
     },
     /// A write of the bytes of `buf`, or a zeroing if `buf` is `None`. `name` is the namespace's
     /// operation number, `None` if the range or the handle is invalid.
     Write {
-        id: RequestId,
+        id: DiskRequestId,
         inode: usize,
         offset: u64,
         buf: Option<AlignedBuf>,
@@ -77,7 +77,7 @@ pub(crate) enum Work {
         fault: Option<FileFault>,
     },
     Flush {
-        id: RequestId,
+        id: DiskRequestId,
         inode: usize,
         name: Option<u64>,
         fault: Option<FileFault>,
@@ -86,7 +86,7 @@ pub(crate) enum Work {
 
 /// When the bytes of a read are copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sampled {
+pub(crate) enum ReadSampling {
     /// At submission: they are in the read's buffer already.
     AtSubmission,
     AtCompletion,
@@ -94,7 +94,7 @@ pub(crate) enum Sampled {
 
 /// Fault of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Trouble {
+pub(crate) enum ReadFault {
     None,
     Error,
     /// Fewer bytes than requested.
@@ -147,12 +147,12 @@ pub(crate) struct SimDisk {
     names: BTreeMap<String, usize>,
     paths: Vec<String>,
     /// Contents of namespaces by inode.
-    namespaces: BTreeMap<usize, Namespace>,
-    open: BTreeMap<u32, (Asker, usize)>,
+    namespaces: BTreeMap<usize, SimNamespace>,
+    open: BTreeMap<u32, (DiskClient, usize)>,
     next_handle: u32,
     /// Requests in flight by node and half.
-    in_flight: BTreeMap<Asker, usize>,
-    pub(crate) catalogue: Catalogue,
+    in_flight: BTreeMap<DiskClient, usize>,
+    pub(crate) catalogue: VersionCatalog,
     pub(crate) counters: DiskCounters,
     /// Closes of handles that were not open: a bug of the submitter.
     pub(crate) bad_handles: u64,
@@ -172,7 +172,7 @@ impl SimDisk {
             open: BTreeMap::new(),
             next_handle: 1,
             in_flight: BTreeMap::new(),
-            catalogue: Catalogue::default(),
+            catalogue: VersionCatalog::default(),
             counters: DiskCounters::default(),
             bad_handles: 0,
         };
@@ -197,7 +197,7 @@ impl SimDisk {
 
     /// Sets the size of every file.
     pub(crate) fn with_file_bytes(mut self, bytes: u64) -> Self {
-        self.catalogue = Catalogue::default();
+        self.catalogue = VersionCatalog::default();
         for (file, path) in self.paths.iter().enumerate() {
             let Some(inode) = self.names.get(path).and_then(|&i| self.inodes.get_mut(i)) else {
                 continue;
@@ -246,7 +246,7 @@ impl SimDisk {
     }
 
     /// Returns the number of requests that the disk still accepts from that half.
-    pub(crate) fn room(&self, by: Asker) -> usize {
+    pub(crate) fn room(&self, by: DiskClient) -> usize {
         self.faults.depth.saturating_sub(self.in_flight.get(&by).copied().unwrap_or(0))
     }
 
@@ -256,7 +256,7 @@ impl SimDisk {
     }
 
     /// Closes all files of a stopped machine.
-    pub(crate) fn forget(&mut self, node: usize) {
+    pub(crate) fn close_all_of(&mut self, node: usize) {
         self.open.retain(|_, (by, _)| by.0 != node);
     }
 
@@ -270,7 +270,7 @@ impl SimDisk {
                 self.counters.disk_lost_sectors += namespace.crash(node, rng);
             }
         }
-        self.forget(node);
+        self.close_all_of(node);
     }
 
     /// Kills a machine that will start again: its requests are not answered. With `power` it
@@ -286,7 +286,7 @@ impl SimDisk {
                     namespace.stop(node, rng);
                 }
             }
-            self.forget(node);
+            self.close_all_of(node);
         }
         self.in_flight.retain(|by, _| by.0 != node);
     }
@@ -304,52 +304,64 @@ impl SimDisk {
         let inode = Inode { generation: 0, kind: FileKind::Regular, size: size as u64, version: 0 };
         self.inodes.push(inode);
         self.names.insert(path.into(), self.inodes.len() - 1);
-        self.namespaces.insert(self.inodes.len() - 1, Namespace::new(size));
+        self.namespaces.insert(self.inodes.len() - 1, SimNamespace::new(size));
     }
 
     /// Accepts a request. Returns it with its duration, or `None` for a close.
-    pub(crate) fn submit(&mut self, by: Asker, request: DiskRequest) -> Option<(Duration, Work)> {
+    pub(crate) fn submit(
+        &mut self,
+        by: DiskClient,
+        request: DiskRequest,
+    ) -> Option<(Duration, SimDiskRequest)> {
         let work = match request {
             DiskRequest::Open { id, path, access, .. } => {
                 self.counters.disk_opens += 1;
                 // A target whose namespace cannot be opened could not serve anything.
-                let serves = by.1 == Side::Host && access == DiskAccess::NamespaceWrite;
+                let serves = by.1 == NodeHalf::Host && access == DiskAccess::NamespaceWrite;
                 let fails = self.rng.chance(self.faults.open_error) && !serves;
                 self.counters.disk_open_errors += u64::from(fails);
                 let fault = if self.rng.chance(0.5) { FileFault::Io } else { FileFault::Denied };
-                Work::Open { id, path, fault: fails.then_some(fault) }
+                SimDiskRequest::Open { id, path, fault: fails.then_some(fault) }
             }
             DiskRequest::Read { id, file, offset, mut buf } => {
                 self.counters.disk_reads += 1;
                 let trouble = self.draw_trouble();
                 let Some(&(_, inode)) = self.open.get(&file.0) else {
                     self.bad_handles += 1;
-                    let (trouble, sampled) = (Trouble::Error, Sampled::AtCompletion);
+                    let (trouble, sampled) = (ReadFault::Error, ReadSampling::AtCompletion);
                     return Some((
                         Duration::ZERO,
-                        Work::Read { id, inode: 0, offset, buf, version: 0, trouble, sampled },
+                        SimDiskRequest::Read {
+                            id,
+                            inode: 0,
+                            offset,
+                            buf,
+                            version: 0,
+                            trouble,
+                            sampled,
+                        },
                     ));
                 };
                 let version = self.inodes[inode].version;
                 let sampled = self.sample(inode, offset, &mut buf);
-                Work::Read { id, inode, offset, buf, version, trouble, sampled }
+                SimDiskRequest::Read { id, inode, offset, buf, version, trouble, sampled }
             }
             DiskRequest::Write { id, file, offset, buf, len, fua } => {
                 let bytes = buf.as_slice().get(..len as usize).unwrap_or_default().to_vec();
                 let (inode, name, fault) = self.begin_write(by, file, offset, bytes, fua);
-                Work::Write { id, inode, offset, buf: Some(buf), name, fault }
+                SimDiskRequest::Write { id, inode, offset, buf: Some(buf), name, fault }
             }
             DiskRequest::Zero { id, file, offset, len, .. } => {
                 let zeros = vec![0; usize::try_from(len).unwrap_or(0)];
                 let (inode, name, fault) = self.begin_write(by, file, offset, zeros, false);
-                Work::Write { id, inode, offset, buf: None, name, fault }
+                SimDiskRequest::Write { id, inode, offset, buf: None, name, fault }
             }
             DiskRequest::Flush { id, file } => {
                 self.counters.disk_flushes += 1;
                 let fault = self.draw_write_fault(false);
                 let (inode, namespace) = self.namespace(file);
                 let name = namespace.map(|namespace| namespace.begin_flush(by.0));
-                Work::Flush { id, inode, name, fault }
+                SimDiskRequest::Flush { id, inode, name, fault }
             }
             DiskRequest::Close { file } => {
                 if self.open.remove(&file.0).is_none_or(|(opener, _)| opener != by) {
@@ -364,19 +376,21 @@ impl SimDisk {
 
     /// Copies the bytes of a read of a namespace now, in half of the cases. Draws nothing for other
     /// files, so that scenarios without namespaces are unaffected.
-    fn sample(&mut self, inode: usize, offset: u64, buf: &mut AlignedBuf) -> Sampled {
-        let Some(namespace) = self.namespaces.get(&inode) else { return Sampled::AtCompletion };
+    fn sample(&mut self, inode: usize, offset: u64, buf: &mut AlignedBuf) -> ReadSampling {
+        let Some(namespace) = self.namespaces.get(&inode) else {
+            return ReadSampling::AtCompletion;
+        };
         if !self.rng.chance(0.5) {
-            return Sampled::AtCompletion;
+            return ReadSampling::AtCompletion;
         }
         let there = namespace.size().saturating_sub(offset).min(buf.len() as u64) as usize;
         if there > 0 {
             namespace.read(offset, &mut buf.as_mut_slice()[..there]);
         }
-        Sampled::AtSubmission
+        ReadSampling::AtSubmission
     }
 
-    fn namespace(&mut self, file: DiskFile) -> (usize, Option<&mut Namespace>) {
+    fn namespace(&mut self, file: DiskFile) -> (usize, Option<&mut SimNamespace>) {
         let inode = self.open.get(&file.0).map(|open| open.1);
         self.bad_handles += u64::from(inode.is_none());
         (inode.unwrap_or(0), inode.and_then(|inode| self.namespaces.get_mut(&inode)))
@@ -384,7 +398,7 @@ impl SimDisk {
 
     fn begin_write(
         &mut self,
-        by: Asker,
+        by: DiskClient,
         file: DiskFile,
         offset: u64,
         bytes: Vec<u8>,
@@ -412,15 +426,15 @@ impl SimDisk {
         Some(fault)
     }
 
-    fn draw_trouble(&mut self) -> Trouble {
+    fn draw_trouble(&mut self) -> ReadFault {
         if self.rng.chance(self.faults.read_error) {
             self.counters.disk_read_errors += 1;
-            Trouble::Error
+            ReadFault::Error
         } else if self.rng.chance(self.faults.short_read) {
             self.counters.disk_short_reads += 1;
-            Trouble::Short
+            ReadFault::Short
         } else {
-            Trouble::None
+            ReadFault::None
         }
     }
 
@@ -435,10 +449,10 @@ impl SimDisk {
     }
 
     /// Completes a request.
-    pub(crate) fn complete(&mut self, by: Asker, work: Work) -> DiskCompletion {
+    pub(crate) fn complete(&mut self, by: DiskClient, work: SimDiskRequest) -> DiskCompletion {
         *self.in_flight.entry(by).or_default() -= 1;
         match work {
-            Work::Open { id, path, fault } => {
+            SimDiskRequest::Open { id, path, fault } => {
                 let result = match (
                     fault,
                     core::str::from_utf8(&path).ok().and_then(|path| self.names.get(path)),
@@ -454,14 +468,16 @@ impl SimDisk {
                 };
                 DiskCompletion::Opened { id, result }
             }
-            Work::Read { id, inode, offset, mut buf, version, trouble, sampled } => {
+            SimDiskRequest::Read { id, inode, offset, mut buf, version, trouble, sampled } => {
                 let result = match sampled {
-                    Sampled::AtSubmission => self.finish_sampled(inode, offset, &buf, trouble),
-                    Sampled::AtCompletion => self.read(inode, offset, &mut buf, version, trouble),
+                    ReadSampling::AtSubmission => self.finish_sampled(inode, offset, &buf, trouble),
+                    ReadSampling::AtCompletion => {
+                        self.read(inode, offset, &mut buf, version, trouble)
+                    }
                 };
                 DiskCompletion::Read { id, buf, result }
             }
-            Work::Write { id, inode, buf, name, fault, .. } => {
+            SimDiskRequest::Write { id, inode, buf, name, fault, .. } => {
                 let result = name.map_or(Err(FileFault::BadExtent), |_| fault.map_or(Ok(()), Err));
                 let torn = fault.map(|_| &mut self.rng);
                 if let Some((namespace, name)) = self.namespaces.get_mut(&inode).zip(name) {
@@ -472,7 +488,7 @@ impl SimDisk {
                     None => DiskCompletion::Zeroed { id, result },
                 }
             }
-            Work::Flush { id, inode, name, fault } => {
+            SimDiskRequest::Flush { id, inode, name, fault } => {
                 if let Some((namespace, name)) = self.namespaces.get_mut(&inode).zip(name) {
                     namespace.finish_flush(name, fault.is_some());
                 }
@@ -488,9 +504,9 @@ impl SimDisk {
         inode: usize,
         offset: u64,
         buf: &AlignedBuf,
-        trouble: Trouble,
+        trouble: ReadFault,
     ) -> Result<(u32, FileStat), FileFault> {
-        if trouble == Trouble::Error {
+        if trouble == ReadFault::Error {
             return Err(FileFault::Io);
         }
         let now = self.inodes[inode];
@@ -510,10 +526,10 @@ impl SimDisk {
         offset: u64,
         buf: &mut AlignedBuf,
         version: u64,
-        trouble: Trouble,
+        trouble: ReadFault,
     ) -> Result<(u32, FileStat), FileFault> {
         let now = self.inodes[inode];
-        if trouble == Trouble::Error {
+        if trouble == ReadFault::Error {
             return Err(FileFault::Io);
         }
         let there = now.size.saturating_sub(offset).min(buf.len() as u64);
@@ -535,9 +551,9 @@ impl SimDisk {
     }
 
     /// Returns how many of `there` available bytes a read returns.
-    fn cut_short(&mut self, there: u64, trouble: Trouble) -> u32 {
+    fn cut_short(&mut self, there: u64, trouble: ReadFault) -> u32 {
         let read = match trouble {
-            Trouble::Short if there > 0 => self.rng.below(there),
+            ReadFault::Short if there > 0 => self.rng.below(there),
             _ => there,
         };
         u32::try_from(read).unwrap_or(u32::MAX)
@@ -573,7 +589,7 @@ impl SimDisk {
 mod tests {
     use super::*;
 
-    const HOST: Asker = (0, Side::Host);
+    const HOST: DiskClient = (0, NodeHalf::Host);
 
     fn disk() -> SimDisk {
         let faults = DiskFaults {
@@ -593,7 +609,8 @@ mod tests {
 
     fn open(disk: &mut SimDisk, path: &str) -> (DiskFile, FileStat) {
         let access = DiskAccess::NamespaceWrite;
-        let request = DiskRequest::Open { id: RequestId(1), path: path.as_bytes().into(), access };
+        let request =
+            DiskRequest::Open { id: DiskRequestId(1), path: path.as_bytes().into(), access };
         let (_, work) = disk.submit(HOST, request).expect("it is answered");
         match disk.complete(HOST, work) {
             DiskCompletion::Opened { result, .. } => result.expect("it is there"),
@@ -607,7 +624,7 @@ mod tests {
         for _ in 0..40 {
             let (file, before) = open(&mut disk, "f0.bin");
             let buf = AlignedBuf::new(16);
-            let request = DiskRequest::Read { id: RequestId(2), file, offset: 0, buf };
+            let request = DiskRequest::Read { id: DiskRequestId(2), file, offset: 0, buf };
             let (_, work) = disk.submit(HOST, request).expect("it is answered");
             let (changed, how, _) = disk.change();
             let DiskCompletion::Read { buf, result, .. } = disk.complete(HOST, work) else {
@@ -639,7 +656,7 @@ mod tests {
         let mut disk = disk();
         disk.add_namespace("ns", 1 << 16);
         let (file, _) = open(&mut disk, "ns");
-        let (id, mut old) = (RequestId(9), 0);
+        let (id, mut old) = (DiskRequestId(9), 0);
         for round in 1..=100 {
             let read = DiskRequest::Read { id, file, offset: 0, buf: AlignedBuf::new(1) };
             let (_, read) = disk.submit(HOST, read).expect("it is answered");
@@ -667,7 +684,7 @@ mod tests {
         disk.add_namespace("ns", 1 << 16);
         let (file, stat) = open(&mut disk, "ns");
         assert_eq!((stat.kind, stat.size), (FileKind::Regular, 1 << 16));
-        let (id, mut buf) = (RequestId(9), AlignedBuf::new(4));
+        let (id, mut buf) = (DiskRequestId(9), AlignedBuf::new(4));
         buf.as_mut_slice().fill(7);
         let request = DiskRequest::Write { id, file, offset: 100, buf, len: 16_000, fua: false };
         let DiskCompletion::Written { buf, result: Ok(()), .. } = done(&mut disk, request) else {

@@ -9,11 +9,11 @@ use std::collections::BinaryHeap;
 use abi::Checksum;
 use base::Instant;
 
-use crate::disk::{Asker, Work};
+use crate::disk::{DiskClient, SimDiskRequest};
 
 /// A half of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Side {
+pub(crate) enum NodeHalf {
     Device,
     /// The host and the application above it.
     Host,
@@ -21,7 +21,7 @@ pub(crate) enum Side {
 
 /// A frame on its way to a node.
 #[derive(Debug)]
-pub(crate) struct Arrival {
+pub(crate) struct SimLinkFrame {
     pub(crate) from: usize,
     pub(crate) bytes: Vec<u8>,
     /// The link's knowledge of the transport checksum.
@@ -32,15 +32,15 @@ pub(crate) struct Arrival {
 
 /// An event of the simulation.
 #[derive(Debug)]
-pub(crate) enum Event {
+pub(crate) enum SimEvent {
     /// A frame arrives at a node.
-    Frame(usize, Arrival),
+    Frame(usize, SimLinkFrame),
     /// Half of a node polls its queues.
-    Turn(usize, Side),
+    Turn(usize, NodeHalf),
     /// A disk operation completes for half of a node. The number is the node's
     /// `life` at submission: completions for a killed machine are
     /// dropped.
-    Disk(Asker, u32, Work),
+    Disk(DiskClient, u32, SimDiskRequest),
     /// The content of a file changes.
     Change,
     /// A node's device is reset and loses its state.
@@ -70,27 +70,27 @@ pub(crate) enum Event {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct QueuedSimEvent {
     at: Instant,
     order: u64,
-    event: Event,
+    event: SimEvent,
 }
 
-impl PartialEq for Entry {
+impl PartialEq for QueuedSimEvent {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other) == Ordering::Equal
     }
 }
 
-impl Eq for Entry {}
+impl Eq for QueuedSimEvent {}
 
-impl PartialOrd for Entry {
+impl PartialOrd for QueuedSimEvent {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Entry {
+impl Ord for QueuedSimEvent {
     /// Reversed order, because `BinaryHeap` returns the greatest entry first.
     fn cmp(&self, other: &Self) -> Ordering {
         (other.at, other.order).cmp(&(self.at, self.order))
@@ -99,21 +99,21 @@ impl Ord for Entry {
 
 /// Future events in order of time, then of insertion.
 #[derive(Debug, Default)]
-pub(crate) struct Queue {
-    heap: BinaryHeap<Entry>,
+pub(crate) struct SimEventQueue {
+    heap: BinaryHeap<QueuedSimEvent>,
     next_order: u64,
 }
 
-impl Queue {
+impl SimEventQueue {
     /// Adds an event.
-    pub(crate) fn push(&mut self, at: Instant, event: Event) {
+    pub(crate) fn push(&mut self, at: Instant, event: SimEvent) {
         let order = self.next_order;
         self.next_order += 1;
-        self.heap.push(Entry { at, order, event });
+        self.heap.push(QueuedSimEvent { at, order, event });
     }
 
     /// Removes and returns the next event and its time.
-    pub(crate) fn pop(&mut self) -> Option<(Instant, Event)> {
+    pub(crate) fn pop(&mut self) -> Option<(Instant, SimEvent)> {
         self.heap.pop().map(|entry| (entry.at, entry.event))
     }
 }
@@ -124,15 +124,15 @@ mod tests {
 
     #[test]
     fn time_first_then_order_of_arrival() {
-        let mut queue = Queue::default();
+        let mut queue = SimEventQueue::default();
         let at = Instant::from_nanos;
-        queue.push(at(2), Event::Vanish(0));
-        queue.push(at(1), Event::Vanish(1));
-        queue.push(at(2), Event::Vanish(2));
-        queue.push(at(1), Event::Vanish(3));
+        queue.push(at(2), SimEvent::Vanish(0));
+        queue.push(at(1), SimEvent::Vanish(1));
+        queue.push(at(2), SimEvent::Vanish(2));
+        queue.push(at(1), SimEvent::Vanish(3));
         let order: Vec<_> = std::iter::from_fn(|| queue.pop())
             .map(|(at, event)| match event {
-                Event::Vanish(name) => (at.as_nanos(), name),
+                SimEvent::Vanish(name) => (at.as_nanos(), name),
                 _ => panic!("only these were put in"),
             })
             .collect();

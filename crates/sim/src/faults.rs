@@ -7,16 +7,16 @@
 
 use abi::l5o::ResyncMode;
 use apps::content;
-use apps::proxy::Mode;
+use apps::proxy::ProxyMode;
 use base::{Duration, Prng};
-use host::{Algorithm, TcpConfig};
+use host::{CongestionAlgorithm, TcpConfig};
 use nic::FileConfig;
 
-use crate::calm::Calm;
+use crate::calm::Disturbance;
 use crate::numbers::Numbers;
-use crate::proxied::Proxied;
-use crate::quic::Quic;
-use crate::storage::{self, Storage};
+use crate::proxy_scenario::ProxyScenario;
+use crate::quic::QuicScenario;
+use crate::storage::{self, StorageScenario};
 use crate::tls::KEY_RECORDS;
 
 /// Size of a queue that never drops a frame.
@@ -82,7 +82,7 @@ pub(crate) struct Links {
 
 /// Frames from an attacker.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Hostile {
+pub(crate) struct AttackerConfig {
     /// Mean time between two frames; `None` without an attacker.
     pub(crate) interval: Option<Duration>,
     /// Bit mask of kinds: 1 random bytes, 2 SYNs from any address, 4 forged segments of other
@@ -124,7 +124,7 @@ impl DiskFaults {
 
 /// The rings between host and device, and the scheduling of the threads that poll them.
 #[derive(Clone, Debug)]
-pub(crate) struct Rings {
+pub(crate) struct RingFaults {
     pub(crate) slots: usize,
     /// Probability that a turn is late.
     pub(crate) late: f64,
@@ -134,7 +134,7 @@ pub(crate) struct Rings {
 
 /// Behavior of the clients.
 #[derive(Clone, Debug)]
-pub(crate) struct Crowd {
+pub(crate) struct ClientLoad {
     pub(crate) clients: usize,
     /// Maximum number of connections of each client.
     pub(crate) sessions_max: u64,
@@ -188,12 +188,12 @@ impl TlsDevice {
     }
 
     /// Returns whether the device encrypts.
-    pub(crate) const fn seals(&self) -> bool {
+    pub(crate) const fn encrypts(&self) -> bool {
         self.used && self.tx
     }
 
     /// Returns whether the device decrypts.
-    pub(crate) const fn opens(&self) -> bool {
+    pub(crate) const fn decrypts(&self) -> bool {
         self.used && self.rx
     }
 
@@ -205,7 +205,7 @@ impl TlsDevice {
 
 /// TLS in a scenario: HTTPS or NVMe/TCP over TLS.
 #[derive(Clone, Debug)]
-pub(crate) struct Tls {
+pub(crate) struct TlsScenario {
     /// TLS 1.2; otherwise 1.3.
     pub(crate) v12: bool,
     /// Index of the AEAD.
@@ -216,7 +216,7 @@ pub(crate) struct Tls {
     pub(crate) client: TlsDevice,
 }
 
-impl Tls {
+impl TlsScenario {
     /// Uses a generator of its own: the rest of the scenario does not depend on these draws.
     fn draw(seed: u64) -> Option<Self> {
         let r = &mut Prng::new(seed ^ 0x7150_0f0b);
@@ -241,7 +241,7 @@ impl Tls {
 
 /// The connection offloads of the server's device.
 #[derive(Clone, Debug)]
-pub(crate) struct HandOver {
+pub(crate) struct HandOverScenario {
     /// Set-up offload.
     pub(crate) set_up: bool,
     /// Tear-down offload.
@@ -253,7 +253,7 @@ pub(crate) struct HandOver {
     pub(crate) lazy_tcb: bool,
 }
 
-impl HandOver {
+impl HandOverScenario {
     /// Uses a generator of its own: the rest of the scenario does not depend on these draws.
     fn draw(seed: u64) -> Self {
         let r = &mut Prng::new(seed ^ 0xacce_17c9);
@@ -271,7 +271,7 @@ impl HandOver {
 
 /// Role of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
+pub(crate) enum NodeRole {
     Client,
     Proxy,
     Server,
@@ -282,17 +282,17 @@ pub(crate) enum Role {
 pub(crate) struct Scenario {
     pub(crate) seed: u64,
     /// Connection offloads of the device.
-    pub(crate) hand_over: HandOver,
+    pub(crate) hand_over: HandOverScenario,
     /// TLS, and the engines for its record layer.
-    pub(crate) tls: Option<Tls>,
+    pub(crate) tls: Option<TlsScenario>,
     /// A proxy between clients and servers.
-    pub(crate) proxied: Option<Proxied>,
+    pub(crate) proxied: Option<ProxyScenario>,
     /// HTTP/3 over UDP, in addition.
-    pub(crate) quic: Option<Quic>,
+    pub(crate) quic: Option<QuicScenario>,
     /// NVMe/TCP instead of HTTP.
-    pub(crate) storage: Option<Storage>,
+    pub(crate) storage: Option<StorageScenario>,
     /// The single disturbance, in a scenario with bounds on performance.
-    pub(crate) calm: Option<Calm>,
+    pub(crate) calm: Option<Disturbance>,
     /// The host uses file offload.
     pub(crate) offload: bool,
     pub(crate) files: u64,
@@ -300,10 +300,10 @@ pub(crate) struct Scenario {
     pub(crate) fault_time: Duration,
     pub(crate) net: NetFaults,
     pub(crate) links: Links,
-    pub(crate) hostile: Hostile,
+    pub(crate) hostile: AttackerConfig,
     pub(crate) disk: DiskFaults,
-    pub(crate) rings: Rings,
-    pub(crate) crowd: Crowd,
+    pub(crate) rings: RingFaults,
+    pub(crate) crowd: ClientLoad,
     /// Number of device resets.
     pub(crate) resets: u64,
     pub(crate) device: FileConfig,
@@ -312,7 +312,7 @@ pub(crate) struct Scenario {
     pub(crate) server_tcp: TcpConfig,
     pub(crate) client_tcp: TcpConfig,
     pub(crate) backlog: usize,
-    pub(crate) content: content::Config,
+    pub(crate) content: content::ContentServerConfig,
     /// Number of local ports of a client if they are few: it reuses one that the server may still
     /// have in TIME-WAIT.
     pub(crate) ports: Option<u16>,
@@ -321,7 +321,7 @@ pub(crate) struct Scenario {
     /// Hosts answer resynchronization requests late and twice.
     pub(crate) late_answers: bool,
     /// The node whose program terminates in the middle and starts again.
-    pub(crate) ends: Option<usize>,
+    pub(crate) terminates: Option<usize>,
     /// Sequence numbers and the like that begin just below their limits.
     pub(crate) numbers: Option<Numbers>,
     /// Milliseconds by which the nodes' clocks are ahead of simulated time: timestamps wrap at
@@ -347,26 +347,27 @@ impl Scenario {
         let disk = draw_disk(r, calm_disk);
         let mut crowd = draw_crowd(r, calm_net);
         let resets = if calm_disk || !r.chance(0.2) { 0 } else { r.range(1, 3) };
-        let hostile = if calm_net { Hostile::default() } else { draw_hostile(r) };
-        let rings = Rings {
+        let hostile = if calm_net { AttackerConfig::default() } else { draw_hostile(r) };
+        let rings = RingFaults {
             slots: 1 << r.range(2, 12),
             late: if r.chance(0.2) { r.unit() * 0.3 } else { 0.0 },
             late_max: Duration::from_micros(r.range(10, 5_000)),
         };
         let slots = if calm_net { rings.slots.max(64) } else { rings.slots };
-        let tls = Tls::draw(seed);
-        let proxied = Proxied::draw(seed, tls.is_some(), calm_net, links.runs).filter(|_| !wanted);
+        let tls = TlsScenario::draw(seed);
+        let proxied =
+            ProxyScenario::draw(seed, tls.is_some(), calm_net, links.runs).filter(|_| !wanted);
         if let Some(proxied) = &proxied {
             crowd.abort_bytes_max = proxied.abort_bytes_max;
         }
-        let storage = Storage::draw(seed, wanted, (calm_net, calm_disk), tls.is_some());
+        let storage = StorageScenario::draw(seed, wanted, (calm_net, calm_disk), tls.is_some());
         let storage = storage.filter(|_| proxied.is_none());
         let mut scenario = Self {
             seed,
             storage: None,
             calm: None,
-            hand_over: HandOver::draw(seed),
-            quic: Quic::draw(seed, calm_net).filter(|_| proxied.is_none()),
+            hand_over: HandOverScenario::draw(seed),
+            quic: QuicScenario::draw(seed, calm_net).filter(|_| proxied.is_none()),
             proxied,
             tls,
             offload: r.chance(0.75),
@@ -376,7 +377,7 @@ impl Scenario {
             links,
             hostile,
             disk,
-            rings: Rings { slots, ..rings },
+            rings: RingFaults { slots, ..rings },
             crowd,
             resets,
             device: draw_device(r),
@@ -391,7 +392,7 @@ impl Scenario {
             lost_contexts: 0,
             late_answers: false,
             numbers: None,
-            ends: None,
+            terminates: None,
         };
         scenario.shape(storage);
         scenario.draw_oddities();
@@ -432,13 +433,13 @@ impl Scenario {
         if !ends || self.resets > 0 {
             return;
         }
-        self.ends = match &self.storage {
+        self.terminates = match &self.storage {
             Some(storage) => storage.kills_target().then_some(0),
             None => Some(if front { self.front() } else { 0 }),
         };
     }
 
-    fn shape(&mut self, storage: Option<Storage>) {
+    fn shape(&mut self, storage: Option<StorageScenario>) {
         if let Some(storage) = &storage {
             storage.shape(self);
         }
@@ -450,7 +451,7 @@ impl Scenario {
         !self.net.any()
             && self.proxied.as_ref().is_none_or(|proxied| !proxied.back.faults.any())
             && self.hostile.interval.is_none()
-            && self.ends.is_none()
+            && self.terminates.is_none()
             && self.links.queue_bytes_max == UNLIMITED
     }
 
@@ -466,7 +467,7 @@ impl Scenario {
             && !disk
             && self.resets == 0
             && self.lost_contexts == 0
-            && self.storage.as_ref().is_none_or(Storage::is_honest)
+            && self.storage.as_ref().is_none_or(StorageScenario::is_honest)
     }
 
     /// Returns whether no queue can grow faster than the RTT estimate can follow: several
@@ -492,11 +493,11 @@ impl Scenario {
         }
     }
 
-    pub(crate) fn role(&self, node: usize) -> Role {
+    pub(crate) fn role(&self, node: usize) -> NodeRole {
         match node.checked_sub(self.crowd.clients + 1) {
-            None if node > 0 => Role::Client,
-            Some(0) => Role::Proxy,
-            None | Some(_) => Role::Server,
+            None if node > 0 => NodeRole::Client,
+            Some(0) => NodeRole::Proxy,
+            None | Some(_) => NodeRole::Server,
         }
     }
 
@@ -529,22 +530,22 @@ impl Scenario {
 
     /// Returns whether the proxy may answer a ClientHello with an alert.
     pub(crate) fn proxy_alerts(&self) -> bool {
-        self.proxied.as_ref().is_some_and(|proxied| proxied.mode == Mode::Tls)
+        self.proxied.as_ref().is_some_and(|proxied| proxied.mode == ProxyMode::Tls)
     }
 
     /// Returns the TLS engine of a node's device, if the scenario and the node use TLS.
     pub(crate) fn tls_device(&self, node: usize) -> Option<&TlsDevice> {
         let tls = self.tls.as_ref()?;
         match self.role(node) {
-            Role::Server => Some(&tls.server),
-            Role::Client => Some(&tls.client),
-            Role::Proxy => None,
+            NodeRole::Server => Some(&tls.server),
+            NodeRole::Client => Some(&tls.client),
+            NodeRole::Proxy => None,
         }
     }
 
     /// Returns whether the server's device sends files. With TLS it must also encrypt them.
     pub(crate) fn files_offloaded(&self) -> bool {
-        self.offload && self.tls.as_ref().is_none_or(|tls| tls.server.seals())
+        self.offload && self.tls.as_ref().is_none_or(|tls| tls.server.encrypts())
     }
 
     /// Returns whether the server may truncate or refuse a response by its own fault.
@@ -626,10 +627,10 @@ fn draw_disk(r: &mut Prng, calm: bool) -> DiskFaults {
     disk
 }
 
-fn draw_crowd(r: &mut Prng, calm: bool) -> Crowd {
+fn draw_crowd(r: &mut Prng, calm: bool) -> ClientLoad {
     let on = |r: &mut Prng, p: f64| if r.chance(p) { r.unit() * 0.6 } else { 0.0 };
     let clients_max = if r.chance(0.2) { 8 } else { 3 };
-    Crowd {
+    ClientLoad {
         clients: r.range(1, clients_max) as usize,
         sessions_max: r.range(1, 4),
         requests_max: r.range(1, 5),
@@ -643,13 +644,13 @@ fn draw_crowd(r: &mut Prng, calm: bool) -> Crowd {
     }
 }
 
-fn draw_hostile(r: &mut Prng) -> Hostile {
+fn draw_hostile(r: &mut Prng) -> AttackerConfig {
     if !r.chance(0.25) {
-        return Hostile::default();
+        return AttackerConfig::default();
     }
     let interval = Duration::from_micros(r.range(100, 20_000));
     // At least one kind: 1 to 15 have a bit set.
-    Hostile { interval: Some(interval), kinds: u8::try_from(r.range(1, 15)).unwrap_or(1) }
+    AttackerConfig { interval: Some(interval), kinds: u8::try_from(r.range(1, 15)).unwrap_or(1) }
 }
 
 fn draw_device(r: &mut Prng) -> FileConfig {
@@ -671,7 +672,11 @@ fn draw_device(r: &mut Prng) -> FileConfig {
 pub(crate) fn draw_tcp(r: &mut Prng, server: bool) -> TcpConfig {
     let big = r.chance(0.6);
     TcpConfig {
-        algorithm: if r.chance(0.6) { Algorithm::Cubic } else { Algorithm::NewReno },
+        algorithm: if r.chance(0.6) {
+            CongestionAlgorithm::Cubic
+        } else {
+            CongestionAlgorithm::NewReno
+        },
         receive_bytes_max: if big { 1 << 20 } else { r.range(4_096, 200_000) as u32 },
         send_bytes_max: if server && r.chance(0.3) {
             r.range(4_096, 100_000) as usize
@@ -688,9 +693,9 @@ pub(crate) fn draw_tcp(r: &mut Prng, server: bool) -> TcpConfig {
     }
 }
 
-fn draw_content(r: &mut Prng) -> content::Config {
-    let usual = content::Config::default();
-    content::Config {
+fn draw_content(r: &mut Prng) -> content::ContentServerConfig {
+    let usual = content::ContentServerConfig::default();
+    content::ContentServerConfig {
         seed: r.next_u64(),
         unix_epoch: Duration::from_secs(1_700_000_000),
         keepalive_timeout: Duration::from_secs(r.range(3, 60)),

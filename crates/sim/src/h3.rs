@@ -9,21 +9,21 @@ use core::net::SocketAddr;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use apps::content::http3_client::{Part, Response, control, request};
+use apps::content::http3_client::{Http3ResponseParser, Http3ResponsePart, control, request};
 use base::{Duration, Instant, Prng};
 use bytes::Bytes;
 use host::{Application as _, Notice};
 use quic::{
-    ConnectionError, Dir, Endpoint, Event, Handle, ReadEnd, StreamEvent, StreamId,
-    TransportErrorCode,
+    ConnectionError, Dir, QuicEndpoint, QuicEvent, QuicHandle, StreamEvent, StreamId,
+    StreamReadError, TransportErrorCode,
 };
 
-use crate::client::Context;
-use crate::faults::{Crowd, Scenario};
-use crate::http::{Answer, Ask, Reader, Want};
-use crate::quic::{Quic, SERVER_PORT};
+use crate::client::ClientEnv;
+use crate::faults::{ClientLoad, Scenario};
+use crate::http::{CheckedResponse, FileRequest, RequestKind, ResponseChecker};
+use crate::quic::{QuicScenario, SERVER_PORT};
 use crate::tls;
-use crate::trace::What;
+use crate::trace::TraceKind;
 
 /// Offset of session numbers in the trace, to keep them apart from those over TCP.
 const SESSIONS: usize = 100;
@@ -49,7 +49,7 @@ const REQUEST_CANCELLED: u32 = 0x010c;
 
 /// How a session ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+enum H3SessionEnd {
     /// It closes after the last response.
     Close,
     /// It falls silent: both ends time out as idle.
@@ -59,40 +59,40 @@ enum End {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum H3SessionStage {
     /// It opens a connection at that time.
     Idle(Instant),
     /// It has a connection.
-    Open(Handle),
+    Open(QuicHandle),
     /// It closes its connection at that time.
-    Closing(Handle, Instant),
+    Closing(QuicHandle, Instant),
     Done,
 }
 
 /// A response in progress.
 #[derive(Debug, Default)]
-struct Stream {
+struct H3RequestStream {
     ask: usize,
-    response: Response,
-    reader: Reader,
-    answer: Option<Answer>,
+    response: Http3ResponseParser,
+    reader: ResponseChecker,
+    answer: Option<CheckedResponse>,
 }
 
 #[derive(Debug)]
-struct Session {
-    asks: Vec<Ask>,
+struct H3Session {
+    asks: Vec<FileRequest>,
     answered: Vec<bool>,
     /// Maximum number of concurrent requests.
     depth: usize,
     /// Maximum bytes per read and the interval; `None` reads everything at once.
     pace: Option<(usize, Duration)>,
-    end: End,
-    stage: Stage,
+    end: H3SessionEnd,
+    stage: H3SessionStage,
     connected: bool,
     /// The server has sent GOAWAY: it serves no more requests on this connection (RFC 9114 section
     /// 5.2).
     going_away: bool,
-    streams: BTreeMap<StreamId, Stream>,
+    streams: BTreeMap<StreamId, H3RequestStream>,
     /// Bytes read on this connection.
     read: u64,
     /// Value of `read` at which the keys are updated next.
@@ -105,15 +105,15 @@ struct Session {
     pause: Option<(usize, Instant)>,
 }
 
-impl Session {
-    fn new(asks: Vec<Ask>, start: Instant) -> Self {
+impl H3Session {
+    fn new(asks: Vec<FileRequest>, start: Instant) -> Self {
         Self {
             answered: vec![false; asks.len()],
             asks,
             depth: 1,
             pace: None,
-            end: End::Close,
-            stage: Stage::Idle(start),
+            end: H3SessionEnd::Close,
+            stage: H3SessionStage::Idle(start),
             connected: false,
             going_away: false,
             streams: BTreeMap::new(),
@@ -136,14 +136,14 @@ impl Session {
 pub(crate) struct H3Client {
     node: usize,
     server: SocketAddr,
-    endpoint: Endpoint,
+    endpoint: QuicEndpoint,
     tls: Arc<rustls::ClientConfig>,
     key_bytes: Option<u64>,
     /// Its external port changes.
     moves: bool,
     /// Bytes after which a connection must have been offloaded.
     long_bytes: u64,
-    sessions: Vec<Session>,
+    sessions: Vec<H3Session>,
     /// Generator for the session after the faults.
     last: Prng,
 }
@@ -153,8 +153,8 @@ impl H3Client {
     pub(crate) fn new(
         node: usize,
         server: core::net::IpAddr,
-        endpoint: Endpoint,
-        (scenario, quic): (&Scenario, &Quic),
+        endpoint: QuicEndpoint,
+        (scenario, quic): (&Scenario, &QuicScenario),
         files: &[(String, u64)],
         start: Instant,
     ) -> Self {
@@ -182,20 +182,20 @@ impl H3Client {
     /// Adds a session after the faults, which must succeed without errors.
     pub(crate) fn add_last(&mut self, files: &[(String, u64)], at: Instant) {
         let mut rng = self.last.clone();
-        let asks = (0..2).map(|_| Ask::draw(&mut rng, files, 0.0)).collect();
-        self.sessions.push(Session::new(asks, at));
+        let asks = (0..2).map(|_| FileRequest::draw(&mut rng, files, 0.0)).collect();
+        self.sessions.push(H3Session::new(asks, at));
     }
 
     /// Returns whether all sessions are done.
     pub(crate) fn is_done(&self) -> bool {
-        self.sessions.iter().all(|s| s.stage == Stage::Done)
+        self.sessions.iter().all(|s| s.stage == H3SessionStage::Done)
     }
 
     /// Returns a description of unfinished sessions for a report.
     pub(crate) fn describe(&self) -> Vec<String> {
-        let waits = self.sessions.iter().filter(|s| s.stage != Stage::Done);
-        let describe = |s: &Session| {
-            let Session { stage, read, tries, .. } = s;
+        let waits = self.sessions.iter().filter(|s| s.stage != H3SessionStage::Done);
+        let describe = |s: &H3Session| {
+            let H3Session { stage, read, tries, .. } = s;
             let all = s.asks.len();
             let got = s.answered.iter().filter(|&&answered| answered).count();
             let node = self.node;
@@ -206,10 +206,10 @@ impl H3Client {
 
     /// Returns when to call [`Self::handle_timeout`], on the node's clock.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        let next = |s: &Session| match s.stage {
-            Stage::Idle(at) | Stage::Closing(_, at) => at,
-            Stage::Open(_) => s.wake,
-            Stage::Done => Instant::FAR_FUTURE,
+        let next = |s: &H3Session| match s.stage {
+            H3SessionStage::Idle(at) | H3SessionStage::Closing(_, at) => at,
+            H3SessionStage::Open(_) => s.wake,
+            H3SessionStage::Done => Instant::FAR_FUTURE,
         };
         let sessions = self.sessions.iter().map(next).filter(|&at| at != Instant::FAR_FUTURE);
         sessions.chain(self.endpoint.poll_timeout()).min()
@@ -221,18 +221,20 @@ impl H3Client {
     }
 
     /// Handles a notice of the host.
-    pub(crate) fn handle_notice(&mut self, notice: Notice, cx: &mut Context<'_>) {
+    pub(crate) fn handle_notice(&mut self, notice: Notice, cx: &mut ClientEnv<'_>) {
         self.endpoint.handle_notice(cx.local, cx.host, notice);
     }
 
     /// Handles expired timers.
-    pub(crate) fn handle_timeout(&mut self, cx: &mut Context<'_>) {
+    pub(crate) fn handle_timeout(&mut self, cx: &mut ClientEnv<'_>) {
         self.endpoint.handle_timeout(cx.local, cx.host);
         for index in 0..self.sessions.len() {
             match self.sessions[index].stage {
-                Stage::Idle(at) if at <= cx.local => self.open(index, cx),
-                Stage::Closing(handle, at) if at <= cx.local => self.close(index, handle, cx),
-                Stage::Open(_) if self.sessions[index].wake <= cx.local => {
+                H3SessionStage::Idle(at) if at <= cx.local => self.open(index, cx),
+                H3SessionStage::Closing(handle, at) if at <= cx.local => {
+                    self.close(index, handle, cx)
+                }
+                H3SessionStage::Open(_) if self.sessions[index].wake <= cx.local => {
                     self.sessions[index].wake = Instant::FAR_FUTURE;
                     self.drive(index, cx);
                 }
@@ -242,32 +244,32 @@ impl H3Client {
     }
 
     /// Handles events of the endpoint and lets it send. Called after every other call.
-    pub(crate) fn advance(&mut self, cx: &mut Context<'_>) {
+    pub(crate) fn advance(&mut self, cx: &mut ClientEnv<'_>) {
         while let Some(event) = self.endpoint.poll_event() {
             let handle = match &event {
-                Event::Connected(handle) | Event::Stream(handle, _) | Event::Lost(handle, _) => {
-                    *handle
-                }
+                QuicEvent::Connected(handle)
+                | QuicEvent::Stream(handle, _)
+                | QuicEvent::Lost(handle, _) => *handle,
             };
-            let is_it = |s: &Session| match s.stage {
-                Stage::Open(open) | Stage::Closing(open, _) => open == handle,
-                Stage::Idle(_) | Stage::Done => false,
+            let is_it = |s: &H3Session| match s.stage {
+                H3SessionStage::Open(open) | H3SessionStage::Closing(open, _) => open == handle,
+                H3SessionStage::Idle(_) | H3SessionStage::Done => false,
             };
             let Some(index) = self.sessions.iter().position(is_it) else { continue };
             match event {
-                Event::Connected(_) => self.connected(index, handle, cx),
-                Event::Lost(_, why) => self.lost(index, &why, cx),
-                Event::Stream(_, StreamEvent::Opened { dir }) => {
+                QuicEvent::Connected(_) => self.connected(index, handle, cx),
+                QuicEvent::Lost(_, why) => self.lost(index, &why, cx),
+                QuicEvent::Stream(_, StreamEvent::Opened { dir }) => {
                     // The server's control stream needs no reaction.
                     while self.endpoint.accept_stream(handle, dir).is_some() {}
                 }
-                Event::Stream(..) => self.drive(index, cx),
+                QuicEvent::Stream(..) => self.drive(index, cx),
             }
         }
         self.endpoint.flush(cx.local, cx.host);
     }
 
-    fn open(&mut self, index: usize, cx: &mut Context<'_>) {
+    fn open(&mut self, index: usize, cx: &mut ClientEnv<'_>) {
         let (now, server) = (cx.local, self.server);
         let opened = self.endpoint.connect(now, cx.host, server, tls::NAME, &self.tls);
         let Ok(handle) = opened else {
@@ -275,7 +277,7 @@ impl H3Client {
         };
         let session = &mut self.sessions[index];
         session.tries += 1;
-        session.stage = Stage::Open(handle);
+        session.stage = H3SessionStage::Open(handle);
         session.connected = false;
         session.going_away = false;
         session.streams.clear();
@@ -285,10 +287,10 @@ impl H3Client {
         session.wake = Instant::FAR_FUTURE;
         session.may_read_at = Instant::ZERO;
         let fields = [(SESSIONS + index) as u64, SERVER_PORT.into(), session.tries.into(), 0, 0];
-        cx.report.trace.note(cx.now, self.node, What::Connect, fields);
+        cx.report.trace.note(cx.now, self.node, TraceKind::Connect, fields);
     }
 
-    fn connected(&mut self, index: usize, handle: Handle, cx: &mut Context<'_>) {
+    fn connected(&mut self, index: usize, handle: QuicHandle, cx: &mut ClientEnv<'_>) {
         cx.report.stats.h3_connections += 1;
         self.sessions[index].connected = true;
         if let Some(stream) = self.endpoint.open_stream(handle, Dir::Uni) {
@@ -298,14 +300,14 @@ impl H3Client {
     }
 
     /// Makes all possible progress on a session.
-    fn drive(&mut self, index: usize, cx: &mut Context<'_>) {
-        let Stage::Open(handle) = self.sessions[index].stage else { return };
+    fn drive(&mut self, index: usize, cx: &mut ClientEnv<'_>) {
+        let H3SessionStage::Open(handle) = self.sessions[index].stage else { return };
         if let Err(what) = self.read(index, handle, cx) {
             let what = format!("client n{} h3 session {index}: {what}", self.node);
             return cx.report.fail(cx.now, "bytes", what);
         }
         let session = &mut self.sessions[index];
-        if session.stage != Stage::Open(handle) || !session.connected {
+        if session.stage != H3SessionStage::Open(handle) || !session.connected {
             return;
         }
         if session.read >= session.update_at {
@@ -314,15 +316,15 @@ impl H3Client {
             self.endpoint.update_keys(handle);
         }
         match session.end {
-            End::Abort { after, stop } if session.read >= after => {
+            H3SessionEnd::Abort { after, stop } if session.read >= after => {
                 cx.report.stats.aborts += 1;
                 for &stream in session.streams.keys() {
                     self.endpoint.stop(handle, stream, REQUEST_CANCELLED);
                 }
                 let wait = if stop { STOPPED } else { Duration::ZERO };
-                session.stage = Stage::Closing(handle, cx.local + wait);
+                session.stage = H3SessionStage::Closing(handle, cx.local + wait);
             }
-            End::Silent if session.has_all() => session.stage = Stage::Done,
+            H3SessionEnd::Silent if session.has_all() => session.stage = H3SessionStage::Done,
             _ if session.has_all() => self.close(index, handle, cx),
             _ if session.going_away && session.streams.is_empty() => {
                 if let Err(what) = self.again(index, cx) {
@@ -334,16 +336,16 @@ impl H3Client {
         }
     }
 
-    fn close(&mut self, index: usize, handle: Handle, cx: &mut Context<'_>) {
+    fn close(&mut self, index: usize, handle: QuicHandle, cx: &mut ClientEnv<'_>) {
         let session = &mut self.sessions[index];
-        session.stage = Stage::Done;
+        session.stage = H3SessionStage::Done;
         let fields = [(SESSIONS + index) as u64, session.read, 0, 0, 0];
-        cx.report.trace.note(cx.now, self.node, What::Close, fields);
+        cx.report.trace.note(cx.now, self.node, TraceKind::Close, fields);
         self.endpoint.close(cx.local, cx.host, handle, NO_ERROR, "");
     }
 
     /// Sends requests that were not sent on this connection, within the session's limits.
-    fn ask(&mut self, index: usize, handle: Handle, cx: &mut Context<'_>) {
+    fn ask(&mut self, index: usize, handle: QuicHandle, cx: &mut ClientEnv<'_>) {
         let session = &mut self.sessions[index];
         for ask in 0..session.asks.len() {
             if session.streams.len() >= session.depth {
@@ -363,12 +365,17 @@ impl H3Client {
             let Some(stream) = self.endpoint.open_stream(handle, Dir::Bi) else { return };
             self.endpoint.write(handle, stream, Bytes::from(text(&session.asks[ask])));
             self.endpoint.finish(handle, stream);
-            session.streams.insert(stream, Stream { ask, ..Stream::default() });
+            session.streams.insert(stream, H3RequestStream { ask, ..H3RequestStream::default() });
         }
     }
 
     /// Reads and checks available data.
-    fn read(&mut self, index: usize, handle: Handle, cx: &mut Context<'_>) -> Result<(), String> {
+    fn read(
+        &mut self,
+        index: usize,
+        handle: QuicHandle,
+        cx: &mut ClientEnv<'_>,
+    ) -> Result<(), String> {
         let session = &mut self.sessions[index];
         if session.may_read_at > cx.local {
             session.wake = session.wake.min(session.may_read_at);
@@ -383,7 +390,7 @@ impl H3Client {
                         budget -= bytes.len();
                         self.take(index, stream, &bytes, cx)?;
                     }
-                    Err(ReadEnd::Blocked) => break,
+                    Err(StreamReadError::Blocked) => break,
                     Err(end) => {
                         self.ended(index, stream, end, cx)?;
                         break;
@@ -405,7 +412,7 @@ impl H3Client {
         index: usize,
         id: StreamId,
         bytes: &[u8],
-        cx: &mut Context<'_>,
+        cx: &mut ClientEnv<'_>,
     ) -> Result<(), String> {
         let session = &mut self.sessions[index];
         let before = session.read;
@@ -414,17 +421,17 @@ impl H3Client {
         cx.report.stats.h3_long += u64::from(long);
         cx.report.stats.bytes += bytes.len() as u64;
         let Some(stream) = session.streams.get_mut(&id) else { return Ok(()) };
-        let Stream { ask, response, reader, answer } = stream;
+        let H3RequestStream { ask, response, reader, answer } = stream;
         let ask = &session.asks[*ask];
         let mut rest = bytes;
         while let Some(part) = response.next(&mut rest).map_err(str::to_owned)? {
             let head;
             let bytes = match part {
-                Part::Head(fields) => {
+                Http3ResponsePart::Head(fields) => {
                     head = head_text(&fields)?;
                     head.as_bytes()
                 }
-                Part::Content(content) => content,
+                Http3ResponsePart::Content(content) => content,
             };
             if answer.is_some() {
                 return Err(format!("{} bytes behind an answer", bytes.len()));
@@ -443,30 +450,30 @@ impl H3Client {
         &mut self,
         index: usize,
         id: StreamId,
-        end: ReadEnd,
-        cx: &mut Context<'_>,
+        end: StreamReadError,
+        cx: &mut ClientEnv<'_>,
     ) -> Result<(), String> {
         let session = &mut self.sessions[index];
         let Some(stream) = session.streams.remove(&id) else { return Ok(()) };
         match end {
-            ReadEnd::Finished => {}
-            ReadEnd::Reset(INTERNAL_ERROR) => {
+            StreamReadError::Finished => {}
+            StreamReadError::Reset(INTERNAL_ERROR) => {
                 cx.report.h3_failed(cx.now, self.node, session.opened);
                 return self.again(index, cx);
             }
-            ReadEnd::Reset(REQUEST_REJECTED) => {
+            StreamReadError::Reset(REQUEST_REJECTED) => {
                 session.going_away = true;
                 return Ok(());
             }
             _ => return Err(format!("a stream ended by {end:?}")),
         }
-        let Some(answer) = stream.answer.filter(|_| stream.response.is_whole()) else {
+        let Some(answer) = stream.answer.filter(|_| stream.response.may_end_here()) else {
             return Err(String::from("a stream ended within a response"));
         };
         let (number, ask) = (SESSIONS + index, stream.ask);
         let fields =
             [number as u64, ask as u64, answer.status.into(), answer.body_bytes, answer.hash];
-        cx.report.trace.note(cx.now, self.node, What::Response, fields);
+        cx.report.trace.note(cx.now, self.node, TraceKind::Response, fields);
         cx.report.answered(self.node, number, ask, answer, session.opened);
         cx.report.stats.h3_responses += 1;
         session.answered[ask] = true;
@@ -475,7 +482,7 @@ impl H3Client {
     }
 
     /// Handles a connection that ended other than by this client.
-    fn lost(&mut self, index: usize, why: &ConnectionError, cx: &mut Context<'_>) {
+    fn lost(&mut self, index: usize, why: &ConnectionError, cx: &mut ClientEnv<'_>) {
         let session = &mut self.sessions[index];
         // The server closes the connection after GOAWAY and the last response, or if it is idle
         // (RFC 9114 section 5.2).
@@ -509,17 +516,17 @@ impl H3Client {
             }
         };
         let fields = [(SESSIONS + index) as u64, kind, session.read, 0, 0];
-        cx.report.trace.note(cx.now, self.node, What::Error, fields);
+        cx.report.trace.note(cx.now, self.node, TraceKind::Error, fields);
         // A handshake must not change its address (RFC 9000 section 9).
         let moved = self.moves && session.read == 0;
-        let done = session.has_all() || matches!(session.stage, Stage::Closing(..));
+        let done = session.has_all() || matches!(session.stage, H3SessionStage::Closing(..));
         cx.report.stats.h3_closed_early += u64::from(in_order && !done);
         if !in_order {
             cx.report.stats.h3_lost += 1;
             cx.report.lost(cx.now, self.node, session.opened, why, done || moved);
         }
-        if done || matches!(session.end, End::Abort { .. }) {
-            session.stage = Stage::Done;
+        if done || matches!(session.end, H3SessionEnd::Abort { .. }) {
+            session.stage = H3SessionStage::Done;
             return;
         }
         session.streams.clear();
@@ -529,23 +536,23 @@ impl H3Client {
     }
 
     /// Schedules another connection for unanswered requests.
-    fn again(&mut self, index: usize, cx: &mut Context<'_>) -> Result<(), String> {
+    fn again(&mut self, index: usize, cx: &mut ClientEnv<'_>) -> Result<(), String> {
         let session = &mut self.sessions[index];
         cx.report.stats.retries += 1;
         if session.tries >= TRIES_MAX {
             return Err(format!("{} tries, no answer", session.tries));
         }
-        if let Stage::Open(handle) = session.stage {
+        if let H3SessionStage::Open(handle) = session.stage {
             self.endpoint.close(cx.local, cx.host, handle, NO_ERROR, "");
         }
         let wait = Duration::from_millis(10) * u64::from(session.tries.min(50));
-        session.stage = Stage::Idle(cx.local + wait);
+        session.stage = H3SessionStage::Idle(cx.local + wait);
         Ok(())
     }
 }
 
 /// Returns a request as an HTTP/3 message.
-fn text(ask: &Ask) -> Vec<u8> {
+fn text(ask: &FileRequest) -> Vec<u8> {
     let plain = ask.text(false);
     let mut lines = plain.split("\r\n");
     let mut words = lines.next().unwrap_or_default().split(' ');
@@ -579,20 +586,31 @@ fn head_text(fields: &[(Vec<u8>, Vec<u8>)]) -> Result<String, String> {
 }
 
 /// Returns a session that begins with the faults and continues after them.
-fn lasting_session(r: &mut Prng, files: &[(String, u64)], start: Instant, end: Instant) -> Session {
-    let ask = |_| Ask::draw(r, files, 0.0);
+fn lasting_session(
+    r: &mut Prng,
+    files: &[(String, u64)],
+    start: Instant,
+    end: Instant,
+) -> H3Session {
+    let ask = |_| FileRequest::draw(r, files, 0.0);
     let asks: Vec<_> = (0..LASTING_ASKS.0 + LASTING_ASKS.1).map(ask).collect();
     let pause = Some((LASTING_ASKS.0, end));
-    Session { pause, ..Session::new(asks, start + Duration::from_millis(1)) }
+    H3Session { pause, ..H3Session::new(asks, start + Duration::from_millis(1)) }
 }
 
-fn draw_session(r: &mut Prng, crowd: &Crowd, files: &[(String, u64)], start: Instant) -> Session {
-    let mut asks: Vec<_> =
-        (0..r.range(1, crowd.requests_max)).map(|_| Ask::draw(r, files, crowd.odd)).collect();
+fn draw_session(
+    r: &mut Prng,
+    crowd: &ClientLoad,
+    files: &[(String, u64)],
+    start: Instant,
+) -> H3Session {
+    let mut asks: Vec<_> = (0..r.range(1, crowd.requests_max))
+        .map(|_| FileRequest::draw(r, files, crowd.odd))
+        .collect();
     for ask in &mut asks {
         // A malformed request can only be written in HTTP/1.1.
-        if ask.want == Want::Nonsense {
-            ask.want = Want::Whole;
+        if ask.want == RequestKind::Nonsense {
+            ask.want = RequestKind::Whole;
         }
     }
     let pace = r.chance(crowd.slow).then(|| {
@@ -600,13 +618,13 @@ fn draw_session(r: &mut Prng, crowd: &Crowd, files: &[(String, u64)], start: Ins
         (bytes, Duration::from_micros(r.range(200, 20_000)))
     });
     let end = if r.chance(crowd.abort) {
-        End::Abort { after: r.below(crowd.abort_bytes_max), stop: r.chance(0.5) }
+        H3SessionEnd::Abort { after: r.below(crowd.abort_bytes_max), stop: r.chance(0.5) }
     } else if r.chance(0.2) {
-        End::Silent
+        H3SessionEnd::Silent
     } else {
-        End::Close
+        H3SessionEnd::Close
     };
     let depth = if r.chance(0.4) { 1 } else { r.range(2, 8) as usize };
     let start = start + Duration::from_micros(r.below(300_000));
-    Session { depth, pace, end, ..Session::new(asks, start) }
+    H3Session { depth, pace, end, ..H3Session::new(asks, start) }
 }

@@ -5,8 +5,8 @@
 
 use base::Prng;
 
-use crate::content::{self, Catalogue};
-use crate::proxied;
+use crate::content::{self, VersionCatalog};
+use crate::proxy_scenario;
 use crate::trace::{hash_bytes, mix};
 
 /// Maximum size of a response's head.
@@ -14,7 +14,7 @@ const HEAD_BYTES_MAX: usize = 4_096;
 
 /// Kind of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Want {
+pub(crate) enum RequestKind {
     Whole,
     Head,
     /// Bytes from the first to the last, inclusive, or to the end of the file.
@@ -37,21 +37,21 @@ pub(crate) enum Want {
 
 /// A request.
 #[derive(Clone, Debug)]
-pub(crate) struct Ask {
-    pub(crate) want: Want,
+pub(crate) struct FileRequest {
+    pub(crate) want: RequestKind,
     pub(crate) file: usize,
     pub(crate) path: String,
     /// Version of the file when the request was drawn.
     pub(crate) version: u64,
 }
 
-impl Ask {
+impl FileRequest {
     /// Draws a request for one of the files; with probability `odd`, other than a GET of the whole
     /// file.
     pub(crate) fn draw(rng: &mut Prng, files: &[(String, u64)], odd: f64) -> Self {
         let file = rng.below(files.len() as u64) as usize;
         let (path, version) = files[file].clone();
-        let plain = Self { want: Want::Whole, file, path, version };
+        let plain = Self { want: RequestKind::Whole, file, path, version };
         if !rng.chance(odd) {
             return plain;
         }
@@ -60,12 +60,12 @@ impl Ask {
             rng.below(bound)
         };
         let want = match rng.below(10) {
-            0 => Want::Head,
+            0 => RequestKind::Head,
             1 | 2 => {
                 let first = at(rng);
-                Want::Range(first, rng.chance(0.7).then(|| first + at(rng)))
+                RequestKind::Range(first, rng.chance(0.7).then(|| first + at(rng)))
             }
-            3 => Want::Suffix(at(rng)),
+            3 => RequestKind::Suffix(at(rng)),
             4 => {
                 // Disjoint: overlapping ranges may be ignored.
                 let mut first = 0;
@@ -74,16 +74,16 @@ impl Ask {
                     first += 7_000;
                     range
                 });
-                Want::Several(ranges.collect())
+                RequestKind::Several(ranges.collect())
             }
-            5 | 6 => Want::Changed,
-            7 => Want::Missing,
-            8 => Want::Directory,
+            5 | 6 => RequestKind::Changed,
+            7 => RequestKind::Missing,
+            8 => RequestKind::Directory,
             _ => {
                 if rng.chance(0.5) {
-                    Want::Nonsense
+                    RequestKind::Nonsense
                 } else {
-                    Want::Climb
+                    RequestKind::Climb
                 }
             }
         };
@@ -93,7 +93,7 @@ impl Ask {
     /// Returns the request's text, with `Connection: close` if it is the `last`.
     pub(crate) fn text(&self, last: bool) -> String {
         let mut text = self.plain_text();
-        if last && self.want != Want::Nonsense {
+        if last && self.want != RequestKind::Nonsense {
             text.insert_str(text.len() - 2, "Connection: close\r\n");
         }
         text
@@ -103,37 +103,39 @@ impl Ask {
         let get =
             |path: &str, fields: &str| format!("GET /{path} HTTP/1.1\r\nHost: sim\r\n{fields}\r\n");
         match &self.want {
-            Want::Whole => get(&self.path, ""),
-            Want::Head => format!("HEAD /{} HTTP/1.1\r\nHost: sim\r\n\r\n", self.path),
-            Want::Range(first, Some(last)) => {
+            RequestKind::Whole => get(&self.path, ""),
+            RequestKind::Head => format!("HEAD /{} HTTP/1.1\r\nHost: sim\r\n\r\n", self.path),
+            RequestKind::Range(first, Some(last)) => {
                 get(&self.path, &format!("Range: bytes={first}-{last}\r\n"))
             }
-            Want::Range(first, None) => get(&self.path, &format!("Range: bytes={first}-\r\n")),
-            Want::Suffix(len) => get(&self.path, &format!("Range: bytes=-{len}\r\n")),
-            Want::Several(ranges) => {
+            RequestKind::Range(first, None) => {
+                get(&self.path, &format!("Range: bytes={first}-\r\n"))
+            }
+            RequestKind::Suffix(len) => get(&self.path, &format!("Range: bytes=-{len}\r\n")),
+            RequestKind::Several(ranges) => {
                 let ranges: Vec<_> = ranges.iter().map(|(a, b)| format!("{a}-{b}")).collect();
                 get(&self.path, &format!("Range: bytes={}\r\n", ranges.join(",")))
             }
-            Want::Changed => {
+            RequestKind::Changed => {
                 let tag = self.version;
                 get(&self.path, &format!("If-None-Match: \"{tag:016x}\"\r\n"))
             }
-            Want::Missing => get("no/such/file", ""),
-            Want::Nonsense => String::from("BREW /pot HTCPCP/1.0 maybe\r\n\r\n"),
-            Want::Directory => get("d", ""),
-            Want::Climb => get("%2e%2e/%2e%2e/etc/passwd", ""),
+            RequestKind::Missing => get("no/such/file", ""),
+            RequestKind::Nonsense => String::from("BREW /pot HTCPCP/1.0 maybe\r\n\r\n"),
+            RequestKind::Directory => get("d", ""),
+            RequestKind::Climb => get("%2e%2e/%2e%2e/etc/passwd", ""),
         }
     }
 
     /// Returns whether the server closes the connection after the response.
     pub(crate) fn ends_connection(&self) -> bool {
-        self.want == Want::Nonsense
+        self.want == RequestKind::Nonsense
     }
 }
 
 /// Summary of a complete response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Answer {
+pub(crate) struct CheckedResponse {
     pub(crate) status: u16,
     /// Version of the file, from the `ETag`.
     pub(crate) version: Option<u64>,
@@ -162,7 +164,7 @@ struct Head {
 }
 
 #[derive(Debug)]
-enum Body {
+enum ExpectedBody {
     /// Bytes of a version, from this offset on.
     File(u64, u64),
     /// A short text.
@@ -172,22 +174,22 @@ enum Body {
 }
 
 #[derive(Debug)]
-struct Reading {
+struct BodyInProgress {
     head: Head,
     left: u64,
-    body: Body,
+    body: ExpectedBody,
     gathered: Vec<u8>,
     failure: bool,
 }
 
 /// Parses and checks responses.
 #[derive(Debug, Default)]
-pub(crate) struct Reader {
+pub(crate) struct ResponseChecker {
     head: Vec<u8>,
-    body: Option<Reading>,
+    body: Option<BodyInProgress>,
 }
 
-impl Reader {
+impl ResponseChecker {
     /// Returns whether part of a response has arrived.
     pub(crate) fn is_within(&self) -> bool {
         !self.head.is_empty() || self.body.is_some()
@@ -201,9 +203,9 @@ impl Reader {
     pub(crate) fn take(
         &mut self,
         bytes: &[u8],
-        ask: &Ask,
-        known: &Catalogue,
-    ) -> Result<(usize, Option<Answer>), String> {
+        ask: &FileRequest,
+        known: &VersionCatalog,
+    ) -> Result<(usize, Option<CheckedResponse>), String> {
         let mut used = 0;
         if self.body.is_none() {
             used = self.take_head(bytes)?;
@@ -243,26 +245,26 @@ impl Reader {
     }
 }
 
-impl Reading {
+impl BodyInProgress {
     fn take(&mut self, bytes: &[u8]) -> Result<(), String> {
         self.left -= bytes.len() as u64;
         match &mut self.body {
-            Body::File(version, offset) => {
+            ExpectedBody::File(version, offset) => {
                 content::check(*version, *offset, bytes).map_err(|at| {
                     format!("byte {} of version {version:016x} is wrong", *offset + at as u64)
                 })?;
                 *offset += bytes.len() as u64;
             }
-            Body::Text | Body::Parts(_) => self.gathered.extend_from_slice(bytes),
+            ExpectedBody::Text | ExpectedBody::Parts(_) => self.gathered.extend_from_slice(bytes),
         }
         Ok(())
     }
 
-    fn finish(&self, known: &Catalogue) -> Result<Answer, String> {
+    fn finish(&self, known: &VersionCatalog) -> Result<CheckedResponse, String> {
         let hash = match self.body {
-            Body::File(version, end) => mix(version ^ mix(end)),
-            Body::Text => hash_bytes(0, &self.gathered),
-            Body::Parts(version) => {
+            ExpectedBody::File(version, end) => mix(version ^ mix(end)),
+            ExpectedBody::Text => hash_bytes(0, &self.gathered),
+            ExpectedBody::Parts(version) => {
                 let boundary = self.head.boundary.as_deref().unwrap_or_default();
                 let size = known.find(version).map_or(0, |v| v.size);
                 check_parts(&self.gathered, boundary, version, size)?
@@ -270,11 +272,11 @@ impl Reading {
         };
         let (status, version, failure) = (self.head.status, self.head.version, self.failure);
         let body_bytes = match self.body {
-            Body::Parts(_) => 0,
+            ExpectedBody::Parts(_) => 0,
             _ => self.head.length.unwrap_or(0),
         };
         let Head { date, by_proxy, .. } = self.head;
-        Ok(Answer { status, version, body_bytes, hash, failure, by_proxy, date })
+        Ok(CheckedResponse { status, version, body_bytes, hash, failure, by_proxy, date })
     }
 }
 
@@ -298,7 +300,7 @@ fn parse_head(text: &[u8]) -> Result<Head, String> {
             }
             "content-range" => head.range = parse_range(value),
             "connection" => head.close = value == "close",
-            "server" => head.by_proxy = value == proxied::NAME,
+            "server" => head.by_proxy = value == proxy_scenario::NAME,
             "date" => head.date = hash_bytes(0, value.as_bytes()),
             "location" => head.location = Some(value.to_owned()),
             "content-type" => {
@@ -329,7 +331,7 @@ fn is_failure(head: &Head) -> bool {
 }
 
 /// Checks a head against its request and determines the expected body.
-fn begin(head: Head, ask: &Ask, known: &Catalogue) -> Result<Reading, String> {
+fn begin(head: Head, ask: &FileRequest, known: &VersionCatalog) -> Result<BodyInProgress, String> {
     let status = head.status;
     let wrong = |what: &str| Err(format!("{what}: {:?} was answered with {head:?}", ask.want));
     let Some(length) = head.length.or_else(|| (status == 304).then_some(0)) else {
@@ -353,36 +355,36 @@ fn begin(head: Head, ask: &Ask, known: &Catalogue) -> Result<Reading, String> {
     }
     let version = head.version.unwrap_or(0);
     let (left, body) = match (status, &head.boundary, head.range) {
-        _ if ask.want == Want::Head => (0, Body::Text),
-        (200, ..) => (length, Body::File(version, 0)),
-        (206, Some(_), _) => (length, Body::Parts(version)),
+        _ if ask.want == RequestKind::Head => (0, ExpectedBody::Text),
+        (200, ..) => (length, ExpectedBody::File(version, 0)),
+        (206, Some(_), _) => (length, ExpectedBody::Parts(version)),
         (206, None, Some((first, last, of))) => {
             if of != size || last >= size || first > last || last - first + 1 != length {
                 return wrong("a range that is none");
             }
-            (length, Body::File(version, first))
+            (length, ExpectedBody::File(version, first))
         }
         (206, ..) => return wrong("a part without a range"),
-        (304, ..) => (0, Body::Text),
-        _ => (length, Body::Text),
+        (304, ..) => (0, ExpectedBody::Text),
+        _ => (length, ExpectedBody::Text),
     };
     if status == 200 && length != size {
         return wrong("not the file's length");
     }
-    if matches!(body, Body::Text) && left > 200 {
+    if matches!(body, ExpectedBody::Text) && left > 200 {
         return wrong("a long text");
     }
-    Ok(Reading { head, left, body, gathered: Vec::new(), failure })
+    Ok(BodyInProgress { head, left, body, gathered: Vec::new(), failure })
 }
 
 /// Returns whether RFC 9110 and the server's documentation allow the response, for a file of `size`
 /// bytes.
-fn expected(head: &Head, ask: &Ask, size: u64) -> bool {
+fn expected(head: &Head, ask: &FileRequest, size: u64) -> bool {
     let (status, range) = (head.status, head.range);
     match &ask.want {
-        Want::Whole | Want::Head => status == 200,
+        RequestKind::Whole | RequestKind::Head => status == 200,
         // Size 0 is also used for the unknown version of a 416.
-        Want::Range(first, last) => match status {
+        RequestKind::Range(first, last) => match status {
             206 => {
                 let end = last.map_or(size, |last| size.min(last.saturating_add(1)));
                 *first < size && range == Some((*first, end.wrapping_sub(1), size))
@@ -390,27 +392,27 @@ fn expected(head: &Head, ask: &Ask, size: u64) -> bool {
             416 => true,
             _ => false,
         },
-        Want::Suffix(len) => match status {
+        RequestKind::Suffix(len) => match status {
             206 => *len > 0 && range == Some((size - (*len).min(size), size.wrapping_sub(1), size)),
             200 => size == 0 && *len > 0,
             416 => *len == 0,
             _ => false,
         },
-        Want::Several(ranges) => match status {
+        RequestKind::Several(ranges) => match status {
             206 if head.boundary.is_some() => ranges.iter().any(|r| r.0 < size),
             206 => ranges[0].0 < size && range.is_some_and(|r| r.0 == ranges[0].0),
             416 => true,
             _ => false,
         },
-        Want::Changed => match status {
+        RequestKind::Changed => match status {
             304 => head.version == Some(ask.version),
             200 => head.version != Some(ask.version),
             _ => false,
         },
-        Want::Missing => status == 404,
-        Want::Nonsense => matches!(status, 400 | 501 | 505) && head.close,
-        Want::Directory => status == 301 && head.location.as_deref() == Some("/d/"),
-        Want::Climb => status == 403,
+        RequestKind::Missing => status == 404,
+        RequestKind::Nonsense => matches!(status, 400 | 501 | 505) && head.close,
+        RequestKind::Directory => status == 301 && head.location.as_deref() == Some("/d/"),
+        RequestKind::Climb => status == 403,
     }
 }
 

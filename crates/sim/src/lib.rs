@@ -9,11 +9,11 @@
 //! | module | purpose |
 //! |---|---|
 //! | `faults`, `calm` | the scenario of a seed |
-//! | `world`, `events` | the simulation loop and its event queue |
+//! | `run`, `events` | the simulation loop and its event queue |
 //! | `node` | a machine: device, host, application, rings |
-//! | `net`, `nat`, `hostile`, `disk` | the network and the disk, with their faults |
+//! | `net`, `nat`, `attacker`, `disk` | the network and the disk, with their faults |
 //! | `client`, `http`, `h3` | the client application, over TCP and over QUIC |
-//! | `machines`, `proxied`, `quic` | how servers, clients, proxy and QUIC endpoints are built |
+//! | `machines`, `proxy_scenario`, `quic` | how servers, clients, proxy and QUIC endpoints are built |
 //! | `numbers` | sequence numbers and the like that begin just below their limits |
 //! | `storage`, `namespace` | NVMe/TCP: machines, users, and the model of a namespace's contents |
 //! | `tls` | TLS handshakes with randomness from the seed |
@@ -28,6 +28,7 @@
     reason = "sizes and draws of a simulation are far below 4 GiB"
 )]
 
+mod attacker;
 mod calm;
 mod checkers;
 mod client;
@@ -36,37 +37,36 @@ mod disk;
 mod events;
 mod faults;
 mod h3;
-mod hostile;
 mod http;
-mod late;
+mod late_data;
 mod machines;
+mod misbehaving_host;
 pub mod namespace;
 mod nat;
 mod net;
 mod node;
 mod numbers;
-mod odd;
-mod proxied;
+mod proxy_scenario;
 mod quic;
 mod report;
+mod run;
 pub mod storage;
 mod tls;
 mod trace;
-mod world;
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use base::Instant;
 
-pub use report::{Row, Stats, StreamRow, Violation};
+pub use report::{ResponseRow, Stats, StreamRow, Violation};
 
 use faults::Scenario;
-use world::World;
+use run::SimRun;
 
 /// Options of a run. An option that is `None` leaves the choice to the seed.
 #[derive(Clone, Debug, Default)]
-pub struct Options {
+pub struct RunOptions {
     /// Forces file offload on or off.
     pub offload: Option<bool>,
     /// Forces all TLS offload on or off.
@@ -87,7 +87,7 @@ pub struct Options {
 
 /// Result of a run.
 #[derive(Debug)]
-pub struct Outcome {
+pub struct RunOutcome {
     pub seed: u64,
     /// Hash over all events; equal for equal runs.
     pub hash: u64,
@@ -100,7 +100,7 @@ pub struct Outcome {
     /// Counters of disk, network and nodes; those of the nodes are summed.
     pub counters: BTreeMap<&'static str, u64>,
     /// One row for each request: its response.
-    pub rows: Vec<Row>,
+    pub rows: Vec<ResponseRow>,
     /// The first violation of an invariant, if any.
     pub violation: Option<Violation>,
     /// Bytes on the link of each connection that used TLS.
@@ -130,7 +130,7 @@ pub struct Outcome {
     pub trace: Vec<String>,
 }
 
-impl Outcome {
+impl RunOutcome {
     /// Returns the message for a run that failed: the seed, the violation, the last lines of the
     /// trace, the scenario, and the command that reproduces it. `None` if the run did not fail.
     #[must_use]
@@ -158,7 +158,7 @@ impl Outcome {
 }
 
 /// Draws the scenario of a seed, of the requested kind.
-fn draw(seed: u64, options: &Options) -> Scenario {
+fn draw(seed: u64, options: &RunOptions) -> Scenario {
     if options.calm { Scenario::calm(seed) } else { Scenario::of(seed, options.storage) }
 }
 
@@ -166,7 +166,7 @@ fn draw(seed: u64, options: &Options) -> Scenario {
 ///
 /// A panic of the code under test is reported as a violation.
 #[must_use]
-pub fn run_seed(seed: u64, options: &Options) -> Outcome {
+pub fn run_seed(seed: u64, options: &RunOptions) -> RunOutcome {
     let mut scenario = draw(seed, options);
     scenario.offload = options.offload.unwrap_or(scenario.offload);
     if let (Some(tls), Some(offload)) = (&mut scenario.tls, options.tls_offload) {
@@ -181,7 +181,7 @@ pub fn run_seed(seed: u64, options: &Options) -> Outcome {
     if let (Some(proxied), Some(splice)) = (&mut scenario.proxied, options.splice) {
         proxied.splice = splice;
     }
-    let mut world = World::new(scenario, options);
+    let mut world = SimRun::new(scenario, options);
     // Unwind safety: after a panic the simulation is only read for its report.
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| world.run())) {
         let text = panic.downcast_ref::<String>().cloned();
@@ -191,7 +191,7 @@ pub fn run_seed(seed: u64, options: &Options) -> Outcome {
     }
     let counters = counters_of(&mut world);
     let failed = world.report.violation.is_some() || options.trace;
-    Outcome {
+    RunOutcome {
         seed,
         hash: world.report.trace.hash(),
         events: world.report.trace.count(),
@@ -199,12 +199,12 @@ pub fn run_seed(seed: u64, options: &Options) -> Outcome {
         stats: world.report.stats.clone(),
         counters,
         rows: std::mem::take(&mut world.report.rows),
-        streams: world.wire.streams(),
+        streams: world.frame_checker.streams(),
         dates: world.report.dates,
         violation: world.report.violation.clone(),
         offload: world.scenario.offload,
         tls_offload: options.tls_offload,
-        comparable: checkers::same::applies(&world.scenario),
+        comparable: checkers::differential::applies(&world.scenario),
         quic_offload: options.quic_offload,
         nvme_offload: options.nvme_offload,
         storage: options.storage,
@@ -216,14 +216,14 @@ pub fn run_seed(seed: u64, options: &Options) -> Outcome {
 }
 
 /// Returns all counters of a finished run: of machines, network, disk and checkers.
-fn counters_of(world: &mut World) -> BTreeMap<&'static str, u64> {
+fn counters_of(world: &mut SimRun) -> BTreeMap<&'static str, u64> {
     let mut counters = BTreeMap::new();
     let mut add = |name, value: u64| *counters.entry(name).or_insert(0) += value;
     world.net.counters.visit(&mut add);
     world.disk.counters.visit(&mut add);
     world.performance.counters.visit(&mut add);
     world.nodes.iter().for_each(|node| node.visit(&mut add));
-    for (name, value) in &world.past {
+    for (name, value) in &world.stopped_counters {
         add(name, *value);
     }
     let stored = world.scenario.storage.is_some();
@@ -233,14 +233,14 @@ fn counters_of(world: &mut World) -> BTreeMap<&'static str, u64> {
     add("worlds_with_storage", u64::from(stored));
     let placed: u64 = world.nodes.iter().map(|node| node.counter("nvme_rx_placed_bytes")).sum();
     add("nvme_over_tls_placed_bytes", if world.scenario.tls.is_some() { placed } else { 0 });
-    add("wire_repeated_packets", world.wire.repeated);
+    add("wire_repeated_packets", world.frame_checker.repeated);
     add("frames_after_echo", world.nodes.iter().map(|node| node.watch.echo_order.frames).sum());
-    add("wire_pairs", world.wire.pairs);
-    add("wire_pair_bytes_compared", world.wire.compared);
-    world.wire.visit_crossings(&mut add);
+    add("wire_pairs", world.frame_checker.pairs);
+    add("wire_pair_bytes_compared", world.frame_checker.compared);
+    world.frame_checker.visit_crossings(&mut add);
     add("tls_bytes_near_limits", world.tls_bytes_near_limits());
     add("worlds_with_proxy", u64::from(world.scenario.proxied.is_some()));
-    add("sealed_after_rebinding", world.sealed_after_rebinding());
+    add("sealed_after_rebinding", world.encrypted_after_rebinding());
     add("worlds_with_quic", u64::from(world.scenario.quic.is_some()));
     counters
 }
@@ -248,17 +248,17 @@ fn counters_of(world: &mut World) -> BTreeMap<&'static str, u64> {
 /// Runs a seed twice, and a third time without offload or without splices if the responses must not
 /// depend on that. Returns the first run, with any difference as its violation.
 #[must_use]
-pub fn check_seed(seed: u64) -> Outcome {
-    check(seed, &Options::default())
+pub fn check_seed(seed: u64) -> RunOutcome {
+    check(seed, &RunOptions::default())
 }
 
 /// Like [`check_seed`], with a scenario with storage whatever the seed.
 #[must_use]
-pub fn check_storage(seed: u64) -> Outcome {
-    check(seed, &Options { storage: true, ..Options::default() })
+pub fn check_storage(seed: u64) -> RunOutcome {
+    check(seed, &RunOptions { storage: true, ..RunOptions::default() })
 }
 
-fn check(seed: u64, options: &Options) -> Outcome {
+fn check(seed: u64, options: &RunOptions) -> RunOutcome {
     let mut outcome = run_seed(seed, options);
     if outcome.violation.is_some() {
         return outcome;
@@ -274,7 +274,7 @@ fn check(seed: u64, options: &Options) -> Outcome {
         return outcome;
     }
     if seed % 8 == 5 && !options.storage {
-        let calm = run_seed(seed, &Options { calm: true, ..options.clone() });
+        let calm = run_seed(seed, &RunOptions { calm: true, ..options.clone() });
         if calm.violation.is_some() {
             return calm;
         }
@@ -297,15 +297,16 @@ fn check(seed: u64, options: &Options) -> Outcome {
         }
     }
     let other = match (seed % 4, &scenario.proxied) {
-        (0, _) => Some(Options { offload: Some(!scenario.offload), ..options.clone() }),
-        (2, Some(proxied)) => Some(Options { splice: Some(!proxied.splice), ..options.clone() }),
+        (0, _) => Some(RunOptions { offload: Some(!scenario.offload), ..options.clone() }),
+        (2, Some(proxied)) => Some(RunOptions { splice: Some(!proxied.splice), ..options.clone() }),
         _ => None,
     };
-    if let Some(other) = other.filter(|_| checkers::same::applies(&scenario)) {
+    if let Some(other) = other.filter(|_| checkers::differential::applies(&scenario)) {
         let other = run_seed(seed, &other);
         if other.violation.is_some() {
             return other;
-        } else if let Err(what) = checkers::same::compare(outcome.rows.clone(), other.rows) {
+        } else if let Err(what) = checkers::differential::compare(outcome.rows.clone(), other.rows)
+        {
             outcome.violation = fail("same", what);
         }
     }
@@ -316,22 +317,22 @@ fn check(seed: u64, options: &Options) -> Outcome {
 /// they depend on timing.
 fn check_offloads(
     seed: u64,
-    options: &Options,
+    options: &RunOptions,
     scenario: &Scenario,
-    mut outcome: Outcome,
-) -> Outcome {
+    mut outcome: RunOutcome,
+) -> RunOutcome {
     let other = match seed % 8 {
-        0 => Options { offload: Some(!scenario.offload), ..options.clone() },
-        2 => Options { tls_offload: Some(true), nvme_offload: Some(true), ..options.clone() },
-        5 => Options { tls_offload: Some(false), nvme_offload: Some(false), ..options.clone() },
+        0 => RunOptions { offload: Some(!scenario.offload), ..options.clone() },
+        2 => RunOptions { tls_offload: Some(true), nvme_offload: Some(true), ..options.clone() },
+        5 => RunOptions { tls_offload: Some(false), nvme_offload: Some(false), ..options.clone() },
         _ => return outcome,
     };
     let other = run_seed(seed, &other);
     if other.violation.is_some() {
         return other;
     }
-    if checkers::same::applies(scenario) {
-        let result = checkers::same::compare_storage(outcome.rows.clone(), other.rows);
+    if checkers::differential::applies(scenario) {
+        let result = checkers::differential::compare_storage(outcome.rows.clone(), other.rows);
         let fail = |what| Violation { at: outcome.end, checker: "same", what };
         outcome.violation = result.err().map(fail);
     }
@@ -342,12 +343,12 @@ fn check_offloads(
 /// applications must receive the same bytes. Returns both runs, with any difference as the
 /// violation of the first; `None` if the seed does not use QUIC.
 #[must_use]
-pub fn check_quic(seed: u64) -> Option<[Outcome; 2]> {
+pub fn check_quic(seed: u64) -> Option<[RunOutcome; 2]> {
     Scenario::draw(seed).quic?;
-    let run = |on| run_seed(seed, &Options { quic_offload: Some(on), ..Options::default() });
+    let run = |on| run_seed(seed, &RunOptions { quic_offload: Some(on), ..RunOptions::default() });
     let (mut on, off) = (run(true), run(false));
     if on.comparable && on.violation.is_none() && off.violation.is_none() {
-        let result = checkers::same::compare(on.rows.clone(), off.rows.clone());
+        let result = checkers::differential::compare(on.rows.clone(), off.rows.clone());
         on.violation = result.err().map(|what| Violation { at: on.end, checker: "same", what });
     }
     Some([on, off])
@@ -358,20 +359,20 @@ pub fn check_quic(seed: u64) -> Option<[Outcome; 2]> {
 /// link must be equal too. Returns the run with offload, with any difference as its violation;
 /// `None` if the seed does not use TLS or has storage.
 #[must_use]
-pub fn check_tls(seed: u64) -> Option<Outcome> {
+pub fn check_tls(seed: u64) -> Option<RunOutcome> {
     let scenario = Scenario::draw(seed);
     scenario.tls.as_ref().filter(|_| scenario.storage.is_none())?;
-    let run = |on| run_seed(seed, &Options { tls_offload: Some(on), ..Options::default() });
+    let run = |on| run_seed(seed, &RunOptions { tls_offload: Some(on), ..RunOptions::default() });
     let (mut on, off) = (run(true), run(false));
     if on.violation.is_some() || off.violation.is_some() {
         return Some(if on.violation.is_some() { on } else { off });
     }
-    if checkers::same::applies(&scenario) {
-        let result = checkers::same::compare(on.rows.clone(), off.rows).and_then(|()| {
+    if checkers::differential::applies(&scenario) {
+        let result = checkers::differential::compare(on.rows.clone(), off.rows).and_then(|()| {
             // Two connections of one client may swap their order if either is opened again.
             let repeatable = on.dates == off.dates && on.stats.retries + off.stats.retries == 0;
             if scenario.calm_net() && repeatable {
-                checkers::same::compare_streams(&on.streams, &off.streams)
+                checkers::differential::compare_streams(&on.streams, &off.streams)
             } else {
                 Ok(())
             }

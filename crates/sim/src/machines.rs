@@ -9,16 +9,16 @@ use std::sync::Arc;
 use abi::Refusal;
 use apps::content::ContentServer;
 use base::{Duration, Instant, Prng};
-use host::{Cidr, Config, Host, Listen};
+use host::{Cidr, Host, HostConfig, ListenConfig};
 use nic::{Device, DeviceConfig, L5oConfig, LONG_TRANSMIT_BYTES, TeardownConfig};
 use wire::Endpoint;
 
-use crate::client::Client;
+use crate::client::SimClient;
 use crate::disk::SimDisk;
 use crate::faults::Scenario;
 use crate::h3::H3Client;
-use crate::net::Net;
-use crate::node::{App, Node};
+use crate::net::SimNet;
+use crate::node::{App, SimNode};
 use crate::numbers;
 use crate::quic;
 use crate::tls;
@@ -67,7 +67,7 @@ fn tls_engine(scenario: &Scenario, node: usize) -> Option<L5oConfig> {
         resync: device.resync,
         tls_tx: device.tx,
         tls_rx: device.rx,
-        messages_ahead_max: device.messages_ahead_max,
+        incomplete_messages_max: device.messages_ahead_max,
         // HTTP nodes have no NVMe/TCP; a device with it must reserve more memory for files.
         nvme_tcp_tx: false,
         nvme_tcp_rx: false,
@@ -86,7 +86,7 @@ pub(crate) fn device_base(scenario: &Scenario, node: usize) -> DeviceConfig {
 }
 
 /// Builds a server.
-pub(crate) fn server(node: usize, scenario: &Scenario, net: &Net, rng: &mut Prng) -> Node {
+pub(crate) fn server(node: usize, scenario: &Scenario, net: &SimNet, rng: &mut Prng) -> SimNode {
     // Without offload: either a device without the engine, or a host that does not use it.
     let engine = rng.chance(0.5) || scenario.offload;
     let config = DeviceConfig {
@@ -105,7 +105,7 @@ pub(crate) fn server(node: usize, scenario: &Scenario, net: &Net, rng: &mut Prng
     };
     let device = Device::new(config, net.wire_caps());
     let ahead = Duration::from_millis(scenario.clock_ahead_ms);
-    let config = Config {
+    let config = HostConfig {
         addrs: addresses(node),
         file_offload: if scenario.offload { Ok(()) } else { Err(Refusal::Disabled) },
         tls_offload: tls_offload(scenario, node),
@@ -113,29 +113,31 @@ pub(crate) fn server(node: usize, scenario: &Scenario, net: &Net, rng: &mut Prng
         udp_segmentation: quic::segmentation(scenario),
         lazy_tcb: scenario.hand_over.lazy_tcb,
         tcp: numbers::tcp(scenario, node, &scenario.server_tcp, ahead),
-        ..Config::default()
+        ..HostConfig::default()
     };
     let mut host = Host::new(config, &device.capabilities(), rng.next_u64());
     let mut content = scenario.content.clone();
     content.tls = scenario.tls.as_ref().map(tls::server);
     content.http3 = quic::config(scenario, node);
-    (content.set_up, content.tear_down) = (scenario.hand_over.set_up, scenario.hand_over.tear_down);
-    content.listen = vec![Listen { addr: None, port: scenario.port(), backlog: scenario.backlog }];
+    (content.setup_offload, content.teardown_offload) =
+        (scenario.hand_over.set_up, scenario.hand_over.tear_down);
+    content.listen =
+        vec![ListenConfig { addr: None, port: scenario.port(), backlog: scenario.backlog }];
     let server = match ContentServer::new(content, &mut host) {
         Ok(server) => server,
         Err(error) => unreachable!("nobody else listens: {error}"),
     };
-    Node::new(device, host, App::Server(Box::new(server)), ahead, scenario.rings.slots)
+    SimNode::new(device, host, App::Server(Box::new(server)), ahead, scenario.rings.slots)
 }
 
 /// Builds a client.
 pub(crate) fn client(
     index: usize,
     scenario: &Scenario,
-    net: &Net,
+    net: &SimNet,
     disk: &SimDisk,
     rng: &mut Prng,
-) -> Node {
+) -> SimNode {
     let config = DeviceConfig {
         file: None,
         l5o: tls_engine(scenario, index),
@@ -147,17 +149,17 @@ pub(crate) fn client(
     let ahead = Duration::from_millis(scenario.clock_ahead_ms.wrapping_mul(index as u64 + 1));
     let tcp = numbers::tcp(scenario, index, &scenario.client_tcp, ahead);
     let tls_offload = tls_offload(scenario, index);
-    let first = *Config::default().ports.start();
+    let first = *HostConfig::default().ports.start();
     let last =
-        scenario.ports.map_or_else(|| *Config::default().ports.end(), |few| first + (few - 1));
-    let config = Config {
+        scenario.ports.map_or_else(|| *HostConfig::default().ports.end(), |few| first + (few - 1));
+    let config = HostConfig {
         addrs: addresses(index),
         ports: first..=last,
         tcp,
         tls_offload,
         quic_offload: quic::offload(scenario, index),
         udp_segmentation: quic::segmentation(scenario),
-        ..Config::default()
+        ..HostConfig::default()
     };
     let mut host = Host::new(config, &device.capabilities(), rng.next_u64());
     let v6 = rng.chance(scenario.crowd.v6);
@@ -165,8 +167,8 @@ pub(crate) fn client(
     let start = Instant::ZERO + ahead;
     let files = disk.files();
     let h3 = h3_client(index, scenario, server.addr, &mut host, &files, start);
-    let client = Client::new(index, server, rng.fork(), scenario, &files, start).with_h3(h3);
-    Node::new(device, host, App::Client(Box::new(client)), ahead, scenario.rings.slots.max(64))
+    let client = SimClient::new(index, server, rng.fork(), scenario, &files, start).with_h3(h3);
+    SimNode::new(device, host, App::Client(Box::new(client)), ahead, scenario.rings.slots.max(64))
 }
 
 /// Builds the HTTP/3 client of a client's machine.
@@ -180,7 +182,7 @@ fn h3_client(
 ) -> Option<H3Client> {
     let quic = scenario.quic.as_ref()?;
     let provider = tls::quic_endpoint(quic.suite, node);
-    let endpoint = ::quic::Endpoint::new(quic::config(scenario, node)?, &provider, host);
+    let endpoint = ::quic::QuicEndpoint::new(quic::config(scenario, node)?, &provider, host);
     let endpoint = match endpoint {
         Ok(endpoint) => endpoint,
         Err(error) => unreachable!("nobody else has the port: {error}"),

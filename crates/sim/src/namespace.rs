@@ -14,7 +14,7 @@ const PAGE_SECTORS: u64 = 8;
 
 /// A write in progress.
 #[derive(Debug)]
-struct Change {
+struct SimNamespaceWrite {
     node: usize,
     offset: usize,
     bytes: Vec<u8>,
@@ -26,7 +26,7 @@ type Snapshot = Vec<(u64, Vec<u8>)>;
 
 /// Model of a namespace. `node` parameters name the machine that writes or flushes.
 #[derive(Debug)]
-pub struct Namespace {
+pub struct SimNamespace {
     /// Contents as read.
     current: Vec<u8>,
     /// Contents that survive any crash.
@@ -34,12 +34,12 @@ pub struct Namespace {
     /// Sectors in which the two may differ.
     dirty: BTreeSet<u64>,
     /// Writes in progress by operation number.
-    changes: BTreeMap<u64, Change>,
+    changes: BTreeMap<u64, SimNamespaceWrite>,
     flushes: BTreeMap<u64, (usize, Snapshot)>,
     next: u64,
 }
 
-impl Namespace {
+impl SimNamespace {
     /// Returns a namespace of `size` zero bytes.
     #[must_use]
     pub fn new(size: usize) -> Self {
@@ -73,7 +73,8 @@ impl Namespace {
             return None;
         }
         self.next += 1;
-        self.changes.insert(self.next, Change { node, offset: offset as usize, bytes, fua });
+        self.changes
+            .insert(self.next, SimNamespaceWrite { node, offset: offset as usize, bytes, fua });
         Some(self.next)
     }
 
@@ -149,7 +150,7 @@ impl Namespace {
     }
 
     /// Applies the sectors of a write for which `keep` returns true.
-    fn apply(&mut self, change: &Change, mut keep: impl FnMut(u64) -> bool) {
+    fn apply(&mut self, change: &SimNamespaceWrite, mut keep: impl FnMut(u64) -> bool) {
         for sector in sectors(change.offset, change.bytes.len()) {
             if !keep(sector) {
                 continue;
@@ -197,14 +198,14 @@ mod tests {
 
     const SIZE: usize = 64 * SECTOR_BYTES + 100;
 
-    fn write(namespace: &mut Namespace, sector: usize, fill: u8, fua: bool) {
+    fn write(namespace: &mut SimNamespace, sector: usize, fill: u8, fua: bool) {
         let bytes = vec![fill; SECTOR_BYTES];
         let name = namespace.begin(0, (sector * SECTOR_BYTES) as u64, bytes, fua);
         namespace.finish(name.expect("it is in range"), None);
     }
 
     /// Returns the value of each sector.
-    fn values(namespace: &Namespace) -> Vec<u8> {
+    fn values(namespace: &SimNamespace) -> Vec<u8> {
         let mut bytes = vec![0; 64 * SECTOR_BYTES];
         namespace.read(0, &mut bytes);
         for sector in bytes.chunks(SECTOR_BYTES) {
@@ -217,7 +218,7 @@ mod tests {
     fn what_was_flushed_outlasts_a_crash() {
         let mut lost = 0;
         for seed in 0..50 {
-            let (mut namespace, mut rng) = (Namespace::new(SIZE), Prng::new(seed));
+            let (mut namespace, mut rng) = (SimNamespace::new(SIZE), Prng::new(seed));
             for sector in 0..64 {
                 write(&mut namespace, sector, 1, false);
             }
@@ -248,7 +249,7 @@ mod tests {
 
     #[test]
     fn ranges_are_checked() {
-        let mut namespace = Namespace::new(SIZE);
+        let mut namespace = SimNamespace::new(SIZE);
         let size = SIZE as u64;
         for (offset, len) in [(size, 1), (size - 1, 2), (0, 0), (u64::MAX, 1)] {
             assert_eq!(namespace.begin(0, offset, vec![1; len], false), None);

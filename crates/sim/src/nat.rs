@@ -5,9 +5,9 @@
 //! change; the server finds its peer at another address.
 
 use wire::checksum::adjust;
-use wire::frame::{Frame, parse, protocol};
+use wire::frame::{ParsedFrame, parse, protocol};
 
-use crate::events::Arrival;
+use crate::events::SimLinkFrame;
 use crate::quic::{CLIENT_PORT, SERVER_PORT};
 
 /// Base of the external ports: the n-th rebinding maps port `OUTSIDE + n`.
@@ -26,7 +26,7 @@ pub(crate) struct Nat {
 
 /// Decision about an inbound frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum NatVerdict {
     /// Deliver.
     In,
     /// Deliver; it is the server's first datagram to the latest port.
@@ -44,7 +44,7 @@ impl Nat {
     }
 
     /// Translates a frame from the client.
-    pub(crate) fn leave(&self, frame: &mut Arrival) {
+    pub(crate) fn leave(&self, frame: &mut SimLinkFrame) {
         if self.changes == 0 {
             return;
         }
@@ -54,30 +54,30 @@ impl Nat {
     }
 
     /// Translates a frame to the client.
-    pub(crate) fn enter(&mut self, frame: &mut Arrival) -> Way {
+    pub(crate) fn enter(&mut self, frame: &mut SimLinkFrame) -> NatVerdict {
         let Some((source, port, at)) = ports(&frame.bytes).filter(|_| self.changes > 0) else {
-            return Way::In;
+            return NatVerdict::In;
         };
         let latest = OUTSIDE + self.changes;
         if port == CLIENT_PORT {
-            return if self.forgets { Way::Nowhere } else { Way::In };
+            return if self.forgets { NatVerdict::Nowhere } else { NatVerdict::In };
         }
         if !(OUTSIDE..=latest).contains(&port) {
-            return Way::In;
+            return NatVerdict::In;
         }
         if port != latest && self.forgets {
-            return Way::Nowhere;
+            return NatVerdict::Nowhere;
         }
         rewrite(frame, at, 2, port, CLIENT_PORT);
         let first = port == latest && source == SERVER_PORT && !self.followed;
         self.followed |= first;
-        if first { Way::Followed } else { Way::In }
+        if first { NatVerdict::Followed } else { NatVerdict::In }
     }
 }
 
 /// Returns the ports of a UDP datagram and the offset of its UDP header.
 fn ports(bytes: &[u8]) -> Option<(u16, u16, usize)> {
-    let Ok(Frame::Ip(ip)) = parse(bytes) else { return None };
+    let Ok(ParsedFrame::Ip(ip)) = parse(bytes) else { return None };
     let header: &[u8; 4] = bytes.get(ip.l4..ip.end)?.first_chunk()?;
     let [a, b, c, d] = *header;
     let ports = (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]), ip.l4);
@@ -86,7 +86,7 @@ fn ports(bytes: &[u8]) -> Option<(u16, u16, usize)> {
 
 /// Replaces a port and updates the checksum. A partial checksum covers only the pseudo-header,
 /// which has no ports.
-fn rewrite(frame: &mut Arrival, l4: usize, at: usize, old: u16, new: u16) {
+fn rewrite(frame: &mut SimLinkFrame, l4: usize, at: usize, old: u16, new: u16) {
     let bytes = &mut frame.bytes;
     bytes[l4 + at..l4 + at + 2].copy_from_slice(&new.to_be_bytes());
     let Some(&[a, b]) = bytes.get(l4 + 6..l4 + 8).and_then(|field| field.first_chunk()) else {
@@ -109,9 +109,9 @@ mod tests {
     use super::*;
     use abi::Checksum;
     use wire::checksum::pseudo_header;
-    use wire::emit::{self, IpHeader, Link};
+    use wire::emit::{self, EthernetAddrs, IpHeader};
 
-    fn datagram(source: u16, destination: u16) -> Arrival {
+    fn datagram(source: u16, destination: u16) -> SimLinkFrame {
         let ip = IpHeader {
             source: [10, 0, 0, 2].into(),
             destination: [10, 0, 0, 1].into(),
@@ -119,7 +119,7 @@ mod tests {
             ecn: 0,
             hop_limit: 64,
         };
-        let link = Link { source: [2; 6], destination: [4; 6] };
+        let link = EthernetAddrs { source: [2; 6], destination: [4; 6] };
         let mut bytes = vec![b'x'; 14 + 20 + 8 + 5];
         emit::udp_template(&link, &ip, [source, destination], 5, &mut bytes[..42]);
         emit::set_lengths(&mut bytes, 14, 47, 1);
@@ -127,10 +127,10 @@ mod tests {
         let mut sum = pseudo_header(ip.source, ip.destination, protocol::UDP, 13);
         sum.add(&bytes[34..]);
         bytes[40..42].copy_from_slice(&sum.finish().to_be_bytes());
-        Arrival { from: 1, bytes, checksum: Checksum::Unchecked, segment_size: 0 }
+        SimLinkFrame { from: 1, bytes, checksum: Checksum::Unchecked, segment_size: 0 }
     }
 
-    fn is_good(frame: &Arrival) -> bool {
+    fn is_good(frame: &SimLinkFrame) -> bool {
         let mut sum = pseudo_header([10, 0, 0, 2].into(), [10, 0, 0, 1].into(), protocol::UDP, 13);
         sum.add(&frame.bytes[34..]);
         sum.finish() == 0
@@ -147,10 +147,10 @@ mod tests {
         assert_eq!(ports(&out.bytes), Some((OUTSIDE + 1, SERVER_PORT, 34)));
         assert!(is_good(&out));
         for (port, way) in [
-            (CLIENT_PORT, Way::In),
-            (OUTSIDE + 1, Way::Followed),
-            (OUTSIDE + 1, Way::In),
-            (OUTSIDE + 2, Way::In),
+            (CLIENT_PORT, NatVerdict::In),
+            (OUTSIDE + 1, NatVerdict::Followed),
+            (OUTSIDE + 1, NatVerdict::In),
+            (OUTSIDE + 2, NatVerdict::In),
         ] {
             let mut back = datagram(SERVER_PORT, port);
             assert_eq!(nat.enter(&mut back), way, "{port}");
@@ -160,8 +160,8 @@ mod tests {
         }
         nat.rebind(true);
         for port in [CLIENT_PORT, OUTSIDE + 1] {
-            assert_eq!(nat.enter(&mut datagram(SERVER_PORT, port)), Way::Nowhere);
+            assert_eq!(nat.enter(&mut datagram(SERVER_PORT, port)), NatVerdict::Nowhere);
         }
-        assert_eq!(nat.enter(&mut datagram(SERVER_PORT, OUTSIDE + 2)), Way::Followed);
+        assert_eq!(nat.enter(&mut datagram(SERVER_PORT, OUTSIDE + 2)), NatVerdict::Followed);
     }
 }

@@ -7,16 +7,16 @@
 //! prevents.
 
 use abi::Checksum;
-use abi::port::{TxFrame, WireCaps};
+use abi::link::{LinkCaps, TxFrame};
 use base::{Duration, Instant, Prng};
 
 use wire::UDP_BYTES;
-use wire::frame::{Frame, parse, protocol};
+use wire::frame::{ParsedFrame, parse, protocol};
 
-use crate::events::{Arrival, Event, Queue};
+use crate::events::{SimEvent, SimEventQueue, SimLinkFrame};
 use crate::faults::{Links, NetFaults, Scenario};
-use crate::nat::{Nat, Way};
-use crate::proxied::Back;
+use crate::nat::{Nat, NatVerdict};
+use crate::proxy_scenario::BackNetwork;
 
 /// Minimum delay of an old copy of a SYN.
 const OLD_MIN: Duration = Duration::from_millis(100);
@@ -25,7 +25,7 @@ const PORT_QUEUE_BYTES: u64 = 64 * 1024;
 
 /// Event in the life of a frame on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub(crate) enum NetFate {
     Lost,
     QueueFull,
     CutOff,
@@ -80,7 +80,7 @@ base::counters! {
 }
 
 #[derive(Debug)]
-struct Port {
+struct SwitchPort {
     mac: [u8; 6],
     /// Time at which the port has sent everything it has accepted.
     sent_at: Instant,
@@ -99,17 +99,17 @@ struct Port {
 
 /// The switch and its links.
 #[derive(Debug)]
-pub(crate) struct Net {
+pub(crate) struct SimNet {
     links: Links,
     faults: NetFaults,
     /// The network between a proxy and its servers.
-    back: Option<Back>,
+    back: Option<BackNetwork>,
     rng: Prng,
     /// Separate generator for old copies of SYNs.
     old: Prng,
     /// Time at which the faults end.
     fault_time: Duration,
-    ports: Vec<Port>,
+    ports: Vec<SwitchPort>,
     /// Probability that the TCP checksum of a corrupted frame is updated to match.
     unseen: f64,
     /// Time at which the frame being carried was sent.
@@ -120,15 +120,15 @@ pub(crate) struct Net {
     losing: bool,
     pub(crate) counters: NetCounters,
     /// Events of frames since the trace last took them.
-    pub(crate) fates: Vec<(Fate, usize, u64)>,
+    pub(crate) fates: Vec<(NetFate, usize, u64)>,
 }
 
-impl Net {
+impl SimNet {
     /// Returns a switch with a port for each address. The last port is the attacker's.
     pub(crate) fn new(scenario: &Scenario, macs: &[[u8; 6]], rng: Prng) -> Self {
         let back = scenario.proxied.as_ref().map(|proxied| proxied.back.clone());
         let is_server = |node| scenario.servers().any(|server| server == node);
-        let port = |(node, &mac)| Port {
+        let port = |(node, &mac)| SwitchPort {
             mac,
             wide: is_server(node) || scenario.proxy() == Some(node),
             back: back.is_some() && is_server(node),
@@ -157,9 +157,9 @@ impl Net {
     }
 
     /// Returns the capabilities of the nodes' links.
-    pub(crate) const fn wire_caps(&self) -> WireCaps {
+    pub(crate) const fn wire_caps(&self) -> LinkCaps {
         let runs = self.links.runs;
-        WireCaps {
+        LinkCaps {
             segmentation: runs,
             udp_segmentation: false,
             checksum: runs,
@@ -190,12 +190,18 @@ impl Net {
     }
 
     /// Accepts a frame from a node.
-    pub(crate) fn send(&mut self, now: Instant, from: usize, frame: &TxFrame, queue: &mut Queue) {
+    pub(crate) fn send(
+        &mut self,
+        now: Instant,
+        from: usize,
+        frame: &TxFrame,
+        queue: &mut SimEventQueue,
+    ) {
         let mut bytes = vec![0; frame.len()];
         frame.copy_to(&mut bytes);
         let checksum = if frame.checksum_partial { Checksum::Partial } else { Checksum::Unchecked };
         let segment_size = frame.segment_size;
-        self.carry(now, Arrival { from, bytes, checksum, segment_size }, queue);
+        self.carry(now, SimLinkFrame { from, bytes, checksum, segment_size }, queue);
     }
 
     /// Maps a client to another external UDP port.
@@ -205,7 +211,12 @@ impl Net {
     }
 
     /// Carries a frame to its receivers.
-    pub(crate) fn carry(&mut self, now: Instant, mut frame: Arrival, queue: &mut Queue) {
+    pub(crate) fn carry(
+        &mut self,
+        now: Instant,
+        mut frame: SimLinkFrame,
+        queue: &mut SimEventQueue,
+    ) {
         self.entered = now;
         self.ports[frame.from].nat.leave(&mut frame);
         let len = frame.bytes.len() as u64;
@@ -220,47 +231,53 @@ impl Net {
             let to_mac = self.ports[to].mac;
             if to != frame.from && (group || frame.bytes.get(..6) == Some(&to_mac[..])) {
                 known = true;
-                let copy = Arrival { bytes: frame.bytes.clone(), ..frame };
+                let copy = SimLinkFrame { bytes: frame.bytes.clone(), ..frame };
                 self.forward(sent_at, to, copy, queue);
             }
         }
         self.counters.net_unknown += u64::from(!known);
     }
 
-    fn fate(&mut self, fate: Fate, from: usize, len: u64) {
+    fn fate(&mut self, fate: NetFate, from: usize, len: u64) {
         let c = &mut self.counters;
         *match fate {
-            Fate::Lost => &mut c.net_lost,
-            Fate::QueueFull => &mut c.net_queue_full,
-            Fate::CutOff => &mut c.net_cut_off,
-            Fate::Duplicated => &mut c.net_duplicated,
-            Fate::Corrupted => &mut c.net_corrupted,
-            Fate::HeldBack => &mut c.net_held_back,
-            Fate::Marked => &mut c.net_marked,
+            NetFate::Lost => &mut c.net_lost,
+            NetFate::QueueFull => &mut c.net_queue_full,
+            NetFate::CutOff => &mut c.net_cut_off,
+            NetFate::Duplicated => &mut c.net_duplicated,
+            NetFate::Corrupted => &mut c.net_corrupted,
+            NetFate::HeldBack => &mut c.net_held_back,
+            NetFate::Marked => &mut c.net_marked,
         } += 1;
         self.fates.push((fate, from, len));
     }
 
     /// Returns the network behind a proxy if the frame crosses it.
-    fn back(&self, from: usize, to: usize) -> Option<&Back> {
+    fn back(&self, from: usize, to: usize) -> Option<&BackNetwork> {
         self.back.as_ref().filter(|_| self.ports[from].back || self.ports[to].back)
     }
 
     /// Forwards a frame from the switch to one port.
-    fn forward(&mut self, at: Instant, to: usize, mut frame: Arrival, queue: &mut Queue) {
+    fn forward(
+        &mut self,
+        at: Instant,
+        to: usize,
+        mut frame: SimLinkFrame,
+        queue: &mut SimEventQueue,
+    ) {
         let (from, len) = (frame.from, frame.bytes.len() as u64);
         if self.ports[from].cut || self.ports[to].cut {
-            return self.fate(Fate::CutOff, from, len);
+            return self.fate(NetFate::CutOff, from, len);
         }
         let faults = self.back(from, to).map_or(&self.faults, |back| &back.faults).clone();
         let loss = if self.losing { faults.burst.max(faults.loss) } else { faults.loss };
         self.losing = self.rng.chance(loss);
         if self.losing {
-            return self.fate(Fate::Lost, from, len);
+            return self.fate(NetFate::Lost, from, len);
         }
         self.keep_old_syn(at, to, &frame, queue);
         let Some(left_at) = self.queue_for(at, to, &mut frame) else {
-            return self.fate(Fate::QueueFull, from, len);
+            return self.fate(NetFate::QueueFull, from, len);
         };
         // The last port is the attacker's, whose frames are damaged already: two flipped bits could
         // pass a 16-bit sum.
@@ -271,11 +288,11 @@ impl Net {
         self.counters.net_corrupted_unseen += u64::from(segment);
         let unseen = segment || corrupt && turn_datagram_bit(&mut frame, &mut self.rng);
         if unseen || corrupt && turn_bit(&mut frame.bytes, &mut self.rng) {
-            self.fate(Fate::Corrupted, from, len);
+            self.fate(NetFate::Corrupted, from, len);
         }
         if self.rng.chance(faults.duplicate) {
-            self.fate(Fate::Duplicated, from, len);
-            let copy = Arrival { bytes: frame.bytes.clone(), ..frame };
+            self.fate(NetFate::Duplicated, from, len);
+            let copy = SimLinkFrame { bytes: frame.bytes.clone(), ..frame };
             self.deliver(left_at, to, copy, &faults, queue);
         }
         self.deliver(left_at, to, frame, &faults, queue);
@@ -283,7 +300,13 @@ impl Net {
 
     /// May schedule another, much later copy of a SYN. By then its sender may have closed that
     /// connection and opened another from the same port.
-    fn keep_old_syn(&mut self, at: Instant, to: usize, frame: &Arrival, queue: &mut Queue) {
+    fn keep_old_syn(
+        &mut self,
+        at: Instant,
+        to: usize,
+        frame: &SimLinkFrame,
+        queue: &mut SimEventQueue,
+    ) {
         if self.faults.old_syns == 0.0
             || !is_syn(&frame.bytes)
             || frame.from + 1 == self.ports.len()
@@ -293,15 +316,15 @@ impl Net {
         let left = (Instant::ZERO + self.fault_time).since(at);
         if left > OLD_MIN && self.old.chance(self.faults.old_syns) {
             let after = self.old.range(OLD_MIN.as_nanos(), left.as_nanos());
-            let copy = Arrival { bytes: frame.bytes.clone(), ..*frame };
+            let copy = SimLinkFrame { bytes: frame.bytes.clone(), ..*frame };
             self.counters.net_old_syns += 1;
-            queue.push(at + Duration::from_nanos(after), Event::Frame(to, copy));
+            queue.push(at + Duration::from_nanos(after), SimEvent::Frame(to, copy));
         }
     }
 
     /// Queues a frame at the receiver's port. Returns when it has left, or `None` if the queue is
     /// full.
-    fn queue_for(&mut self, at: Instant, to: usize, frame: &mut Arrival) -> Option<Instant> {
+    fn queue_for(&mut self, at: Instant, to: usize, frame: &mut SimLinkFrame) -> Option<Instant> {
         let port = &mut self.ports[to];
         let links = &self.links;
         let rate = if port.wide { links.port_bytes_per_s } else { links.down_bytes_per_s };
@@ -314,7 +337,7 @@ impl Net {
         port.received_at = port.received_at.max(at) + transfer_time(len, rate);
         let left_at = port.received_at;
         if self.links.mark_bytes.is_some_and(|above| waiting > above) && mark_ce(&mut frame.bytes) {
-            self.fate(Fate::Marked, frame.from, len);
+            self.fate(NetFate::Marked, frame.from, len);
         }
         Some(left_at)
     }
@@ -323,9 +346,9 @@ impl Net {
         &mut self,
         left_at: Instant,
         to: usize,
-        mut frame: Arrival,
+        mut frame: SimLinkFrame,
         faults: &NetFaults,
-        queue: &mut Queue,
+        queue: &mut SimEventQueue,
     ) {
         let (delay, jitter) = match self.back(frame.from, to) {
             // The maximum jitter that a link with this delay may have.
@@ -335,7 +358,7 @@ impl Net {
         let jitter = Duration::from_nanos(self.rng.below(jitter.as_nanos() + 1));
         let mut at = left_at + delay + jitter;
         if self.rng.chance(faults.reorder) {
-            self.fate(Fate::HeldBack, frame.from, frame.bytes.len() as u64);
+            self.fate(NetFate::HeldBack, frame.from, frame.bytes.len() as u64);
             at += Duration::from_nanos(self.rng.below(faults.reorder_max.as_nanos()));
         } else {
             let last = &mut self.ports[to].last[frame.from];
@@ -345,21 +368,21 @@ impl Net {
         let longest = &mut self.longest[usize::from(self.back(frame.from, to).is_some())];
         *longest = (*longest).max(at.since(self.entered));
         match self.ports[to].nat.enter(&mut frame) {
-            Way::In => {}
-            Way::Followed => self.counters.net_rebindings_followed += 1,
-            Way::Nowhere => {
+            NatVerdict::In => {}
+            NatVerdict::Followed => self.counters.net_rebindings_followed += 1,
+            NatVerdict::Nowhere => {
                 self.counters.net_rebindings_lost += 1;
                 return;
             }
         }
         self.counters.net_delivered += 1;
-        queue.push(at, Event::Frame(to, frame));
+        queue.push(at, SimEvent::Frame(to, frame));
     }
 }
 
 /// Returns whether a frame is a SYN without ACK.
 fn is_syn(frame: &[u8]) -> bool {
-    let Ok(Frame::Ip(ip)) = parse(frame) else { return false };
+    let Ok(ParsedFrame::Ip(ip)) = parse(frame) else { return false };
     ip.protocol == protocol::TCP && frame.get(ip.l4 + 13).is_some_and(|flags| flags & 0x12 == 0x02)
 }
 
@@ -375,8 +398,8 @@ fn bytes_in(time: Duration, bytes_per_s: u64) -> u64 {
 
 /// Flips one bit of a QUIC packet and updates the UDP checksum, in half of the datagrams, so that
 /// the damage is detected by QUIC's authentication tag only.
-fn turn_datagram_bit(frame: &mut Arrival, rng: &mut Prng) -> bool {
-    let Ok(Frame::Ip(ip)) = parse(&frame.bytes) else { return false };
+fn turn_datagram_bit(frame: &mut SimLinkFrame, rng: &mut Prng) -> bool {
+    let Ok(ParsedFrame::Ip(ip)) = parse(&frame.bytes) else { return false };
     let at = ip.l4 + UDP_BYTES;
     let sums = frame.bytes.get(ip.l4 + 6..ip.l4 + 8).is_some_and(|sum| sum != [0, 0]);
     if ip.protocol != protocol::UDP || at + 2 > ip.end || !sums || rng.chance(0.5) {
@@ -402,8 +425,8 @@ fn turn_datagram_bit(frame: &mut Arrival, rng: &mut Prng) -> bool {
 const PROTECTED: usize = 128;
 
 /// Flips one bit of the TCP payload and updates the checksum.
-fn turn_segment_bit(frame: &mut Arrival, rng: &mut Prng) -> bool {
-    let Ok(Frame::Ip(ip)) = parse(&frame.bytes) else { return false };
+fn turn_segment_bit(frame: &mut SimLinkFrame, rng: &mut Prng) -> bool {
+    let Ok(ParsedFrame::Ip(ip)) = parse(&frame.bytes) else { return false };
     let offset = frame.bytes.get(ip.l4 + 12).map_or(0, |byte| usize::from(byte >> 4) * 4);
     let at = ip.l4 + offset;
     if ip.protocol != protocol::TCP || offset < 20 || at + PROTECTED >= ip.end {
@@ -466,7 +489,7 @@ mod tests {
         ]);
         wire::emit::set_lengths(&mut f, 14, 54, 7);
         assert!(mark_ce(&mut f));
-        let Ok(Frame::Ip(ip)) = parse(&f) else { panic!("well-formed") };
+        let Ok(ParsedFrame::Ip(ip)) = parse(&f) else { panic!("well-formed") };
         assert_eq!(ip.ecn, 3);
         assert!(!mark_ce(&mut f), "it has the mark already");
     }

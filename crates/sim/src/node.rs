@@ -7,27 +7,27 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use abi::disk::{DiskCompletion, DiskRequest};
-use abi::port::{Payload, Payloads, RxFrame, TxFrame, TxStatus};
+use abi::link::{FramePayload, FramePayloads, LinkTxStatus, RxFrame, TxFrame};
 use abi::splice::{Splice, SpliceId};
 use abi::{Event, Op, PacketBuf, PacketPool};
 use apps::content::ContentServer;
-use apps::nvme::target::Target;
-use apps::proxy::{Proxy, Table};
+use apps::nvme::target::NvmeTarget;
+use apps::proxy::{Proxy, ProxyTable};
 use base::{Duration, Instant};
 use host::{Application, Host, Notice};
 use nic::Device;
-use node::{DeviceHalf, DevicePorts, DiskPort, HostHalf, HostPorts, RETRY, Turn};
+use node::{DeviceHalf, DevicePorts, DiskPort, HostHalf, HostPorts, RETRY, TurnResult};
 
 use crate::checkers::echo::EchoOrder;
-use crate::checkers::quic::Order;
-use crate::client::{Client, Context};
+use crate::checkers::quic::QuicOrderChecker;
+use crate::client::{ClientEnv, SimClient};
 use crate::disk::SimDisk;
-use crate::events::{Arrival, Side};
-use crate::odd::OddHost;
-use crate::report::Report;
+use crate::events::{NodeHalf, SimLinkFrame};
+use crate::misbehaving_host::MisbehavingHost;
+use crate::report::RunReport;
 use crate::storage::rogue::Rogue;
 use crate::storage::user::User;
-use crate::trace::What;
+use crate::trace::TraceKind;
 
 /// Frames that wait for the device before further ones are lost.
 const RECEIVE_MAX: usize = 4_096;
@@ -39,15 +39,15 @@ const RUN_BYTES_MAX: usize = 65_416;
 pub(crate) enum App {
     Server(Box<ContentServer>),
     Proxy(Box<Proxy>),
-    Client(Box<Client>),
-    Target(Box<Target>),
+    Client(Box<SimClient>),
+    Target(Box<NvmeTarget>),
     User(Box<User>),
     Rogue(Box<Rogue>),
 }
 
 /// Result of a turn.
 #[derive(Debug, Default)]
-pub(crate) struct Turned {
+pub(crate) struct NodeTurnResult {
     /// The other half has to be woken.
     pub(crate) ring: bool,
     /// Time of the next turn of this half, on the simulation's clock.
@@ -57,12 +57,12 @@ pub(crate) struct Turned {
 }
 
 /// The parts of the simulation that a turn uses.
-pub(crate) struct Around<'a> {
+pub(crate) struct TurnEnv<'a> {
     pub(crate) now: Instant,
     /// The node whose turn it is.
     pub(crate) node: usize,
     pub(crate) disk: &'a mut SimDisk,
-    pub(crate) report: &'a mut Report,
+    pub(crate) report: &'a mut RunReport,
     /// Disk requests, submitted after the turn.
     pub(crate) requests: Vec<DiskRequest>,
     /// Frames for the network, sent after the turn.
@@ -83,20 +83,20 @@ pub(crate) struct Around<'a> {
 
 /// The rings between the halves of a machine, and the inputs of each half from outside.
 #[derive(Debug)]
-struct Rings {
+struct NodeRings {
     ops: VecDeque<Op>,
     recycle: VecDeque<PacketBuf>,
     /// Buffers dropped because the `recycle` ring was full.
     recycle_overruns: u64,
     events: VecDeque<Event>,
     /// Frames that have arrived.
-    received: VecDeque<Arrival>,
+    received: VecDeque<SimLinkFrame>,
     device_disk: VecDeque<DiskCompletion>,
     host_disk: VecDeque<DiskCompletion>,
     slots: usize,
 }
 
-impl Rings {
+impl NodeRings {
     const fn new(slots: usize) -> Self {
         Self {
             ops: VecDeque::new(),
@@ -113,22 +113,22 @@ impl Rings {
 
 /// Checkers that watch the contract between the halves.
 #[derive(Debug, Default)]
-pub(crate) struct Watch {
+pub(crate) struct ContractWatch {
     /// Pairs that the device was asked to splice and has not started.
     splices: BTreeMap<SpliceId, Splice>,
     pub(crate) echo_order: EchoOrder,
     /// Order in which the device delivered QUIC packets since its start.
-    pub(crate) quic_order: Order,
+    pub(crate) quic_order: QuicOrderChecker,
 }
 
 /// A machine.
-pub(crate) struct Node {
+pub(crate) struct SimNode {
     device: DeviceHalf,
     host: HostHalf,
     pub(crate) app: App,
-    rings: Rings,
-    pub(crate) watch: Watch,
-    pub(crate) odd: OddHost,
+    rings: NodeRings,
+    pub(crate) watch: ContractWatch,
+    pub(crate) odd: MisbehavingHost,
     pub(crate) receive_overruns: u64,
     /// Times of the next turns of device and host.
     pub(crate) turns: [Instant; 2],
@@ -137,25 +137,25 @@ pub(crate) struct Node {
     /// Stopped, for good or until it starts again.
     pub(crate) stopped: bool,
     /// The program was asked to terminate and has not yet.
-    pub(crate) ends: bool,
+    pub(crate) terminating: bool,
     /// Number of times that the machine was killed or its program terminated.
     pub(crate) life: u32,
 }
 
-impl Node {
+impl SimNode {
     pub(crate) fn new(device: Device, host: Host, app: App, ahead: Duration, slots: usize) -> Self {
         Self {
             device: DeviceHalf::new(device, 0),
             host: HostHalf::new(host),
             app,
-            rings: Rings::new(slots),
-            watch: Watch::default(),
-            odd: OddHost::default(),
+            rings: NodeRings::new(slots),
+            watch: ContractWatch::default(),
+            odd: MisbehavingHost::default(),
             receive_overruns: 0,
             turns: [Instant::FAR_FUTURE; 2],
             ahead,
             stopped: false,
-            ends: false,
+            terminating: false,
             life: 0,
         }
     }
@@ -184,7 +184,7 @@ impl Node {
     }
 
     /// Queues a frame that has arrived.
-    pub(crate) fn receive(&mut self, frame: Arrival) {
+    pub(crate) fn receive(&mut self, frame: SimLinkFrame) {
         if self.rings.received.len() < RECEIVE_MAX {
             self.rings.received.push_back(frame);
         } else {
@@ -193,20 +193,20 @@ impl Node {
     }
 
     /// Queues a disk completion for one half.
-    pub(crate) fn complete(&mut self, side: Side, completion: DiskCompletion) {
+    pub(crate) fn complete(&mut self, side: NodeHalf, completion: DiskCompletion) {
         match side {
-            Side::Device => self.rings.device_disk.push_back(completion),
-            Side::Host => self.rings.host_disk.push_back(completion),
+            NodeHalf::Device => self.rings.device_disk.push_back(completion),
+            NodeHalf::Host => self.rings.host_disk.push_back(completion),
         }
     }
 
     /// Kills the machine: all state in it is lost.
     pub(crate) fn kill(&mut self) {
         self.stopped = true;
-        self.ends = false;
+        self.terminating = false;
         self.life += 1;
         self.turns = [Instant::FAR_FUTURE; 2];
-        self.rings = Rings::new(self.rings.slots);
+        self.rings = NodeRings::new(self.rings.slots);
         self.watch.splices.clear();
         self.watch.echo_order.clear();
     }
@@ -216,7 +216,7 @@ impl Node {
         let local = self.local(now);
         let mut none = ();
         self.host.end(local, self.app.as_application(|_| &mut none));
-        self.ends = true;
+        self.terminating = true;
     }
 
     /// Returns the device and the host of a machine that has not run.
@@ -227,7 +227,7 @@ impl Node {
     /// Starts the machine again with the given device and host.
     pub(crate) fn start(&mut self, device: Device, host: Host) {
         (self.device, self.host) = (DeviceHalf::new(device, 0), HostHalf::new(host));
-        self.watch.quic_order = Order::default();
+        self.watch.quic_order = QuicOrderChecker::default();
         self.stopped = false;
     }
 
@@ -245,7 +245,7 @@ impl Node {
 
     /// Returns whether nothing waits between the halves.
     pub(crate) fn is_idle(&self) -> bool {
-        let Rings { ops, events, received, device_disk, host_disk, .. } = &self.rings;
+        let NodeRings { ops, events, received, device_disk, host_disk, .. } = &self.rings;
         self.host.is_idle()
             && ops.is_empty()
             && events.is_empty()
@@ -255,14 +255,15 @@ impl Node {
     }
 
     /// Runs a turn of the device.
-    pub(crate) fn device_turn(&mut self, around: &mut Around<'_>) -> Turned {
+    pub(crate) fn device_turn(&mut self, around: &mut TurnEnv<'_>) -> NodeTurnResult {
         let now = self.local(around.now);
         let soon = around.now + Duration::from_micros(1);
         let (rings, watch) = (&mut self.rings, &mut self.watch);
-        let mut ports = DeviceSide { rings, watch, around, turned: Turned::default(), full: None };
-        let Turn { more, blocked, .. } = self.device.turn(now, &mut ports);
+        let mut ports =
+            SimDevicePorts { rings, watch, around, turned: NodeTurnResult::default(), full: None };
+        let TurnResult { more, blocked, .. } = self.device.turn(now, &mut ports);
         let (mut turned, full) = (ports.turned, ports.full);
-        let Rings { received, device_disk, ops, events, .. } = &self.rings;
+        let NodeRings { received, device_disk, ops, events, .. } = &self.rings;
         let takes_ops = self.device.device.can_take_op();
         let more = more
             || !received.is_empty()
@@ -279,13 +280,13 @@ impl Node {
     }
 
     /// Runs a turn of the host and the application.
-    pub(crate) fn host_turn(&mut self, around: &mut Around<'_>) -> Turned {
+    pub(crate) fn host_turn(&mut self, around: &mut TurnEnv<'_>) -> NodeTurnResult {
         let local = self.local(around.now);
         let soon = around.now + Duration::from_micros(1);
         let ring = self.odd.begin_turn(&mut self.rings.ops);
-        let mut turned = Turned { ring, ..Turned::default() };
+        let mut turned = NodeTurnResult { ring, ..NodeTurnResult::default() };
         let (rings, odd, requests) = (&mut self.rings, &mut self.odd, &mut around.requests);
-        let mut ports = HostSide { rings, odd, requests, turned: &mut turned };
+        let mut ports = SimHostPorts { rings, odd, requests, turned: &mut turned };
         let (now, disk, report) = (around.now, &*around.disk, &mut *around.report);
         let mut client_turn = None;
         let app = self
@@ -302,10 +303,10 @@ impl Node {
     }
 
     /// Moves the log and the errors of a user of namespaces to the report.
-    fn report_user(&mut self, around: &mut Around<'_>) {
+    fn report_user(&mut self, around: &mut TurnEnv<'_>) {
         let App::User(user) = &mut self.app else { return };
         for fields in user.log.drain(..) {
-            around.report.trace.note(around.now, around.node, What::User, fields);
+            around.report.trace.note(around.now, around.node, TraceKind::User, fields);
         }
         if let Some(what) = user.wrong.take() {
             around.report.fail(around.now, "storage", format!("n{}: {what}", around.node));
@@ -313,7 +314,7 @@ impl Node {
     }
 
     /// Applies another table to the proxy; ignored on other machines.
-    pub(crate) fn apply(&mut self, now: Instant, table: Table) {
+    pub(crate) fn apply(&mut self, now: Instant, table: ProxyTable) {
         let local = self.local(now);
         if let App::Proxy(proxy) = &mut self.app {
             let applied = proxy.apply(local, &mut self.host.host, table);
@@ -358,7 +359,7 @@ impl App {
     /// wraps it.
     fn as_application<'a>(
         &'a mut self,
-        client: impl FnOnce(&'a mut Client) -> &'a mut dyn Application,
+        client: impl FnOnce(&'a mut SimClient) -> &'a mut dyn Application,
     ) -> &'a mut dyn Application {
         match self {
             Self::Server(server) => &mut **server,
@@ -373,10 +374,10 @@ impl App {
 
 /// A client with the parts of the simulation that it needs besides its host.
 struct ClientTurn<'a> {
-    client: &'a mut Client,
+    client: &'a mut SimClient,
     now: Instant,
     disk: &'a SimDisk,
-    report: &'a mut Report,
+    report: &'a mut RunReport,
 }
 
 impl ClientTurn<'_> {
@@ -384,10 +385,10 @@ impl ClientTurn<'_> {
         &mut self,
         local: Instant,
         host: &mut Host,
-        work: impl FnOnce(&mut Client, &mut Context<'_>) -> R,
+        work: impl FnOnce(&mut SimClient, &mut ClientEnv<'_>) -> R,
     ) -> R {
         let (now, disk) = (self.now, self.disk);
-        work(self.client, &mut Context { now, local, host, disk, report: self.report })
+        work(self.client, &mut ClientEnv { now, local, host, disk, report: self.report })
     }
 }
 
@@ -397,7 +398,7 @@ impl Application for ClientTurn<'_> {
     }
 
     fn handle_timeout(&mut self, local: Instant, host: &mut Host) {
-        self.with(local, host, Client::handle_timeout);
+        self.with(local, host, SimClient::handle_timeout);
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
@@ -405,22 +406,22 @@ impl Application for ClientTurn<'_> {
     }
 
     fn advance(&mut self, local: Instant, host: &mut Host) -> bool {
-        self.with(local, host, Client::advance);
+        self.with(local, host, SimClient::advance);
         false
     }
 }
 
 /// Ports of a device: link, disk and rings.
-struct DeviceSide<'a, 'w> {
-    rings: &'a mut Rings,
-    watch: &'a mut Watch,
-    around: &'a mut Around<'w>,
-    turned: Turned,
+struct SimDevicePorts<'a, 'w> {
+    rings: &'a mut NodeRings,
+    watch: &'a mut ContractWatch,
+    around: &'a mut TurnEnv<'w>,
+    turned: NodeTurnResult,
     /// When the link accepts frames again, if it refused one.
     full: Option<Instant>,
 }
 
-impl DiskPort for DeviceSide<'_, '_> {
+impl DiskPort for SimDevicePorts<'_, '_> {
     fn submit(&mut self, _: Instant, request: DiskRequest) -> Result<(), DiskRequest> {
         if !matches!(request, DiskRequest::Close { .. }) {
             if self.around.disk_room == 0 {
@@ -439,10 +440,11 @@ impl DiskPort for DeviceSide<'_, '_> {
     }
 }
 
-impl DevicePorts for DeviceSide<'_, '_> {
+impl DevicePorts for SimDevicePorts<'_, '_> {
     fn receive(&mut self, _: Instant, pool: &mut PacketPool) -> Option<RxFrame> {
         loop {
-            let Arrival { bytes, checksum, segment_size, .. } = self.rings.received.pop_front()?;
+            let SimLinkFrame { bytes, checksum, segment_size, .. } =
+                self.rings.received.pop_front()?;
             self.turned.taken[0] += 1;
             if let Some(packet) = pool.copy(&bytes) {
                 return Some(RxFrame { packet, checksum, segment_size });
@@ -450,22 +452,22 @@ impl DevicePorts for DeviceSide<'_, '_> {
         }
     }
 
-    fn transmit(&mut self, _: Instant, frame: &TxFrame) -> TxStatus {
-        let Around { now, node, port_ready, port_room, .. } = *self.around;
+    fn transmit(&mut self, _: Instant, frame: &TxFrame) -> LinkTxStatus {
+        let TurnEnv { now, node, port_ready, port_room, .. } = *self.around;
         if port_ready.is_err() || port_room == 0 {
             self.full = port_ready.err();
             self.around.port_refused = true;
-            return TxStatus::Full;
+            return LinkTxStatus::Full;
         }
         if frame.payload_len() > RUN_BYTES_MAX {
-            return TxStatus::TooLong;
+            return LinkTxStatus::TooLong;
         }
         self.around.port_room -= 1;
         if let Err(what) = self.watch.echo_order.sent(frame) {
             self.around.report.fail(now, "echo", format!("n{node}: {what}"));
         }
         self.around.frames.push(copy(frame));
-        TxStatus::Sent
+        LinkTxStatus::Sent
     }
 
     fn pop_op(&mut self) -> Option<Op> {
@@ -515,21 +517,21 @@ fn copy(frame: &TxFrame) -> TxFrame {
     frame.payload.iter().for_each(|part| payload.extend_from_slice(part.as_slice()));
     TxFrame {
         header: frame.header.clone(),
-        payload: Payloads::from_iter([Payload::Host(payload.into())]),
+        payload: FramePayloads::from_iter([FramePayload::Host(payload.into())]),
         segment_size: frame.segment_size,
         checksum_partial: frame.checksum_partial,
     }
 }
 
 /// Ports of a host: rings and disk.
-struct HostSide<'a> {
-    rings: &'a mut Rings,
-    odd: &'a mut OddHost,
+struct SimHostPorts<'a> {
+    rings: &'a mut NodeRings,
+    odd: &'a mut MisbehavingHost,
     requests: &'a mut Vec<DiskRequest>,
-    turned: &'a mut Turned,
+    turned: &'a mut NodeTurnResult,
 }
 
-impl DiskPort for HostSide<'_> {
+impl DiskPort for SimHostPorts<'_> {
     fn submit(&mut self, _: Instant, request: DiskRequest) -> Result<(), DiskRequest> {
         self.requests.push(request);
         Ok(())
@@ -542,7 +544,7 @@ impl DiskPort for HostSide<'_> {
     }
 }
 
-impl HostPorts for HostSide<'_> {
+impl HostPorts for SimHostPorts<'_> {
     fn pop_event(&mut self, _: usize) -> Option<Event> {
         let event = self.rings.events.pop_front()?;
         self.turned.taken[0] += 1;

@@ -8,7 +8,7 @@
 use base::{Duration, Instant, Prng};
 use host::{FirstNumbers, TcpConfig};
 
-use crate::faults::{Scenario, Tls};
+use crate::faults::{Scenario, TlsScenario};
 
 /// Salt of this module's generator.
 const SALT: u64 = 0x4e75_0f0b;
@@ -33,7 +33,7 @@ pub(crate) struct Numbers {
 
 impl Numbers {
     /// Uses a generator of its own: the rest of the scenario does not depend on these draws.
-    pub(crate) fn draw(seed: u64, tls: Option<&Tls>) -> Option<Self> {
+    pub(crate) fn draw(seed: u64, tls: Option<&TlsScenario>) -> Option<Self> {
         let r = &mut Prng::new(seed ^ SALT);
         if !r.chance(0.3) {
             return None;

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use abi::Refusal;
-use abi::quic::Reorder;
+use abi::quic::QuicReorderBounds;
 use base::{Duration, Prng};
 use nic::QuicConfig;
 
@@ -33,7 +33,7 @@ pub(crate) struct QuicDevice {
     entries_max: u32,
     waiting_max: u32,
     /// Limits of the reordering window; `None` without reordering in the device.
-    reorder: Option<Reorder>,
+    reorder: Option<QuicReorderBounds>,
 }
 
 impl QuicDevice {
@@ -43,7 +43,7 @@ impl QuicDevice {
             // Two entries for each connection.
             entries_max: if r.chance(0.2) { r.range(1, 6) as u32 } else { ENOUGH },
             waiting_max: if r.chance(0.2) { r.range(1, 16) as u32 } else { 16_384 },
-            reorder: r.chance(0.75).then(|| Reorder {
+            reorder: r.chance(0.75).then(|| QuicReorderBounds {
                 packets: r.range(1, 200) as u16,
                 bytes: if r.chance(0.3) { r.range(1, 10_000) as u32 } else { 256 * 1024 },
                 time: Duration::from_micros(r.range(1, 5_000)),
@@ -59,7 +59,7 @@ impl QuicDevice {
 
 /// QUIC in a scenario.
 #[derive(Clone, Debug)]
-pub(crate) struct Quic {
+pub(crate) struct QuicScenario {
     /// Index of the AEAD.
     pub(crate) suite: usize,
     /// Bytes after which a connection is offloaded.
@@ -81,7 +81,7 @@ pub(crate) struct Quic {
     pub(crate) client: QuicDevice,
 }
 
-impl Quic {
+impl QuicScenario {
     /// Uses a generator of its own: scenarios without QUIC do not depend on these draws.
     pub(crate) fn draw(seed: u64, calm: bool) -> Option<Self> {
         let r = &mut Prng::new(seed ^ SALT);
@@ -114,17 +114,17 @@ impl Quic {
         if is_server { &self.server } else { &self.client }
     }
 
-    fn endpoint(&self, is_server: bool, seed: [u8; 32]) -> quic::Config {
+    fn endpoint(&self, is_server: bool, seed: [u8; 32]) -> quic::QuicEndpointConfig {
         // quinn-proto needs an epoch for its time; the value makes no difference.
         let epoch = io::clock::std_epoch();
-        quic::Config {
+        quic::QuicEndpointConfig {
             port: if is_server { SERVER_PORT } else { CLIENT_PORT },
             tls: is_server.then(|| tls::quic_server(self.suite)),
             handshakes_before_retry: self.handshakes_before_retry,
             offload_bytes_min: self.offload_bytes_min,
             reorder: self.device(is_server).reorder,
             idle_timeout: self.idle_timeout,
-            ..quic::Config::new(Arc::new(crypto::Provider), epoch, seed)
+            ..quic::QuicEndpointConfig::new(Arc::new(crypto::Provider), epoch, seed)
         }
     }
 }
@@ -138,7 +138,7 @@ pub(crate) fn engine(scenario: &Scenario, node: usize) -> Option<QuicConfig> {
     }
     Some(QuicConfig {
         entries_max: device.entries_max,
-        waiting_max: device.waiting_max,
+        waiting_datagrams_max: device.waiting_max,
         ..QuicConfig::new(Arc::new(crypto::Provider))
     })
 }
@@ -155,7 +155,7 @@ pub(crate) fn segmentation(scenario: &Scenario) -> bool {
 }
 
 /// Returns the configuration of a node's endpoint, with randomness from the seed.
-pub(crate) fn config(scenario: &Scenario, node: usize) -> Option<quic::Config> {
+pub(crate) fn config(scenario: &Scenario, node: usize) -> Option<quic::QuicEndpointConfig> {
     let quic = scenario.quic.as_ref()?;
     let mut rng = Prng::new(scenario.seed ^ SALT ^ ((node as u64 + 1) << 48));
     let mut seed = [0; 32];
@@ -163,5 +163,5 @@ pub(crate) fn config(scenario: &Scenario, node: usize) -> Option<quic::Config> {
         chunk.copy_from_slice(&rng.next_u64().to_le_bytes());
     }
     let unix_epoch = scenario.content.unix_epoch;
-    Some(quic::Config { unix_epoch, ..quic.endpoint(node == 0, seed) })
+    Some(quic::QuicEndpointConfig { unix_epoch, ..quic.endpoint(node == 0, seed) })
 }

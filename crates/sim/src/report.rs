@@ -3,7 +3,7 @@
 use base::{Duration, Instant};
 use wire::Endpoint;
 
-use crate::http::Answer;
+use crate::http::CheckedResponse;
 use crate::trace::{Trace, mix};
 
 /// Time after the faults in which their effects may still end a connection: a file that changed may
@@ -63,7 +63,7 @@ base::counters! {
 
 /// Summary of a response, for the comparison of runs. In storage, of a request or of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Row {
+pub struct ResponseRow {
     /// The client's node.
     pub node: usize,
     /// Index of the session.
@@ -95,10 +95,10 @@ pub struct StreamRow {
 
 /// Data collected during a run.
 #[derive(Debug)]
-pub(crate) struct Report {
+pub(crate) struct RunReport {
     pub(crate) trace: Trace,
     pub(crate) stats: Stats,
-    pub(crate) rows: Vec<Row>,
+    pub(crate) rows: Vec<ResponseRow>,
     /// Hash over the Date fields of all responses: runs with different dates have different bytes
     /// on the link.
     pub(crate) dates: u64,
@@ -123,7 +123,7 @@ pub(crate) struct Report {
     pub(crate) failures_allowed: bool,
 }
 
-impl Report {
+impl RunReport {
     pub(crate) fn new(whole_trace: bool) -> Self {
         Self {
             trace: Trace::new(whole_trace),
@@ -159,7 +159,7 @@ impl Report {
         node: usize,
         session: usize,
         request: usize,
-        answer: Answer,
+        answer: CheckedResponse,
         opened: Instant,
     ) {
         self.stats.responses += 1;
@@ -172,11 +172,19 @@ impl Report {
                 self.fail(opened, "progress", what);
             }
         }
-        let Answer { status, version, body_bytes, hash, date, .. } = answer;
+        let CheckedResponse { status, version, body_bytes, hash, date, .. } = answer;
         // A sum, because the order of responses on different connections does not matter.
         let place = ((node as u64) << 32) ^ ((session as u64) << 16) ^ request as u64;
         self.dates = self.dates.wrapping_add(mix(date ^ mix(place)));
-        self.rows.push(Row { node, session, request, status, version, bytes: body_bytes, hash });
+        self.rows.push(ResponseRow {
+            node,
+            session,
+            request,
+            status,
+            version,
+            bytes: body_bytes,
+            hash,
+        });
     }
 
     /// Records that the server reset a client's stream.

@@ -7,14 +7,14 @@ use std::collections::VecDeque;
 use std::fmt;
 
 use base::Instant;
-use wire::tcp::Flags;
+use wire::tcp::TcpFlags;
 
 /// Number of records that are kept in case the run fails.
 const KEPT: usize = 80;
 
 /// Kind of a record, which determines the names of its fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum What {
+pub(crate) enum TraceKind {
     /// A node's device sent a frame.
     Send,
     /// A frame arrived at a node.
@@ -45,7 +45,7 @@ pub(crate) enum What {
     User,
 }
 
-impl What {
+impl TraceKind {
     /// Returns the names of the kind and of its fields; a field without a name is not shown.
     const fn names(self) -> (&'static str, [&'static str; 5]) {
         match self {
@@ -68,14 +68,14 @@ impl What {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Record {
+struct TraceRecord {
     at: Instant,
     node: usize,
-    what: What,
+    what: TraceKind,
     fields: [u64; 5],
 }
 
-impl fmt::Display for Record {
+impl fmt::Display for TraceRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, names) = self.what.names();
         write!(f, "{} n{} {name}", self.at, self.node)?;
@@ -84,7 +84,7 @@ impl fmt::Display for Record {
                 "" => {}
                 "flags" => {
                     let bits = u8::try_from(value & 0xff).unwrap_or(0);
-                    write!(f, " {:?}", Flags(bits))?;
+                    write!(f, " {:?}", TcpFlags(bits))?;
                 }
                 name => write!(f, " {name}={value}")?,
             }
@@ -98,7 +98,7 @@ impl fmt::Display for Record {
 pub(crate) struct Trace {
     hash: u64,
     count: u64,
-    kept: VecDeque<Record>,
+    kept: VecDeque<TraceRecord>,
     /// Keeps all records, not only the last ones.
     whole: bool,
 }
@@ -109,7 +109,7 @@ impl Trace {
     }
 
     /// Adds a record.
-    pub(crate) fn note(&mut self, at: Instant, node: usize, what: What, fields: [u64; 5]) {
+    pub(crate) fn note(&mut self, at: Instant, node: usize, what: TraceKind, fields: [u64; 5]) {
         self.count += 1;
         let head = at.as_nanos() ^ ((node as u64) << 56) ^ ((what as u64) << 48);
         self.hash = mix(self.hash ^ head);
@@ -119,7 +119,7 @@ impl Trace {
         if !self.whole && self.kept.len() == KEPT {
             self.kept.pop_front();
         }
-        self.kept.push_back(Record { at, node, what, fields });
+        self.kept.push_back(TraceRecord { at, node, what, fields });
     }
 
     /// Returns the hash over all records so far.
@@ -196,14 +196,19 @@ mod tests {
         let mut trace = Trace::new(false);
         let empty = trace.hash();
         for i in 0..100 {
-            trace.note(Instant::from_micros(i), 1, What::Send, [0x12, i, 7, 0, 0]);
+            trace.note(Instant::from_micros(i), 1, TraceKind::Send, [0x12, i, 7, 0, 0]);
         }
         assert_ne!(trace.hash(), empty);
         assert_eq!((trace.count(), trace.lines().len()), (100, KEPT));
         assert_eq!(trace.lines()[79], "0.000099000s n1 send S. seq=99 ack=7 bytes=0 sum=0");
         let mut other = Trace::new(true);
         for i in 0..100 {
-            other.note(Instant::from_micros(i), 1, What::Send, [0x12, i, 7, 0, u64::from(i == 50)]);
+            other.note(
+                Instant::from_micros(i),
+                1,
+                TraceKind::Send,
+                [0x12, i, 7, 0, u64::from(i == 50)],
+            );
         }
         assert_eq!(other.lines().len(), 100);
         assert_ne!(trace.hash(), other.hash(), "one field of one event differs");

@@ -5,17 +5,18 @@
 use std::sync::Arc;
 
 use abi::crypto::{CryptoProvider, Suite};
-use abi::l5o::{Direction, L5oId, L5oRefused};
+use abi::l5o::{L5oDirection, L5oId, L5oRefused};
+use abi::link::LinkCaps;
 use abi::nvme_tcp::NvmeTcpState;
-use abi::port::WireCaps;
 use abi::{Checksum, Event, FlowId, Op, Refusal};
 use base::{Duration, Instant, Prng};
 use bytes::Bytes;
 use host::nvme::PduData;
-use host::{Cidr, Config, FileId, Listen, SocketId, TlsVersion};
+use host::{Cidr, FileId, HostConfig, ListenConfig, SocketId, TlsVersion};
 use nic::{DeviceConfig, FileConfig, L5oConfig};
 use testkit::{
-    DiskOrder, LinkRule, Machine, MemDisk, Network, PLAIN_LINK, Reader, Towards, session_keys,
+    DiskCompletionOrder, LinkDestination, LinkRule, MemDisk, PLAIN_LINK, ReadAllApp, TestMachine,
+    TwoMachineNetwork, session_keys,
 };
 use wire::Endpoint;
 
@@ -33,18 +34,18 @@ fn machine(
     number: u8,
     device: DeviceConfig,
     offload: Result<(), Refusal>,
-) -> (Machine<MemDisk>, Reader) {
-    let link = WireCaps { checksum: true, ..PLAIN_LINK };
+) -> (TestMachine<MemDisk>, ReadAllApp) {
+    let link = LinkCaps { checksum: true, ..PLAIN_LINK };
     let addr = [10, 0, 0, number].into();
-    let config = Config {
+    let config = HostConfig {
         addrs: vec![Cidr { addr, prefix_len: 24 }],
         nvme_tcp_offload: offload,
-        ..Config::default()
+        ..HostConfig::default()
     };
     let mut disk = MemDisk::default();
-    disk.order = DiskOrder::Random(Prng::new(1));
-    disk.put_computed("namespace", FILE_BYTES as u64, 3, stored);
-    (Machine::new(config, device, link, number.into(), disk), Reader::default())
+    disk.order = DiskCompletionOrder::Random(Prng::new(1));
+    disk.insert_computed("namespace", FILE_BYTES as u64, 3, stored);
+    (TestMachine::new(config, device, link, number.into(), disk), ReadAllApp::default())
 }
 
 /// Returns the rule of a link that, of 1,000 frames with payload to the client, loses `loss` and
@@ -55,7 +56,7 @@ fn lossy(loss: u64) -> LinkRule {
         frame.checksum = Checksum::Good;
         let bytes = &frame.bytes;
         let has_payload = bytes.len() > HEADERS && bytes[12..14] == [8, 0];
-        if towards == Towards::Server || !has_payload {
+        if towards == LinkDestination::Server || !has_payload {
             return vec![(Duration::ZERO, frame)];
         }
         match prng.below(1000) {
@@ -81,8 +82,8 @@ const CARRIERS: [Carrier; 4] = [
 ];
 
 /// A client that stands for an initiator, and a server that writes PDUs, with its file open.
-struct World {
-    net: Network<Reader, Reader>,
+struct NvmeTxNetwork {
+    net: TwoMachineNetwork<ReadAllApp, ReadAllApp>,
     file: FileId,
     prng: Prng,
     /// All bytes that the server has written.
@@ -90,7 +91,7 @@ struct World {
     /// Stream position after the last PDU.
     mark: u64,
     /// First transmit context that the server's host created, with its flow.
-    seals: Option<(L5oId, FlowId)>,
+    first_tx_context: Option<(L5oId, FlowId)>,
 }
 
 fn engine() -> L5oConfig {
@@ -104,24 +105,24 @@ fn device(number: u8) -> DeviceConfig {
     DeviceConfig { file: Some(file), l5o, ..DeviceConfig::new([2, 0, 0, 0, 0, number]) }
 }
 
-impl World {
+impl NvmeTxNetwork {
     /// Connects the client, opens the file, and attaches TLS keys if `carrier` is TLS.
     fn new(carrier: Carrier, target: DeviceConfig, offload: Result<(), Refusal>) -> Self {
         let (client, server) = (machine(2, device(2), Ok(())), machine(1, target, offload));
-        let mut net = Network::new(Instant::from_millis(1000), client, server);
+        let mut net = TwoMachineNetwork::new(Instant::from_millis(1000), client, server);
         net.link = lossy(0);
-        net.server.host().listen(Listen { addr: None, port: 4420, backlog: 8 }).unwrap();
+        net.server.host().listen(ListenConfig { addr: None, port: 4420, backlog: 8 }).unwrap();
         let file = net.server.host().offload_open("namespace").unwrap();
         let remote = Endpoint { addr: [10, 0, 0, 1].into(), port: 4420 };
         let now = net.now;
         net.client.app.socket = Some(net.client.host().connect(now, remote).unwrap());
         let (prng, written) = (Prng::new(5), vec![]);
-        let mut world = Self { net, file, prng, written, mark: 0, seals: None };
+        let mut world = Self { net, file, prng, written, mark: 0, first_tx_context: None };
         world.run_until(|net| {
             net.server.app.socket.is_some() && net.server.host().offload_fstat(file).is_some()
         });
         if let Carrier::Tls(version, suite) = carrier {
-            let Network { now, client, server, .. } = &mut world.net;
+            let TwoMachineNetwork { now, client, server, .. } = &mut world.net;
             let crypto: Arc<dyn CryptoProvider> = Arc::new(crypto::Provider);
             let keys = session_keys(version, suite, 0, &crypto);
             for (end, keys) in [client, server].into_iter().zip(keys) {
@@ -138,7 +139,7 @@ impl World {
 
     fn begin(&mut self) -> Result<L5oId, Refusal> {
         let (header_digest, data_digest, pdu_bytes_max) = (true, true, 1 << 20);
-        let state = NvmeTcpState { header_digest, data_digest, pdu_bytes_max, over: None };
+        let state = NvmeTcpState { header_digest, data_digest, pdu_bytes_max, tls: None };
         let (now, socket) = (self.net.now, self.socket());
         self.net.server.host().nvme_tx_context(now, socket, state, Arc::new(crypto::Provider))
     }
@@ -151,15 +152,18 @@ impl World {
         }
         for op in self.net.server.ops().iter() {
             match op {
-                Op::L5oCreate(create) if create.direction == Direction::Transmit => {
-                    self.seals.get_or_insert((create.context, create.flow));
+                Op::L5oCreate(create) if create.direction == L5oDirection::Transmit => {
+                    self.first_tx_context.get_or_insert((create.context, create.flow));
                 }
                 _ => {}
             }
         }
     }
 
-    fn run_until(&mut self, mut done: impl FnMut(&mut Network<Reader, Reader>) -> bool) {
+    fn run_until(
+        &mut self,
+        mut done: impl FnMut(&mut TwoMachineNetwork<ReadAllApp, ReadAllApp>) -> bool,
+    ) {
         for _ in 0..400_000 {
             if done(&mut self.net) {
                 return;
@@ -248,7 +252,7 @@ impl World {
 #[test]
 fn the_device_fills_digests_in() {
     for carrier in CARRIERS {
-        let mut world = World::new(carrier, device(1), Ok(()));
+        let mut world = NvmeTxNetwork::new(carrier, device(1), Ok(()));
         world.begin().unwrap();
         world.net.link = lossy(20);
         let digests = world.send_many(100);
@@ -269,9 +273,9 @@ fn the_device_fills_digests_in() {
 
 /// Without loss, no byte passes the device's digest twice.
 #[test]
-fn in_order_no_sum_is_made_twice() {
+fn no_digest_is_computed_twice_in_order() {
     for carrier in CARRIERS {
-        let mut world = World::new(carrier, device(1), Ok(()));
+        let mut world = NvmeTxNetwork::new(carrier, device(1), Ok(()));
         world.begin().unwrap();
         let digests = world.send_many(50);
         world.settle();
@@ -287,7 +291,7 @@ fn in_order_no_sum_is_made_twice() {
 #[test]
 fn resets_in_the_middle() {
     for carrier in CARRIERS {
-        let mut world = World::new(carrier, device(1), Ok(()));
+        let mut world = NvmeTxNetwork::new(carrier, device(1), Ok(()));
         world.begin().unwrap();
         world.net.link = lossy(10);
         for round in 0..5 {
@@ -312,13 +316,13 @@ fn resets_in_the_middle() {
 
 /// If the host encrypts it must also compute digests, so the context for digests is destroyed.
 #[test]
-fn a_seal_that_is_refused_takes_digests_along() {
-    let mut world = World::new(CARRIERS[1], device(1), Ok(()));
+fn digests_fall_back_with_refused_encryption() {
+    let mut world = NvmeTxNetwork::new(CARRIERS[1], device(1), Ok(()));
     world.begin().unwrap();
     let digests = world.send_many(30);
     (0..3).for_each(|_| world.step());
-    let (context, flow) = world.seals.unwrap();
-    let refused = Event::L5oRefused(L5oRefused { context, flow, why: Refusal::TableFull });
+    let (context, flow) = world.first_tx_context.unwrap();
+    let refused = Event::L5oRefused(L5oRefused { context, flow, reason: Refusal::TableFull });
     let now = world.net.now;
     world.net.server.host().handle_event(now, refused);
     world.settle();
@@ -354,7 +358,7 @@ fn software_does_the_same() {
             (l5o(|l5o| l5o.contexts_max = 0), Ok(()), Ok(())),
         ];
         for (nth, (config, offload, want)) in cases.into_iter().enumerate() {
-            let mut world = World::new(carrier, config, offload);
+            let mut world = NvmeTxNetwork::new(carrier, config, offload);
             let begun = world.begin().map(|_| ());
             // Digests are computed before encryption, so a host that encrypts computes them.
             let sealed_by_host = matches!(carrier, Carrier::Tls(..)) && matches!(nth, 1 | 3);

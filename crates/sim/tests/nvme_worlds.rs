@@ -126,7 +126,12 @@ fn offload_is_all_or_nothing() {
             let storage = true;
             outboard_sim::run_seed(
                 seed,
-                &outboard_sim::Options { nvme_offload, tls_offload, storage, ..Default::default() },
+                &outboard_sim::RunOptions {
+                    nvme_offload,
+                    tls_offload,
+                    storage,
+                    ..Default::default()
+                },
             )
         };
         let [on, off] = [true, false].map(run);

@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 fn calm_worlds_keep_their_bounds() {
     let mut counters = BTreeMap::new();
     for seed in 0..150 {
-        let options = outboard_sim::Options { calm: true, ..outboard_sim::Options::default() };
+        let options =
+            outboard_sim::RunOptions { calm: true, ..outboard_sim::RunOptions::default() };
         let outcome = outboard_sim::run_seed(seed, &options);
         assert_eq!(outcome.explain(), None);
         for (name, value) in outcome.counters {

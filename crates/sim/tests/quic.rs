@@ -58,8 +58,8 @@ fn offload_changes_no_byte() {
 /// every datagram.
 #[test]
 fn the_same_seed_gives_the_same_datagrams() {
-    let run = |seed| outboard_sim::run_seed(seed, &outboard_sim::Options::default());
-    let speaks = |outcome: &outboard_sim::Outcome| outcome.stats.h3_responses > 0;
+    let run = |seed| outboard_sim::run_seed(seed, &outboard_sim::RunOptions::default());
+    let speaks = |outcome: &outboard_sim::RunOutcome| outcome.stats.h3_responses > 0;
     let seeds: Vec<_> = (0..40).filter(|&seed| speaks(&run(seed))).take(4).collect();
     assert_eq!(seeds.len(), 4);
     for seed in seeds {

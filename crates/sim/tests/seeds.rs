@@ -51,7 +51,7 @@ fn splicing_changes_no_byte() {
         assert_eq!(outcome.explain(), None);
         pairs += outcome.counters.get("proxy_spliced").copied().unwrap_or(0);
         let options =
-            outboard_sim::Options { splice: Some(false), ..outboard_sim::Options::default() };
+            outboard_sim::RunOptions { splice: Some(false), ..outboard_sim::RunOptions::default() };
         let off = outboard_sim::run_seed(seed, &options);
         assert_eq!(off.explain(), None);
         assert!(off.counters.get("proxy_spliced").is_none_or(|&n| n == 0), "seed {seed}");
@@ -62,12 +62,14 @@ fn splicing_changes_no_byte() {
 /// Recording the lines of a trace does not change the run, and other seeds have other traces.
 #[test]
 fn traces_are_whole_on_request() {
-    let last = outboard_sim::run_seed(302, &outboard_sim::Options::default());
-    let whole =
-        outboard_sim::run_seed(302, &outboard_sim::Options { trace: true, ..Default::default() });
+    let last = outboard_sim::run_seed(302, &outboard_sim::RunOptions::default());
+    let whole = outboard_sim::run_seed(
+        302,
+        &outboard_sim::RunOptions { trace: true, ..Default::default() },
+    );
     assert_eq!(last.hash, whole.hash, "keeping lines changes nothing");
     assert_eq!(whole.trace.len() as u64, whole.events);
     assert!(last.trace.is_empty(), "nobody asked");
     assert!(whole.trace.iter().any(|line| line.contains(" connect session=0 ")));
-    assert_ne!(last.hash, outboard_sim::run_seed(303, &outboard_sim::Options::default()).hash);
+    assert_ne!(last.hash, outboard_sim::run_seed(303, &outboard_sim::RunOptions::default()).hash);
 }

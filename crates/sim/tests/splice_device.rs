@@ -2,12 +2,14 @@
 //! software and then splices, and a server. The network between them is a function that delivers
 //! frames, and loses some.
 
-use abi::port::WireCaps;
+use abi::link::LinkCaps;
 use base::{Duration, Instant, Prng};
 use bytes::Bytes;
-use host::{Cidr, Config, Listen, Notice, SocketError, SocketId, SpliceEnd, SpliceId, TcpConfig};
+use host::{
+    Cidr, HostConfig, ListenConfig, Notice, SocketError, SocketId, SpliceEnd, SpliceId, TcpConfig,
+};
 use nic::DeviceConfig;
-use testkit::{Frame, Machine, Node, Notices, PLAIN_LINK, read_all};
+use testkit::{LinkFrame, NetworkNode, NoticeRecorder, PLAIN_LINK, TestMachine, read_all};
 use wire::Endpoint;
 
 const PROXY: usize = 1;
@@ -26,10 +28,10 @@ fn addr(number: usize, v6: bool) -> core::net::IpAddr {
     }
 }
 
-fn machine(number: usize, run: &Run) -> Node<Notices, ()> {
+fn machine(number: usize, run: &SpliceRunParams) -> NetworkNode<NoticeRecorder, ()> {
     let mut device = DeviceConfig::new(mac(number));
     device.file = None;
-    let link = WireCaps { segmentation: run.runs, checksum: run.runs, ..PLAIN_LINK };
+    let link = LinkCaps { segmentation: run.runs, checksum: run.runs, ..PLAIN_LINK };
     let cidr = |v6, prefix_len| Cidr { addr: addr(number, v6), prefix_len };
     let addrs = vec![cidr(false, 24), cidr(true, 64)];
     let mut tcp = TcpConfig { timestamps: run.timestamps, ..TcpConfig::default() };
@@ -37,14 +39,17 @@ fn machine(number: usize, run: &Run) -> Node<Notices, ()> {
     tcp.receive_bytes_max = [1 << 20, 200_000, 50_000][number];
     tcp.sack = number != 2 || run.sack;
     tcp.ecn = number != 0;
-    let config = Config { addrs, tcp, ..Config::default() };
+    let config = HostConfig { addrs, tcp, ..HostConfig::default() };
     let seed = u64::try_from(number).unwrap() + run.seed;
-    Node { machine: Machine::new(config, device, link, seed, ()), app: Notices::default() }
+    NetworkNode {
+        machine: TestMachine::new(config, device, link, seed, ()),
+        app: NoticeRecorder::default(),
+    }
 }
 
 /// Parameters of a run.
 #[derive(Clone, Copy, Debug)]
-struct Run {
+struct SpliceRunParams {
     /// True for IPv6 between client and proxy, and between proxy and server.
     v6: [bool; 2],
     timestamps: bool,
@@ -57,13 +62,13 @@ struct Run {
     seed: u64,
 }
 
-const PLAIN: Run =
-    Run { v6: [false; 2], timestamps: true, sack: true, runs: false, loss: 0, seed: 1 };
+const PLAIN: SpliceRunParams =
+    SpliceRunParams { v6: [false; 2], timestamps: true, sack: true, runs: false, loss: 0, seed: 1 };
 
 /// The three machines, and what the client and the server have received.
-struct World {
+struct SpliceDeviceNetwork {
     now: Instant,
-    ends: [Node<Notices, ()>; 3],
+    ends: [NetworkNode<NoticeRecorder, ()>; 3],
     loss: u64,
     random: Prng,
     client: SocketId,
@@ -74,13 +79,13 @@ struct World {
     got: [Vec<u8>; 2],
 }
 
-impl World {
+impl SpliceDeviceNetwork {
     /// Connects the client to the proxy, and the proxy to the server.
-    fn new(run: Run) -> Self {
+    fn new(run: SpliceRunParams) -> Self {
         let mut ends = [0, 1, 2].map(|number| machine(number, &run));
         let now = Instant::from_millis(1000);
         for number in [PROXY, 2] {
-            ends[number].host().listen(Listen { addr: None, port: 80, backlog: 8 }).unwrap();
+            ends[number].host().listen(ListenConfig { addr: None, port: 80, backlog: 8 }).unwrap();
         }
         let to = |number, v6| Endpoint { addr: addr(number, v6), port: 80 };
         let client = ends[0].host().connect(now, to(PROXY, run.v6[0])).unwrap();
@@ -106,10 +111,10 @@ impl World {
 
     fn settle(&mut self) {
         loop {
-            let frames: Vec<(usize, Frame)> = (0..3)
+            let frames: Vec<(usize, LinkFrame)> = (0..3)
                 .flat_map(|from| {
                     let out = {
-                        let Node { machine, app } = &mut self.ends[from];
+                        let NetworkNode { machine, app } = &mut self.ends[from];
                         machine.settle(self.now, app)
                     };
                     out.into_iter().map(move |frame| (from, frame))
@@ -192,8 +197,8 @@ fn text(len: usize, salt: usize) -> Vec<u8> {
 /// Relays a request and a response in software, then data in both directions through the device,
 /// under loss; then both ends close. Data arrives unchanged, and the proxy's host sees none of the
 /// spliced frames.
-fn all_of_it(run: Run) {
-    let mut world = World::new(run);
+fn splice_under(run: SpliceRunParams) {
+    let mut world = SpliceDeviceNetwork::new(run);
     world.first_exchange();
     let id = world.nsplice();
     // Both ends send while the splice is being set up, so that packets are in flight.
@@ -233,7 +238,7 @@ fn all_of_it(run: Run) {
 #[test]
 fn between_all_ip_versions() {
     for v6 in [[false, false], [true, true], [false, true], [true, false]] {
-        all_of_it(Run { v6, ..PLAIN });
+        splice_under(SpliceRunParams { v6, ..PLAIN });
     }
 }
 
@@ -241,7 +246,7 @@ fn between_all_ip_versions() {
 fn under_loss() {
     for seed in 1..=4 {
         let v6 = [seed % 2 == 0, seed > 2];
-        all_of_it(Run { v6, loss: 3, seed, ..PLAIN });
+        splice_under(SpliceRunParams { v6, loss: 3, seed, ..PLAIN });
     }
 }
 
@@ -249,23 +254,23 @@ fn under_loss() {
 #[test]
 fn with_runs() {
     for v6 in [[false, false], [false, true], [true, false]] {
-        all_of_it(Run { v6, runs: true, ..PLAIN });
-        all_of_it(Run { v6, runs: true, loss: 2, ..PLAIN });
+        splice_under(SpliceRunParams { v6, runs: true, ..PLAIN });
+        splice_under(SpliceRunParams { v6, runs: true, loss: 2, ..PLAIN });
     }
 }
 
 #[test]
 fn with_fewer_options() {
-    all_of_it(Run { timestamps: false, loss: 2, ..PLAIN });
-    all_of_it(Run { sack: false, loss: 2, v6: [false, true], ..PLAIN });
-    all_of_it(Run { sack: false, timestamps: false, runs: true, loss: 2, ..PLAIN });
+    splice_under(SpliceRunParams { timestamps: false, loss: 2, ..PLAIN });
+    splice_under(SpliceRunParams { sack: false, loss: 2, v6: [false, true], ..PLAIN });
+    splice_under(SpliceRunParams { sack: false, timestamps: false, runs: true, loss: 2, ..PLAIN });
 }
 
 /// A reset by one end reaches the other, and the proxy's host learns which end it was.
 #[test]
 fn a_reset_passes_through() {
     for from in [0, 2] {
-        let mut world = World::new(PLAIN);
+        let mut world = SpliceDeviceNetwork::new(PLAIN);
         world.first_exchange();
         let id = world.nsplice();
         world.send(from, &text(50_000, 3));
@@ -287,7 +292,7 @@ fn a_reset_passes_through() {
 /// at its next segment.
 #[test]
 fn a_reset_of_the_device_ends_them() {
-    let mut world = World::new(PLAIN);
+    let mut world = SpliceDeviceNetwork::new(PLAIN);
     world.first_exchange();
     let id = world.nsplice();
     world.wait_for("splicing", |w| w.ends[PROXY].app.0.contains(&Notice::Spliced(id)));

@@ -22,7 +22,7 @@ fn offload_changes_no_byte() {
 /// Handshakes depend on the seed alone: two runs put the same bytes on the link.
 #[test]
 fn the_same_seed_gives_the_same_ciphertext() {
-    let run = |seed| outboard_sim::run_seed(seed, &outboard_sim::Options::default());
+    let run = |seed| outboard_sim::run_seed(seed, &outboard_sim::RunOptions::default());
     let seed = (0..).find(|&seed| !run(seed).streams.is_empty()).expect("a third of all speak TLS");
     assert_eq!(run(seed).streams, run(seed).streams);
     let other = (seed + 1..).map(run).find(|outcome| !outcome.streams.is_empty());

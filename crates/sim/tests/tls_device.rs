@@ -8,13 +8,16 @@ use std::sync::Arc;
 
 use abi::crypto::{CryptoProvider, Suite};
 use abi::l5o::ResyncMode;
-use abi::port::WireCaps;
+use abi::link::LinkCaps;
 use abi::{Checksum, Refusal};
 use base::{Duration, Instant};
 use bytes::Bytes;
-use host::{Alert, Cidr, Config, Listen, SocketError, TlsInfo, TlsVersion};
+use host::{Cidr, HostConfig, ListenConfig, SocketError, TlsAlert, TlsInfo, TlsVersion};
 use nic::{DeviceConfig, L5oConfig};
-use testkit::{Frame, LinkRule, Machine, Network, Node, PLAIN_LINK, Reader, Towards, session_keys};
+use testkit::{
+    LinkDestination, LinkFrame, LinkRule, NetworkNode, PLAIN_LINK, ReadAllApp, TestMachine,
+    TwoMachineNetwork, session_keys,
+};
 use wire::Endpoint;
 
 const VERSIONS: [TlsVersion; 2] = [TlsVersion::Tls12, TlsVersion::Tls13];
@@ -22,22 +25,22 @@ const SUITES: [Suite; 3] = [Suite::Aes128Gcm, Suite::Aes256Gcm, Suite::ChaCha20P
 /// Ethernet, IPv4, TCP with timestamps.
 const HEADERS: usize = 14 + 20 + 32;
 
-type End = Node<Reader, ()>;
+type ReaderNode = NetworkNode<ReadAllApp, ()>;
 
-fn machine(number: u8, l5o: Option<L5oConfig>) -> (Machine, Reader) {
+fn machine(number: u8, l5o: Option<L5oConfig>) -> (TestMachine, ReadAllApp) {
     let device = DeviceConfig { file: None, l5o, ..DeviceConfig::new([2, 0, 0, 0, 0, number]) };
     let addr = [10, 0, 0, number].into();
-    let config = Config { addrs: vec![Cidr { addr, prefix_len: 24 }], ..Config::default() };
-    let link = WireCaps { checksum: true, ..PLAIN_LINK };
-    (Machine::new(config, device, link, number.into(), ()), Reader::default())
+    let config = HostConfig { addrs: vec![Cidr { addr, prefix_len: 24 }], ..HostConfig::default() };
+    let link = LinkCaps { checksum: true, ..PLAIN_LINK };
+    (TestMachine::new(config, device, link, number.into(), ()), ReadAllApp::default())
 }
 
-fn error_of(end: &mut End) -> Option<SocketError> {
+fn error_of(end: &mut ReaderNode) -> Option<SocketError> {
     let socket = end.app.socket.unwrap();
     end.host().readiness(socket).error
 }
 
-fn tls_of(end: &mut End) -> TlsInfo {
+fn tls_of(end: &mut ReaderNode) -> TlsInfo {
     let socket = end.app.socket.unwrap();
     end.host().info(socket).and_then(|info| info.tls).unwrap()
 }
@@ -46,14 +49,14 @@ fn tls_of(end: &mut End) -> TlsInfo {
 /// by the frames that `tamper` returns. All frames count as having right checksums, as between two
 /// ports of one machine.
 fn tampering(mut tamper: impl FnMut(Vec<u8>) -> Vec<Vec<u8>> + 'static) -> LinkRule {
-    Box::new(move |_, towards, Frame { bytes, .. }| {
+    Box::new(move |_, towards, LinkFrame { bytes, .. }| {
         let has_payload = bytes.len() > HEADERS && bytes[12..14] == [8, 0];
         let frames = match towards {
-            Towards::Server if has_payload => tamper(bytes),
+            LinkDestination::Server if has_payload => tamper(bytes),
             _ => vec![bytes],
         };
         let checksum = Checksum::Good;
-        let arrives = |bytes| (Duration::ZERO, Frame { bytes, checksum, segment_size: 0 });
+        let arrives = |bytes| (Duration::ZERO, LinkFrame { bytes, checksum, segment_size: 0 });
         frames.into_iter().map(arrives).collect()
     })
 }
@@ -63,13 +66,13 @@ fn faithful() -> LinkRule {
 }
 
 /// A client and a server with a TLS session.
-struct World(Network<Reader, Reader, ()>);
+struct TlsDeviceNetwork(TwoMachineNetwork<ReadAllApp, ReadAllApp, ()>);
 
 fn engine() -> L5oConfig {
     L5oConfig::new(Arc::new(crypto::Provider))
 }
 
-impl World {
+impl TlsDeviceNetwork {
     /// Connects both, and attaches session keys with record numbers from 0.
     fn open(version: TlsVersion, suite: Suite, server: Option<L5oConfig>) -> Self {
         Self::with_number(version, suite, server, 0)
@@ -82,9 +85,9 @@ impl World {
         number: u64,
     ) -> Self {
         let (client, server) = (machine(2, Some(engine())), machine(1, server));
-        let mut net = Network::new(Instant::from_millis(1000), client, server);
+        let mut net = TwoMachineNetwork::new(Instant::from_millis(1000), client, server);
         net.link = faithful();
-        net.server.host().listen(Listen { addr: None, port: 443, backlog: 8 }).unwrap();
+        net.server.host().listen(ListenConfig { addr: None, port: 443, backlog: 8 }).unwrap();
         let remote = Endpoint { addr: [10, 0, 0, 1].into(), port: 443 };
         net.client.app.socket = Some(net.client.host().connect(net.now, remote).unwrap());
         net.settle();
@@ -128,15 +131,15 @@ impl World {
     }
 }
 
-impl Deref for World {
-    type Target = Network<Reader, Reader, ()>;
+impl Deref for TlsDeviceNetwork {
+    type Target = TwoMachineNetwork<ReadAllApp, ReadAllApp, ()>;
 
     fn deref(&self) -> &Self::Target {
         &self.0
     }
 }
 
-impl DerefMut for World {
+impl DerefMut for TlsDeviceNetwork {
     fn deref_mut(&mut self) -> &mut Self::Target {
         &mut self.0
     }
@@ -154,7 +157,7 @@ fn every_flipped_byte() {
         for suite in SUITES {
             let mut at = HEADERS;
             loop {
-                let mut world = World::open(version, suite, Some(engine()));
+                let mut world = TlsDeviceNetwork::open(version, suite, Some(engine()));
                 let flipped = Rc::new(Cell::new(false));
                 let noted = Rc::clone(&flipped);
                 world.send_over(b"a record of its own", move |mut frame| {
@@ -196,7 +199,7 @@ fn replays_with_other_content() {
         other
     };
     for version in VERSIONS {
-        let mut world = World::open(version, Suite::Aes128Gcm, Some(engine()));
+        let mut world = TlsDeviceNetwork::open(version, Suite::Aes128Gcm, Some(engine()));
         let want = text(60_000);
         world.send_over(&want, move |frame| vec![frame.clone(), other(&frame), frame]);
         world.wait_for(want.len());
@@ -204,10 +207,10 @@ fn replays_with_other_content() {
         assert_eq!(world.server.count("tls_rx_records_full"), 4);
         assert_eq!(world.server.count("tls_decrypt_error"), 0);
 
-        let mut world = World::open(version, Suite::Aes128Gcm, Some(engine()));
+        let mut world = TlsDeviceNetwork::open(version, Suite::Aes128Gcm, Some(engine()));
         world.send_over(&want, move |frame| vec![other(&frame), frame]);
         assert_eq!(world.server.app.read, b"");
-        assert_eq!(error_of(&mut world.server), Some(SocketError::Tls(Alert::BadRecordMac)));
+        assert_eq!(error_of(&mut world.server), Some(SocketError::Tls(TlsAlert::BadRecordMac)));
         assert!(world.server.count("rx_tls_err") > 0);
     }
 }
@@ -217,7 +220,7 @@ fn replays_with_other_content() {
 #[test]
 fn a_full_table() {
     let small = L5oConfig { contexts_max: 1, ..engine() };
-    let mut world = World::open(TlsVersion::Tls13, Suite::Aes256Gcm, Some(small));
+    let mut world = TlsDeviceNetwork::open(TlsVersion::Tls13, Suite::Aes256Gcm, Some(small));
     let info = tls_of(&mut world.server);
     assert_eq!((info.tx_offload, info.rx_offload), (Ok(()), Err(Refusal::TableFull)));
     assert_eq!(world.server.count("tls_rx_device_refused"), 1);
@@ -233,7 +236,7 @@ fn a_full_table() {
 #[test]
 fn resets_in_mid_record() {
     for (version, suite) in VERSIONS.into_iter().zip([Suite::Aes128Gcm, Suite::ChaCha20Poly1305]) {
-        let mut world = World::open(version, suite, Some(engine()));
+        let mut world = TlsDeviceNetwork::open(version, suite, Some(engine()));
         let want = text(200_000);
         let socket = world.client.app.socket.unwrap();
         let now = world.now;
@@ -276,13 +279,17 @@ fn resets_in_mid_record() {
 #[test]
 fn numbers_end() {
     for number in [u64::MAX, u64::MAX - 1] {
-        let mut world =
-            World::with_number(TlsVersion::Tls13, Suite::Aes128Gcm, Some(engine()), number);
+        let mut world = TlsDeviceNetwork::with_number(
+            TlsVersion::Tls13,
+            Suite::Aes128Gcm,
+            Some(engine()),
+            number,
+        );
         let socket = world.client.app.socket.unwrap();
         let now = world.now;
         let _ = world.client.host().send(now, socket, Bytes::from_static(b"too late"));
         world.settle();
-        assert_eq!(error_of(&mut world.client), Some(SocketError::Tls(Alert::InternalError)));
+        assert_eq!(error_of(&mut world.client), Some(SocketError::Tls(TlsAlert::InternalError)));
         assert_eq!(world.server.app.read, b"");
     }
 }
@@ -294,8 +301,12 @@ fn numbers_cross_32_bits() {
     for version in VERSIONS {
         for (server, lossy) in [(None, false), (Some(engine()), false), (Some(engine()), true)] {
             let opens = server.is_some();
-            let mut world =
-                World::with_number(version, Suite::ChaCha20Poly1305, server, (1 << 32) - 3);
+            let mut world = TlsDeviceNetwork::with_number(
+                version,
+                Suite::ChaCha20Poly1305,
+                server,
+                (1 << 32) - 3,
+            );
             let (want, mut count) = (text(300_000), 0);
             world.send_over(&want, move |frame| {
                 count += 1;
@@ -314,11 +325,12 @@ fn numbers_cross_32_bits() {
 /// In every [`ResyncMode`], with and without out-of-order processing, the device decrypts whole
 /// records again after it lost headers and bodies.
 #[test]
-fn every_mode_finds_back() {
+fn every_mode_resynchronizes() {
     for resync in [ResyncMode::StreamScan, ResyncMode::Async, ResyncMode::NextHint] {
         for out_of_order in [true, false] {
             let config = L5oConfig { resync, out_of_order, ..engine() };
-            let mut world = World::open(TlsVersion::Tls13, Suite::Aes128Gcm, Some(config));
+            let mut world =
+                TlsDeviceNetwork::open(TlsVersion::Tls13, Suite::Aes128Gcm, Some(config));
             let mut count = 0;
             let mut want = text(30_000);
             world.send(&want);

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use bytes::Bytes;
 use clap::Parser;
 use outboard_stack::base::Instant;
-use outboard_stack::host::{Application, Host, Listen, ListenerId, Notice};
+use outboard_stack::host::{Application, Host, ListenConfig, ListenerId, Notice};
 use outboard_stack::{BACKLOG, Failure, Signals, Stack, StackOptions};
 
 #[derive(Parser)]
@@ -25,7 +25,7 @@ pub(crate) struct Echo {
 
 impl Echo {
     pub(crate) fn listen(host: &mut Host, port: u16) -> Result<Self, Failure> {
-        let listener = host.listen(Listen { addr: None, port, backlog: BACKLOG });
+        let listener = host.listen(ListenConfig { addr: None, port, backlog: BACKLOG });
         let listener = listener.map_err(|e| Failure::Unavailable(format!("port {port}: {e}")))?;
         Ok(Self { listener, bytes: 0 })
     }

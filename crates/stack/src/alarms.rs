@@ -8,7 +8,7 @@
 pub fn alarms() -> impl Iterator<Item = &'static str> {
     let others = [
         host::HostCounters::ALARMS,
-        quic::Counters::ALARMS,
+        quic::QuicEndpointCounters::ALARMS,
         io::disk::DiskCounters::ALARMS,
         io::tap::TapCounters::ALARMS,
         io::bridge::BridgeCounters::ALARMS,

@@ -39,7 +39,7 @@ pub struct QueueSetup<'a> {
 type OpenLinks<'a> =
     Box<dyn FnOnce(&StackOptions, &MonotonicClock) -> Result<Vec<Box<dyn Link>>, Failure> + 'a>;
 type OpenDisk<'a> = Box<dyn Fn() -> Result<Box<dyn Disk>, Failure> + 'a>;
-type Configure<'a> = Box<dyn Fn(usize, &mut DeviceConfig, &mut host::Config) + 'a>;
+type Configure<'a> = Box<dyn Fn(usize, &mut DeviceConfig, &mut host::HostConfig) + 'a>;
 type MakeApplication<'a, A> = Box<dyn FnMut(QueueSetup<'_>) -> Result<A, Failure> + 'a>;
 type MakeOrderHandler<'a, M> = Box<dyn FnOnce(MessageSender<M>) -> OrderHandler + 'a>;
 
@@ -155,7 +155,7 @@ impl<'a, A, M> Builder<'a, A, M> {
     #[must_use]
     pub fn configure(
         self,
-        change: impl Fn(usize, &mut DeviceConfig, &mut host::Config) + 'a,
+        change: impl Fn(usize, &mut DeviceConfig, &mut host::HostConfig) + 'a,
     ) -> Self {
         Self { configure: Some(Box::new(change)), ..self }
     }

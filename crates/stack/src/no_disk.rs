@@ -59,18 +59,18 @@ impl Disk for NoDisk {
 
 #[cfg(test)]
 mod tests {
-    use abi::disk::{DiskAccess, RequestId};
+    use abi::disk::{DiskAccess, DiskRequestId};
 
     use super::*;
 
     #[test]
     fn an_application_that_opens_a_file_hears_that_there_is_none() {
         let mut disk = NoDisk::default();
-        let (id, path) = (RequestId(7), b"index.html"[..].into());
+        let (id, path) = (DiskRequestId(7), b"index.html"[..].into());
         let open = DiskRequest::Open { id, path, access: DiskAccess::Content };
         assert!(disk.submit(open).is_ok());
         let answer = disk.poll();
-        let expected = Some((RequestId(7), FileFault::NotFound));
+        let expected = Some((DiskRequestId(7), FileFault::NotFound));
         assert_eq!(
             match answer {
                 Some(DiskCompletion::Opened { id, result }) => result.err().map(|why| (id, why)),

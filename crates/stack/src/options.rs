@@ -12,7 +12,7 @@ use std::str::FromStr;
 use abi::Refusal;
 use base::Duration;
 use clap::{Args, Parser, ValueEnum};
-use host::{Algorithm, Cidr};
+use host::{Cidr, CongestionAlgorithm};
 use io::fault::FaultConfig;
 use nic::{DeviceConfig, FileConfig};
 
@@ -190,12 +190,12 @@ impl StackOptions {
     }
 
     /// Returns the configuration of the host of a queue.
-    pub(crate) fn host_config(&self, queue: usize) -> host::Config {
+    pub(crate) fn host_config(&self, queue: usize) -> host::HostConfig {
         let asked = |on: bool| if on { Ok(()) } else { Err(Refusal::Disabled) };
         // A device that owns a connection must see all of its packets, but with several queues the
         // kernel chooses the TAP queue on which a packet is received.
         let one_queue = if self.queues == 1 { Ok(()) } else { Err(Refusal::ManyQueues) };
-        let mut config = host::Config {
+        let mut config = host::HostConfig {
             addrs: self.addr.clone(),
             gateways: self.gateway.clone(),
             answers: queue == 0,
@@ -207,11 +207,11 @@ impl StackOptions {
             // The device segments datagrams even if it has no QUIC offload.
             udp_segmentation: true,
             splice_offload: one_queue.and_then(|()| asked(self.offload.splice)),
-            ..host::Config::default()
+            ..host::HostConfig::default()
         };
         config.tcp.algorithm = match self.congestion {
-            CongestionControl::Cubic => Algorithm::Cubic,
-            CongestionControl::Newreno => Algorithm::NewReno,
+            CongestionControl::Cubic => CongestionAlgorithm::Cubic,
+            CongestionControl::Newreno => CongestionAlgorithm::NewReno,
         };
         config.tcp.defer = self.tcp_defer == Switch::On;
         config.tcp.hystart = self.tcp_hystart == Switch::On;

@@ -11,12 +11,12 @@ use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::Path;
 use std::sync::mpsc::{Sender, channel};
 
-use abi::port::{RxFrame, TxFrame, WireCaps};
+use abi::link::{LinkCaps, RxFrame, TxFrame};
 use abi::{Checksum, PacketPool};
 use base::{Duration, Instant};
 use bytes::Bytes;
 use host::{Application, Host, Notice, SocketId};
-use io::link::{Link, TxStatus};
+use io::link::{Link, LinkTxStatus};
 use outboard_stack::{Builder, Stack, StackOptions, ThreadsPerQueue};
 use serde_json::Value;
 use wire::Endpoint;
@@ -42,17 +42,17 @@ impl SocketPairLink {
 }
 
 impl Link for SocketPairLink {
-    fn capabilities(&self) -> WireCaps {
-        WireCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: 1500 }
+    fn capabilities(&self) -> LinkCaps {
+        LinkCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: 1500 }
     }
 
-    fn transmit(&mut self, _: Instant, frame: &TxFrame) -> TxStatus {
+    fn transmit(&mut self, _: Instant, frame: &TxFrame) -> LinkTxStatus {
         let mut bytes = vec![0; frame.len()];
         frame.copy_to(&mut bytes);
         match self.0.send(&bytes) {
-            Ok(_) => TxStatus::Sent,
-            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => TxStatus::Full,
-            Err(_) => TxStatus::Failed,
+            Ok(_) => LinkTxStatus::Sent,
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => LinkTxStatus::Full,
+            Err(_) => LinkTxStatus::Failed,
         }
     }
 

@@ -4,7 +4,7 @@
 //! whether it is too old, then, after its acknowledgment was checked, to take over its timestamp.
 
 use base::{Duration, Instant, SeqNum, low32};
-use wire::tcp::{Flags, Segment};
+use wire::tcp::{TcpFlags, TcpHeader};
 
 /// RFC 7323 section 5.5: an older timestamp proves nothing, since the peer's clock may have
 /// advanced by half of its range.
@@ -41,16 +41,16 @@ impl TsRecent {
     /// one.
     #[must_use]
     #[inline]
-    pub fn rejects(self, now: Instant, segment: &Segment) -> bool {
+    pub fn rejects(self, now: Instant, segment: &TcpHeader) -> bool {
         let Some(ts) = segment.options.timestamps else { return false };
         let is_older = SeqNum(ts.value).lt(SeqNum(self.value));
-        is_older && !segment.flags.has(Flags::RST) && !self.has_expired(now)
+        is_older && !segment.flags.has(TcpFlags::RST) && !self.has_expired(now)
     }
 
     /// Takes over the timestamp of an acceptable segment if the segment begins at or before the
     /// last acknowledgment sent: section 4.3 (2). Any timestamp replaces an expired one.
     #[inline]
-    pub fn update(&mut self, now: Instant, segment: &Segment, last_ack_sent: SeqNum) {
+    pub fn update(&mut self, now: Instant, segment: &TcpHeader, last_ack_sent: SeqNum) {
         let Some(ts) = segment.options.timestamps else { return };
         let is_newer = SeqNum(ts.value).ge(SeqNum(self.value));
         if (is_newer || self.has_expired(now)) && segment.seq.le(last_ack_sent) {
@@ -66,7 +66,7 @@ const fn seconds(now: Instant) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wire::tcp::{TcpOptions, Timestamps};
+    use wire::tcp::{TcpOptions, TcpTimestamps};
 
     const DAY_S: u64 = 24 * 3600;
 
@@ -74,10 +74,10 @@ mod tests {
         Instant::ZERO + Duration::from_secs(seconds)
     }
 
-    fn stamped(value: u32, seq: u32) -> Segment {
-        let timestamps = Some(Timestamps { value, echo: 0 });
+    fn stamped(value: u32, seq: u32) -> TcpHeader {
+        let timestamps = Some(TcpTimestamps { value, echo: 0 });
         let options = TcpOptions { timestamps, ..TcpOptions::default() };
-        Segment { seq: SeqNum(seq), flags: Flags::ACK, options, ..Segment::default() }
+        TcpHeader { seq: SeqNum(seq), flags: TcpFlags::ACK, options, ..TcpHeader::default() }
     }
 
     #[test]
@@ -85,8 +85,8 @@ mod tests {
         let recent = TsRecent::new(at(1), 3);
         assert!(recent.rejects(at(1), &stamped(2, 0)) && recent.rejects(at(1), &stamped(!0, 0)));
         assert!(!recent.rejects(at(1), &stamped(3, 0)) && !recent.rejects(at(1), &stamped(4, 0)));
-        assert!(!recent.rejects(at(1), &Segment::default()), "it has none");
-        let reset = Segment { flags: Flags::RST, ..stamped(2, 0) };
+        assert!(!recent.rejects(at(1), &TcpHeader::default()), "it has none");
+        let reset = TcpHeader { flags: TcpFlags::RST, ..stamped(2, 0) };
         assert!(!recent.rejects(at(1), &reset), "RFC 7323 section 5.2");
     }
 

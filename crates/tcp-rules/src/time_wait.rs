@@ -4,7 +4,7 @@
 //! module only decides.
 
 use base::SeqNum;
-use wire::tcp::{Flags, Segment};
+use wire::tcp::{TcpFlags, TcpHeader};
 
 /// The state of a closed connection by which segments are judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,16 +41,16 @@ impl TimeWaitTcb {
     /// answered, as in Linux: after a simultaneous close both ends are in TIME-WAIT and would
     /// answer each other forever.
     #[must_use]
-    pub fn judge(&self, segment: &Segment, payload: usize) -> TimeWaitVerdict {
+    pub fn judge(&self, segment: &TcpHeader, payload: usize) -> TimeWaitVerdict {
         let flags = segment.flags;
-        if flags.has(Flags::RST) {
+        if flags.has(TcpFlags::RST) {
             return TimeWaitVerdict::Ignore;
         }
-        if flags.has(Flags::SYN) && !flags.has(Flags::ACK) {
+        if flags.has(TcpFlags::SYN) && !flags.has(TcpFlags::ACK) {
             let newer = self.is_older_than(segment);
             return if newer { TimeWaitVerdict::Reuse } else { TimeWaitVerdict::Acknowledge };
         }
-        let bare = payload == 0 && !flags.any(Flags::FIN.with(Flags::SYN));
+        let bare = payload == 0 && !flags.any(TcpFlags::FIN.with(TcpFlags::SYN));
         if bare { TimeWaitVerdict::Ignore } else { TimeWaitVerdict::Acknowledge }
     }
 
@@ -59,7 +59,7 @@ impl TimeWaitTcb {
     /// decides; else a sequence number above everything that this connection received. Either way a
     /// delayed segment of the old connection is told apart from the new one's.
     #[must_use]
-    pub fn is_older_than(&self, segment: &Segment) -> bool {
+    pub fn is_older_than(&self, segment: &TcpHeader) -> bool {
         match (segment.options.timestamps, self.ts_recent) {
             (Some(ts), Some(recent)) if ts.value != recent => SeqNum(ts.value).gt(SeqNum(recent)),
             _ => segment.seq.gt(self.rcv_nxt),
@@ -69,9 +69,9 @@ impl TimeWaitTcb {
     /// Returns whether a segment is a retransmission of the peer's FIN, which restarts the time:
     /// RFC 9293 section 3.10.7.4, eighth step, with sequence and acknowledgment numbers checked.
     #[must_use]
-    pub fn is_last_fin(&self, segment: &Segment, payload: usize) -> bool {
+    pub fn is_last_fin(&self, segment: &TcpHeader, payload: usize) -> bool {
         let payload = u32::try_from(payload).unwrap_or(u32::MAX);
-        segment.flags.has(Flags::FIN.with(Flags::ACK))
+        segment.flags.has(TcpFlags::FIN.with(TcpFlags::ACK))
             && segment.seq + payload + 1 == self.rcv_nxt
             && segment.ack == self.snd_nxt
     }
@@ -80,24 +80,24 @@ impl TimeWaitTcb {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wire::tcp::Timestamps;
+    use wire::tcp::TcpTimestamps;
 
     const TCB: TimeWaitTcb =
         TimeWaitTcb { snd_nxt: SeqNum(100), rcv_nxt: SeqNum(200), ts_recent: Some(50) };
 
-    fn segment(flags: Flags, seq: u32) -> Segment {
-        Segment { flags, seq: SeqNum(seq), ack: SeqNum(100), ..Segment::default() }
+    fn segment(flags: TcpFlags, seq: u32) -> TcpHeader {
+        TcpHeader { flags, seq: SeqNum(seq), ack: SeqNum(100), ..TcpHeader::default() }
     }
 
-    fn stamped(seq: u32, value: u32) -> Segment {
-        let mut syn = segment(Flags::SYN, seq);
-        syn.options.timestamps = Some(Timestamps { value, echo: 0 });
+    fn stamped(seq: u32, value: u32) -> TcpHeader {
+        let mut syn = segment(TcpFlags::SYN, seq);
+        syn.options.timestamps = Some(TcpTimestamps { value, echo: 0 });
         syn
     }
 
     #[test]
     fn a_newer_syn_takes_over() {
-        let by_number = |tcb: TimeWaitTcb, seq| tcb.judge(&segment(Flags::SYN, seq), 0);
+        let by_number = |tcb: TimeWaitTcb, seq| tcb.judge(&segment(TcpFlags::SYN, seq), 0);
         assert_eq!(by_number(TCB, 201), TimeWaitVerdict::Reuse, "a higher sequence number");
         assert_eq!(by_number(TCB, 150), TimeWaitVerdict::Acknowledge);
         assert_eq!(
@@ -120,33 +120,33 @@ mod tests {
     fn the_sequence_number_decides_between_equal_timestamps() {
         assert_eq!(TCB.judge(&stamped(201, 50), 0), TimeWaitVerdict::Reuse);
         assert_eq!(TCB.judge(&stamped(200, 50), 0), TimeWaitVerdict::Acknowledge);
-        let first = |seq| Segment { flags: Flags::ACK, ..stamped(seq, 50) };
+        let first = |seq| TcpHeader { flags: TcpFlags::ACK, ..stamped(seq, 50) };
         assert!(TCB.is_older_than(&first(201)) && !TCB.is_older_than(&first(200)));
     }
 
     #[test]
     fn resets_and_bare_acknowledgments_are_ignored() {
-        assert_eq!(TCB.judge(&segment(Flags::RST, 200), 0), TimeWaitVerdict::Ignore, "RFC 1337");
+        assert_eq!(TCB.judge(&segment(TcpFlags::RST, 200), 0), TimeWaitVerdict::Ignore, "RFC 1337");
         assert_eq!(
-            TCB.judge(&segment(Flags::RST.with(Flags::SYN), 201), 0),
+            TCB.judge(&segment(TcpFlags::RST.with(TcpFlags::SYN), 201), 0),
             TimeWaitVerdict::Ignore
         );
-        assert_eq!(TCB.judge(&segment(Flags::ACK, 200), 0), TimeWaitVerdict::Ignore);
-        assert_eq!(TCB.judge(&segment(Flags::ACK, 200), 1), TimeWaitVerdict::Acknowledge);
+        assert_eq!(TCB.judge(&segment(TcpFlags::ACK, 200), 0), TimeWaitVerdict::Ignore);
+        assert_eq!(TCB.judge(&segment(TcpFlags::ACK, 200), 1), TimeWaitVerdict::Acknowledge);
         assert_eq!(
-            TCB.judge(&segment(Flags::SYN.with(Flags::ACK), 201), 0),
+            TCB.judge(&segment(TcpFlags::SYN.with(TcpFlags::ACK), 201), 0),
             TimeWaitVerdict::Acknowledge
         );
     }
 
     #[test]
     fn only_the_same_fin_restarts_the_time() {
-        let fin = segment(Flags::FIN.with(Flags::ACK), 199);
+        let fin = segment(TcpFlags::FIN.with(TcpFlags::ACK), 199);
         assert_eq!(TCB.judge(&fin, 0), TimeWaitVerdict::Acknowledge);
         assert!(TCB.is_last_fin(&fin, 0));
-        assert!(TCB.is_last_fin(&Segment { seq: SeqNum(189), ..fin }, 10));
-        assert!(!TCB.is_last_fin(&Segment { seq: SeqNum(198), ..fin }, 0));
-        assert!(!TCB.is_last_fin(&Segment { ack: SeqNum(99), ..fin }, 0));
-        assert!(!TCB.is_last_fin(&Segment { flags: Flags::FIN, ..fin }, 0));
+        assert!(TCB.is_last_fin(&TcpHeader { seq: SeqNum(189), ..fin }, 10));
+        assert!(!TCB.is_last_fin(&TcpHeader { seq: SeqNum(198), ..fin }, 0));
+        assert!(!TCB.is_last_fin(&TcpHeader { ack: SeqNum(99), ..fin }, 0));
+        assert!(!TCB.is_last_fin(&TcpHeader { flags: TcpFlags::FIN, ..fin }, 0));
     }
 }

@@ -9,7 +9,7 @@ use abi::disk::{DiskCompletion, DiskFile, DiskRequest};
 use abi::{FileFault, FileKind, FileStat};
 use base::{Duration, Instant, Prng};
 
-use crate::machine::{Asker, TestDisk};
+use crate::machine::{MachineHalf, TestDisk};
 
 /// Content of a file.
 enum MemFileContent {
@@ -99,7 +99,7 @@ impl MemFile {
 
 /// Order of completions that are due at the same time.
 #[derive(Debug, Default)]
-pub enum DiskOrder {
+pub enum DiskCompletionOrder {
     /// Order of submission.
     #[default]
     AsSubmitted,
@@ -113,7 +113,7 @@ pub struct MemDisk {
     /// Time that a read takes; other requests take no time.
     pub read_time: Duration,
     /// Order of completions that are due at the same time.
-    pub order: DiskOrder,
+    pub order: DiskCompletionOrder,
     /// Number of successful opens.
     pub opens: usize,
     /// Number of closes.
@@ -123,18 +123,18 @@ pub struct MemDisk {
     files: BTreeMap<String, MemFile>,
     /// Path of each handle, by handle number; `None` if it was closed.
     handles: Vec<Option<String>>,
-    pending: Vec<(Instant, Asker, DiskCompletion)>,
+    pending: Vec<(Instant, MachineHalf, DiskCompletion)>,
 }
 
 impl MemDisk {
     /// Adds or replaces a file that stores `bytes`.
-    pub fn put(&mut self, path: &str, bytes: Vec<u8>, version: u64) {
+    pub fn insert(&mut self, path: &str, bytes: Vec<u8>, version: u64) {
         let file = MemFile::new(bytes.len() as u64, version, MemFileContent::Bytes(bytes));
         self.files.insert(path.into(), file);
     }
 
     /// Adds or replaces a file whose bytes `byte` computes from their offsets.
-    pub fn put_computed(
+    pub fn insert_computed(
         &mut self,
         path: &str,
         size: u64,
@@ -212,19 +212,19 @@ impl MemDisk {
 }
 
 impl TestDisk for MemDisk {
-    fn submit(&mut self, now: Instant, by: Asker, request: DiskRequest) {
+    fn submit(&mut self, now: Instant, by: MachineHalf, request: DiskRequest) {
         let is_read = matches!(request, DiskRequest::Read { .. });
         let time = if is_read { self.read_time } else { Duration::ZERO };
         let done = self.execute(request);
         self.pending.extend(done.map(|done| (now + time, by, done)));
     }
 
-    fn poll(&mut self, now: Instant, by: Asker) -> Option<DiskCompletion> {
-        let is_due = |entry: &(Instant, Asker, _)| entry.0 <= now && entry.1 == by;
+    fn poll(&mut self, now: Instant, by: MachineHalf) -> Option<DiskCompletion> {
+        let is_due = |entry: &(Instant, MachineHalf, _)| entry.0 <= now && entry.1 == by;
         let due = || self.pending.iter().enumerate().filter(|(_, e)| is_due(e)).map(|(i, _)| i);
         let index = match &mut self.order {
-            DiskOrder::AsSubmitted => due().next()?,
-            DiskOrder::Random(prng) => {
+            DiskCompletionOrder::AsSubmitted => due().next()?,
+            DiskCompletionOrder::Random(prng) => {
                 let count = due().count();
                 let pick = (count > 0).then(|| prng.below(count as u64))?;
                 due().nth(usize::try_from(pick).expect("an index"))?

@@ -19,9 +19,12 @@ mod seg;
 pub mod state_diagram;
 mod tls;
 
-pub use disk::{DiskOrder, MemDisk, MemFile};
-pub use machine::{Asker, Frame, Machine, Notices, PLAIN_LINK, Reader, TestDisk, count, read_all};
-pub use network::{LinkRule, Network, Node, Towards, fixed_delay_link};
+pub use disk::{DiskCompletionOrder, MemDisk, MemFile};
+pub use machine::{
+    LinkFrame, MachineHalf, NoticeRecorder, PLAIN_LINK, ReadAllApp, TestDisk, TestMachine, count,
+    read_all,
+};
+pub use network::{LinkDestination, LinkRule, NetworkNode, TwoMachineNetwork, fixed_delay_link};
 pub use nvme::pdu;
 pub use packetize::{FILE_PATTERN_BYTES, file_byte, file_bytes, packetize_transmit};
 pub use pair::{PairTransfer, PathConfig, TransferPair, TransferSide};
@@ -30,4 +33,4 @@ pub use peer::{
 };
 pub use seg::Seg;
 pub use tls::{TestCertificate, TlsOffer, limited_suite, session_keys, tls13, tls13_limited};
-pub use wire::tcp::Flags;
+pub use wire::tcp::TcpFlags;

@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 
 use abi::disk::{DiskCompletion, DiskRequest};
-use abi::port::{RxFrame, TxFrame, TxStatus, WireCaps};
+use abi::link::{LinkCaps, LinkTxStatus, RxFrame, TxFrame};
 use abi::{Checksum, Event, Op, PacketBuf, PacketPool};
 use base::Instant;
 use host::{Application, Host, Notice, SocketId};
@@ -16,12 +16,12 @@ use nic::{Device, DeviceConfig};
 use node::{DeviceHalf, DevicePorts, DiskPort, HostHalf, HostPorts};
 
 /// A link without segmentation or checksum offload, with the Ethernet MTU.
-pub const PLAIN_LINK: WireCaps =
-    WireCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: 1500 };
+pub const PLAIN_LINK: LinkCaps =
+    LinkCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: 1500 };
 
 /// The half of a machine that sends requests to a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Asker {
+pub enum MachineHalf {
     /// The host.
     Host,
     /// The device.
@@ -31,20 +31,20 @@ pub enum Asker {
 /// A disk shared by both halves of a machine.
 pub trait TestDisk {
     /// Starts a request of half `half`.
-    fn submit(&mut self, now: Instant, by: Asker, request: DiskRequest);
+    fn submit(&mut self, now: Instant, by: MachineHalf, request: DiskRequest);
     /// Returns the next completion for half `half`.
-    fn poll(&mut self, now: Instant, by: Asker) -> Option<DiskCompletion>;
+    fn poll(&mut self, now: Instant, by: MachineHalf) -> Option<DiskCompletion>;
     /// Returns when the next pending request completes.
     fn poll_timeout(&self) -> Option<Instant>;
 }
 
 /// No disk: panics if the machine sends a disk request.
 impl TestDisk for () {
-    fn submit(&mut self, _: Instant, by: Asker, request: DiskRequest) {
+    fn submit(&mut self, _: Instant, by: MachineHalf, request: DiskRequest) {
         panic!("{by:?} asks a disk that is not there: {request:?}");
     }
 
-    fn poll(&mut self, _: Instant, _: Asker) -> Option<DiskCompletion> {
+    fn poll(&mut self, _: Instant, _: MachineHalf) -> Option<DiskCompletion> {
         None
     }
 
@@ -55,7 +55,7 @@ impl TestDisk for () {
 
 /// A frame on a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Frame {
+pub struct LinkFrame {
     /// Frame bytes, starting at the Ethernet header.
     pub bytes: Vec<u8>,
     /// State of the transport checksum.
@@ -64,7 +64,7 @@ pub struct Frame {
     pub segment_size: u16,
 }
 
-impl Frame {
+impl LinkFrame {
     /// Returns a copy of a frame that the device transmits.
     #[must_use]
     pub fn of(frame: &TxFrame) -> Self {
@@ -86,28 +86,28 @@ struct MachineQueues {
     /// Events for queues other than the first; the machine has no host threads for them.
     other_events: Vec<Event>,
     recycle: VecDeque<PacketBuf>,
-    received: VecDeque<Frame>,
-    sent: Vec<Frame>,
+    received: VecDeque<LinkFrame>,
+    sent: Vec<LinkFrame>,
 }
 
 /// A host and its device.
-pub struct Machine<D = ()> {
+pub struct TestMachine<D = ()> {
     host: HostHalf,
     device: DeviceHalf,
     queues: MachineQueues,
     /// The disk used by both halves.
     pub disk: D,
-    /// Maximum payload of a run, in bytes; a longer one is rejected with [`TxStatus::TooLong`].
+    /// Maximum payload of a run, in bytes; a longer one is rejected with [`LinkTxStatus::TooLong`].
     pub run_bytes_max: usize,
 }
 
-impl<D: TestDisk> Machine<D> {
+impl<D: TestDisk> TestMachine<D> {
     /// Creates a machine on a link with the capabilities `link`.
     #[must_use]
     pub fn new(
-        config: host::Config,
+        config: host::HostConfig,
         device: DeviceConfig,
-        link: WireCaps,
+        link: LinkCaps,
         seed: u64,
         disk: D,
     ) -> Self {
@@ -139,7 +139,7 @@ impl<D: TestDisk> Machine<D> {
     }
 
     /// Queues a frame for the device to receive from the link.
-    pub fn receive(&mut self, frame: Frame) {
+    pub fn receive(&mut self, frame: LinkFrame) {
         self.queues.received.push_back(frame);
     }
 
@@ -149,18 +149,22 @@ impl<D: TestDisk> Machine<D> {
         &mut self,
         now: Instant,
         app: &mut (impl Application + ?Sized),
-    ) -> (Vec<Frame>, bool) {
+    ) -> (Vec<LinkFrame>, bool) {
         let Self { host, device, queues, disk, run_bytes_max } = self;
         let run_bytes_max = *run_bytes_max;
-        let mut ports = MachinePorts { queues, disk, run_bytes_max, half: Asker::Device };
+        let mut ports = MachinePorts { queues, disk, run_bytes_max, half: MachineHalf::Device };
         let by_device = device.turn(now, &mut ports);
-        ports.half = Asker::Host;
+        ports.half = MachineHalf::Host;
         let by_host = host.turn(now, app, &mut ports);
         (core::mem::take(&mut queues.sent), by_device.worked || by_host.worked)
     }
 
     /// Runs turns at time `now` until no work is left. Returns the frames for the link.
-    pub fn settle(&mut self, now: Instant, app: &mut (impl Application + ?Sized)) -> Vec<Frame> {
+    pub fn settle(
+        &mut self,
+        now: Instant,
+        app: &mut (impl Application + ?Sized),
+    ) -> Vec<LinkFrame> {
         let mut all = Vec::new();
         loop {
             let (mut frames, worked) = self.turn(now, app);
@@ -191,7 +195,7 @@ impl<D: TestDisk> Machine<D> {
     /// # Panics
     /// If no counter has this name, so that a misspelled name does not read as zero.
     #[must_use]
-    pub fn count(&self, name: &str) -> u64 {
+    pub fn sum_counters(&self, name: &str) -> u64 {
         count(name, |f| self.visit(f))
     }
 }
@@ -216,7 +220,7 @@ struct MachinePorts<'a, D> {
     queues: &'a mut MachineQueues,
     disk: &'a mut D,
     run_bytes_max: usize,
-    half: Asker,
+    half: MachineHalf,
 }
 
 impl<D: TestDisk> DiskPort for MachinePorts<'_, D> {
@@ -233,19 +237,19 @@ impl<D: TestDisk> DiskPort for MachinePorts<'_, D> {
 impl<D: TestDisk> DevicePorts for MachinePorts<'_, D> {
     fn receive(&mut self, _: Instant, pool: &mut PacketPool) -> Option<RxFrame> {
         loop {
-            let Frame { bytes, checksum, segment_size } = self.queues.received.pop_front()?;
+            let LinkFrame { bytes, checksum, segment_size } = self.queues.received.pop_front()?;
             if let Some(packet) = pool.copy(&bytes) {
                 return Some(RxFrame { packet, checksum, segment_size });
             }
         }
     }
 
-    fn transmit(&mut self, _: Instant, frame: &TxFrame) -> TxStatus {
+    fn transmit(&mut self, _: Instant, frame: &TxFrame) -> LinkTxStatus {
         if frame.payload_len() > self.run_bytes_max {
-            return TxStatus::TooLong;
+            return LinkTxStatus::TooLong;
         }
-        self.queues.sent.push(Frame::of(frame));
-        TxStatus::Sent
+        self.queues.sent.push(LinkFrame::of(frame));
+        LinkTxStatus::Sent
     }
 
     fn pop_op(&mut self) -> Option<Op> {
@@ -282,9 +286,9 @@ impl<D: TestDisk> HostPorts for MachinePorts<'_, D> {
 
 /// An application that collects the notices of its host.
 #[derive(Debug, Default)]
-pub struct Notices(pub Vec<Notice>);
+pub struct NoticeRecorder(pub Vec<Notice>);
 
-impl Notices {
+impl NoticeRecorder {
     /// Returns the socket of the latest [`Notice::Accepted`].
     #[must_use]
     pub fn accepted(&self) -> Option<SocketId> {
@@ -295,7 +299,7 @@ impl Notices {
     }
 }
 
-impl Application for Notices {
+impl Application for NoticeRecorder {
     fn handle_notice(&mut self, _: Instant, _: &mut Host, notice: Notice) {
         self.0.push(notice);
     }
@@ -304,14 +308,14 @@ impl Application for Notices {
 /// An application that reads everything from one connection: the latest accepted, or the one that
 /// the test sets.
 #[derive(Debug, Default)]
-pub struct Reader {
+pub struct ReadAllApp {
     /// The connection to read from.
     pub socket: Option<SocketId>,
     /// All bytes read so far.
     pub read: Vec<u8>,
 }
 
-impl Application for Reader {
+impl Application for ReadAllApp {
     fn handle_notice(&mut self, _: Instant, _: &mut Host, notice: Notice) {
         if let Notice::Accepted(_, socket) = notice {
             self.socket = Some(socket);

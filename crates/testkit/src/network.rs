@@ -10,20 +10,21 @@ use base::{Duration, Instant};
 use host::Application;
 
 use crate::MemDisk;
-use crate::machine::{Frame, Machine, TestDisk, count};
+use crate::machine::{LinkFrame, TestDisk, TestMachine, count};
 
 /// The machine that a frame is addressed to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Towards {
-    /// [`Network::client`].
+pub enum LinkDestination {
+    /// [`TwoMachineNetwork::client`].
     Client,
-    /// [`Network::server`].
+    /// [`TwoMachineNetwork::server`].
     Server,
 }
 
 /// Decides the fate of a frame: returns the frames to deliver, each with its delay. An empty list
 /// is loss, two entries are a duplicate, and changed bytes are corruption.
-pub type LinkRule = Box<dyn FnMut(Instant, Towards, Frame) -> Vec<(Duration, Frame)>>;
+pub type LinkRule =
+    Box<dyn FnMut(Instant, LinkDestination, LinkFrame) -> Vec<(Duration, LinkFrame)>>;
 
 /// Returns the rule of a link that delivers every frame after `time`.
 #[must_use]
@@ -32,14 +33,14 @@ pub fn fixed_delay_link(time: Duration) -> LinkRule {
 }
 
 /// A machine and the application above its host.
-pub struct Node<A, D = MemDisk> {
+pub struct NetworkNode<A, D = MemDisk> {
     /// The machine.
-    pub machine: Machine<D>,
+    pub machine: TestMachine<D>,
     /// The application.
     pub app: A,
 }
 
-impl<A: Application, D: TestDisk> Node<A, D> {
+impl<A: Application, D: TestDisk> NetworkNode<A, D> {
     /// Returns the sum of the counters and gauges named `name` of host, device and application.
     ///
     /// # Panics
@@ -65,70 +66,76 @@ impl<A: Application, D: TestDisk> Node<A, D> {
     }
 }
 
-impl<A, D> Deref for Node<A, D> {
-    type Target = Machine<D>;
+impl<A, D> Deref for NetworkNode<A, D> {
+    type Target = TestMachine<D>;
 
-    fn deref(&self) -> &Machine<D> {
+    fn deref(&self) -> &TestMachine<D> {
         &self.machine
     }
 }
 
-impl<A, D> DerefMut for Node<A, D> {
-    fn deref_mut(&mut self) -> &mut Machine<D> {
+impl<A, D> DerefMut for NetworkNode<A, D> {
+    fn deref_mut(&mut self) -> &mut TestMachine<D> {
         &mut self.machine
     }
 }
 
 /// Two machines, their applications and the link between them.
-pub struct Network<A, B, D = MemDisk> {
+pub struct TwoMachineNetwork<A, B, D = MemDisk> {
     /// Virtual time.
     pub now: Instant,
     /// The machine that connects.
-    pub client: Node<A, D>,
+    pub client: NetworkNode<A, D>,
     /// The machine that accepts connections.
-    pub server: Node<B, D>,
+    pub server: NetworkNode<B, D>,
     /// The rule of the link, in both directions.
     pub link: LinkRule,
     /// Frames in flight by arrival time and serial number, with their destination.
-    on_link: BTreeMap<(Instant, u64), (Towards, Frame)>,
+    on_link: BTreeMap<(Instant, u64), (LinkDestination, LinkFrame)>,
     frames: u64,
 }
 
-impl<A, B, D> Network<A, B, D> {
+impl<A, B, D> TwoMachineNetwork<A, B, D> {
     /// Replaces the client's application. Returns the network and the previous application.
     #[must_use]
-    pub fn with_client<C>(self, app: C) -> (Network<C, B, D>, A) {
-        let Self { now, client: Node { machine, app: before }, server, link, on_link, frames } =
-            self;
-        let client = Node { machine, app };
-        (Network { now, client, server, link, on_link, frames }, before)
+    pub fn with_client<C>(self, app: C) -> (TwoMachineNetwork<C, B, D>, A) {
+        let Self {
+            now,
+            client: NetworkNode { machine, app: before },
+            server,
+            link,
+            on_link,
+            frames,
+        } = self;
+        let client = NetworkNode { machine, app };
+        (TwoMachineNetwork { now, client, server, link, on_link, frames }, before)
     }
 
     /// Returns the frames in flight to a machine, in order of arrival.
-    pub fn frames_to(&mut self, towards: Towards) -> impl Iterator<Item = &mut Frame> {
+    pub fn frames_to(&mut self, towards: LinkDestination) -> impl Iterator<Item = &mut LinkFrame> {
         let on_link = self.on_link.values_mut().filter(move |(to, _)| *to == towards);
         on_link.map(|(_, frame)| frame)
     }
 
     /// Drops all frames in flight.
-    pub fn lose_frames(&mut self) {
+    pub fn drop_frames(&mut self) {
         self.on_link.clear();
     }
 }
 
-impl<A: Application, B: Application, D: TestDisk> Network<A, B, D> {
+impl<A: Application, B: Application, D: TestDisk> TwoMachineNetwork<A, B, D> {
     /// Connects two machines by a link without delay.
     #[must_use]
-    pub fn new(now: Instant, client: (Machine<D>, A), server: (Machine<D>, B)) -> Self {
-        let client = Node { machine: client.0, app: client.1 };
-        let server = Node { machine: server.0, app: server.1 };
+    pub fn new(now: Instant, client: (TestMachine<D>, A), server: (TestMachine<D>, B)) -> Self {
+        let client = NetworkNode { machine: client.0, app: client.1 };
+        let server = NetworkNode { machine: server.0, app: server.1 };
         let link = fixed_delay_link(Duration::ZERO);
         let on_link = BTreeMap::new();
         Self { now, client, server, link, on_link, frames: 0 }
     }
 
     /// Puts a frame on the link; it arrives `after` from now.
-    pub fn inject(&mut self, towards: Towards, after: Duration, frame: Frame) {
+    pub fn inject(&mut self, towards: LinkDestination, after: Duration, frame: LinkFrame) {
         self.frames += 1;
         self.on_link.insert((self.now + after, self.frames), (towards, frame));
     }
@@ -146,14 +153,14 @@ impl<A: Application, B: Application, D: TestDisk> Network<A, B, D> {
         while let Some(first) = self.on_link.first_entry().filter(|e| e.key().0 <= self.now) {
             let (towards, frame) = first.remove();
             match towards {
-                Towards::Client => self.client.receive(frame),
-                Towards::Server => self.server.receive(frame),
+                LinkDestination::Client => self.client.receive(frame),
+                LinkDestination::Server => self.server.receive(frame),
             }
             worked = true;
         }
         let (up, by_client) = self.client.machine.turn(self.now, &mut self.client.app);
         let (down, by_server) = self.server.machine.turn(self.now, &mut self.server.app);
-        for (towards, frames) in [(Towards::Server, up), (Towards::Client, down)] {
+        for (towards, frames) in [(LinkDestination::Server, up), (LinkDestination::Client, down)] {
             for frame in frames {
                 for (after, frame) in (self.link)(self.now, towards, frame) {
                     self.inject(towards, after, frame);

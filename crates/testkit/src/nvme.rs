@@ -1,15 +1,15 @@
 //! NVMe/TCP PDUs as bytes, for scripted peers.
 
 use abi::crypto::CryptoProvider;
-use wire::nvme::pdu::{HEADER_BYTES_MAX, Header, Rules};
+use wire::nvme::pdu::{HEADER_BYTES_MAX, PduHeader, PduRules};
 
 /// Returns the bytes of a PDU with `data`, formatted by the receiver's rules, with correct digests
 /// if these are enabled. Returns `None` if `header` and `data` do not form a valid PDU.
 #[must_use]
 pub fn pdu(
-    header: &Header,
+    header: &PduHeader,
     data: &[u8],
-    rules: &Rules,
+    rules: &PduRules,
     crypto: &dyn CryptoProvider,
 ) -> Option<Vec<u8>> {
     let mut room = [0; HEADER_BYTES_MAX];

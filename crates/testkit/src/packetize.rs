@@ -3,7 +3,7 @@
 use abi::{Transmit, TransmitPart};
 use base::{Duration, SeqNum};
 use wire::frame::protocol;
-use wire::segment::{Layout, cut_run};
+use wire::segment::{HeaderLayout, cut_run};
 
 /// Length of the byte pattern that simulated files repeat. It is prime, so that a shift by any
 /// power of two is detected.
@@ -52,10 +52,10 @@ pub fn packetize_transmit(transmit: &Transmit, delay: Duration) -> Vec<Vec<u8>> 
     }
     let end = run.len();
     if l4 < end && protocol != 0 {
-        Layout { l3, l4, protocol }.set_lengths(&mut run, end, 0);
+        HeaderLayout { l3, l4, protocol }.set_lengths(&mut run, end, 0);
     }
     let transport = l4 < header.len() && matches!(protocol, protocol::TCP | protocol::UDP);
-    let layout = transport.then_some(Layout { l3, l4, protocol });
+    let layout = transport.then_some(HeaderLayout { l3, l4, protocol });
     let mut packets = Vec::new();
     let size = transmit.segment_size;
     cut_run(&run, layout, (size, true), &mut Vec::new(), |packet| packets.push(packet.to_vec()));

@@ -1,17 +1,17 @@
 //! Two machines that send streams to each other over a path that delays, loses, reorders and
-//! duplicates packets: a [`Network`] whose link rule follows [`PathConfig`].
+//! duplicates packets: a [`TwoMachineNetwork`] whose link rule follows [`PathConfig`].
 
 use core::cell::Cell;
 use std::rc::Rc;
 
 use base::{Duration, Instant, Prng};
 use bytes::Bytes;
-use host::{Application, Cidr, Config, FileId, Host, Listen, Notice, SocketId};
+use host::{Application, Cidr, FileId, Host, HostConfig, ListenConfig, Notice, SocketId};
 use nic::{DeviceConfig, FileConfig};
 use wire::Endpoint;
 
 use crate::packetize::file_byte;
-use crate::{LinkRule, Machine, MemDisk, Network, PLAIN_LINK};
+use crate::{LinkRule, MemDisk, PLAIN_LINK, TestMachine, TwoMachineNetwork};
 
 /// One of the two hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -107,7 +107,7 @@ pub struct PairTransfer {
 
 /// Two hosts and the path between them.
 pub struct TransferPair {
-    net: Network<PatternStreamApp, PatternStreamApp>,
+    net: TwoMachineNetwork<PatternStreamApp, PatternStreamApp>,
     counts: Rc<PathPacketCounts>,
 }
 
@@ -121,34 +121,34 @@ impl TransferPair {
     pub fn new(
         path: PathConfig,
         transfers: [PairTransfer; 2],
-        change: impl Fn(TransferSide, &mut Config),
+        change: impl Fn(TransferSide, &mut HostConfig),
     ) -> Self {
         let mut prng = Prng::new(path.seed);
         let mut end = |side: TransferSide| {
             let number = side as u8 + 1;
             let addr = [10, 0, 0, number].into();
             let mut config =
-                Config { addrs: vec![Cidr { addr, prefix_len: 24 }], ..Config::default() };
+                HostConfig { addrs: vec![Cidr { addr, prefix_len: 24 }], ..HostConfig::default() };
             change(side, &mut config);
             let mut device = DeviceConfig::new([2, 0, 0, 0, 0, number]);
             device.file = Some(FileConfig { memory_bytes_max: 4 << 20, ..FileConfig::default() });
             let mut disk = MemDisk::default();
             disk.read_time = path.disk_read_time;
-            disk.put_computed("file", 1 << 40, 1, file_byte);
+            disk.insert_computed("file", 1 << 40, 1, file_byte);
             let stream = PatternStreamApp {
                 transfer: transfers[side as usize],
                 expected: transfers[1 - side as usize],
                 ..PatternStreamApp::default()
             };
-            (Machine::new(config, device, PLAIN_LINK, prng.next_u64(), disk), stream)
+            (TestMachine::new(config, device, PLAIN_LINK, prng.next_u64(), disk), stream)
         };
         let (mut client, mut server) = (end(TransferSide::Client), end(TransferSide::Server));
-        let listen = Listen { addr: None, port: 80, backlog: 4 };
+        let listen = ListenConfig { addr: None, port: 80, backlog: 4 };
         server.0.host().listen(listen).expect("port 80 is free");
         let remote = Endpoint { addr: [10, 0, 0, 2].into(), port: 80 };
         client.1.socket = client.0.host().connect(START, remote).ok();
         let (mut net, counts) =
-            (Network::new(START, client, server), Rc::new(PathPacketCounts::default()));
+            (TwoMachineNetwork::new(START, client, server), Rc::new(PathPacketCounts::default()));
         net.link = path.into_link_rule(prng, Rc::clone(&counts));
         Self { net, counts }
     }

@@ -18,16 +18,16 @@ use abi::splice::SpliceLimits;
 use abi::teardown::TeardownLimits;
 use abi::{
     Capabilities, Checksum, Event, FileExtent, FileFault, FileId, FileKind, FileLimits, FileOpened,
-    FileStat, FlowId, Op, PacketPool, Received, Transmit, TransmitPart,
+    FileStat, FlowId, Op, PacketPool, ReceivedFrame, Transmit, TransmitPart,
 };
 use base::counters::moved;
 use base::{Duration, Instant, SeqNum};
-use host::{Cidr, Config, Host, Listen, Notice, SocketError, SocketId, SocketInfo};
+use host::{Cidr, Host, HostConfig, ListenConfig, Notice, SocketError, SocketId, SocketInfo};
 use wire::Endpoint;
-use wire::emit::{IpHeader, Link};
-use wire::frame::{Frame, protocol};
+use wire::emit::{EthernetAddrs, IpHeader};
+use wire::frame::{ParsedFrame, protocol};
 use wire::segment::tcp_packet;
-use wire::tcp::{Flags, SackBlock, Segment, TcpOptions, Timestamps};
+use wire::tcp::{SackBlock, TcpFlags, TcpHeader, TcpOptions, TcpTimestamps};
 
 use crate::packetize;
 use crate::seg;
@@ -127,9 +127,9 @@ pub struct ScriptedTcpPeer {
     pool: PacketPool,
 }
 
-fn config() -> Config {
+fn config() -> HostConfig {
     let cidr = |addr: IpAddr| Cidr { addr, prefix_len: if addr.is_ipv4() { 24 } else { 64 } };
-    Config { addrs: vec![cidr(HOST), cidr(HOST_V6)], ..Config::default() }
+    HostConfig { addrs: vec![cidr(HOST), cidr(HOST_V6)], ..HostConfig::default() }
 }
 
 /// Returns the metadata of a regular file of 1 GiB.
@@ -146,15 +146,15 @@ impl ScriptedTcpPeer {
 
     /// Creates a host that listens on port 80, with a configuration edited by `change`.
     #[must_use]
-    pub fn server_with(change: impl FnOnce(&mut Config)) -> Self {
+    pub fn server_with(change: impl FnOnce(&mut HostConfig)) -> Self {
         Self::server_listening(change, 16)
     }
 
     /// Creates a host that listens on port 80 with the given backlog.
     #[must_use]
-    pub fn server_listening(change: impl FnOnce(&mut Config), backlog: usize) -> Self {
+    pub fn server_listening(change: impl FnOnce(&mut HostConfig), backlog: usize) -> Self {
         let mut t = Self::new(change, (HOST, PEER));
-        t.host.listen(Listen { addr: None, port: 80, backlog }).expect("port 80 is free");
+        t.host.listen(ListenConfig { addr: None, port: 80, backlog }).expect("port 80 is free");
         t
     }
 
@@ -162,7 +162,7 @@ impl ScriptedTcpPeer {
     #[must_use]
     pub fn server_v6() -> Self {
         let mut t = Self::new(|_| {}, (HOST_V6, PEER_V6));
-        t.host.listen(Listen { addr: None, port: 80, backlog: 16 }).expect("port 80 is free");
+        t.host.listen(ListenConfig { addr: None, port: 80, backlog: 16 }).expect("port 80 is free");
         t
     }
 
@@ -174,7 +174,7 @@ impl ScriptedTcpPeer {
 
     /// Creates a host as [`Self::client`] does, with a configuration edited by `change`.
     #[must_use]
-    pub fn client_with(change: impl FnOnce(&mut Config)) -> Self {
+    pub fn client_with(change: impl FnOnce(&mut HostConfig)) -> Self {
         let mut t = Self::new(change, (HOST, PEER));
         let socket = t.host.connect(t.now, Endpoint { addr: PEER, port: 80 }).expect("connects");
         t.socket = Some(socket);
@@ -186,7 +186,7 @@ impl ScriptedTcpPeer {
     /// Creates a host without listeners or connections; `addrs` are the host's and the peer's
     /// address.
     #[must_use]
-    pub fn new(change: impl FnOnce(&mut Config), addrs: (IpAddr, IpAddr)) -> Self {
+    pub fn new(change: impl FnOnce(&mut HostConfig), addrs: (IpAddr, IpAddr)) -> Self {
         let mut config = config();
         change(&mut config);
         let capabilities = Capabilities {
@@ -380,11 +380,11 @@ impl ScriptedTcpPeer {
     /// Sends a segment from the peer. Fields not set are filled in as a conforming peer would.
     pub fn send(&mut self, seg: Seg) {
         let frame = self.build_frame(&seg);
-        let syn = u32::from(seg.flags.has(Flags::SYN));
-        let fin = u32::from(seg.flags.has(Flags::FIN));
+        let syn = u32::from(seg.flags.has(TcpFlags::SYN));
+        let fin = u32::from(seg.flags.has(TcpFlags::FIN));
         let len = seg.len.unwrap_or(0);
         let start = seg.seq.unwrap_or(if syn == 1 { 0 } else { self.peer_nxt });
-        if !seg.flags.has(Flags::RST) && start <= self.peer_nxt {
+        if !seg.flags.has(TcpFlags::RST) && start <= self.peer_nxt {
             self.peer_nxt = self.peer_nxt.max(start + syn + fin + len);
         }
         self.inject(&frame);
@@ -393,7 +393,7 @@ impl ScriptedTcpPeer {
     /// Sends in-order data from the peer.
     pub fn send_data(&mut self, data: &[u8]) {
         self.send(Seg {
-            flags: Flags::ACK,
+            flags: TcpFlags::ACK,
             data: Some(data.to_vec()),
             len: u32::try_from(data.len()).ok(),
             ..Seg::default()
@@ -402,16 +402,16 @@ impl ScriptedTcpPeer {
 
     /// Builds the frame of a segment from the peer.
     pub fn build_frame(&mut self, seg: &Seg) -> Vec<u8> {
-        let syn = seg.flags.has(Flags::SYN);
+        let syn = seg.flags.has(TcpFlags::SYN);
         let ms = u32::try_from(self.ms()).unwrap_or(0);
         if syn {
             self.peer_ts = seg.tsval.is_some();
         }
-        let timestamps = (self.peer_ts && !seg.no_ts).then(|| Timestamps {
+        let timestamps = (self.peer_ts && !seg.no_ts).then(|| TcpTimestamps {
             value: seg.tsval.unwrap_or(PEER_TS + ms),
             echo: match (seg.tsecr, self.ts_base) {
                 (Some(echo), Some(base)) => base.wrapping_add(echo),
-                _ if seg.flags.has(Flags::ACK) => self.last_tsval,
+                _ if seg.flags.has(TcpFlags::ACK) => self.last_tsval,
                 _ => 0,
             },
         });
@@ -426,12 +426,12 @@ impl ScriptedTcpPeer {
         for &(start, end) in seg.sacks.iter().flatten() {
             options.push_sack(SackBlock { start: host_iss + start, end: host_iss + end });
         }
-        let acks = seg.flags.has(Flags::ACK);
+        let acks = seg.flags.has(TcpFlags::ACK);
         let win = seg.win.unwrap_or(if syn { u16::MAX } else { self.win });
         if syn && seg.wscale.is_some() {
             self.win = 512;
         }
-        let segment = Segment {
+        let segment = TcpHeader {
             source: self.ports.1,
             destination: self.ports.0,
             seq: self.peer_iss + seg.seq.unwrap_or(if syn { 0 } else { self.peer_nxt }),
@@ -444,7 +444,7 @@ impl ScriptedTcpPeer {
         self.tcp_frame(&segment, &payload, seg.ecn.unwrap_or(self.ecn))
     }
 
-    fn tcp_frame(&self, segment: &Segment, payload: &[u8], ecn: u8) -> Vec<u8> {
+    fn tcp_frame(&self, segment: &TcpHeader, payload: &[u8], ecn: u8) -> Vec<u8> {
         let ip = IpHeader {
             source: self.addrs.1,
             destination: self.addrs.0,
@@ -452,14 +452,19 @@ impl ScriptedTcpPeer {
             ecn,
             hop_limit: 64,
         };
-        tcp_packet(&Link { source: PEER_MAC, destination: HOST_MAC }, &ip, segment, payload)
+        tcp_packet(
+            &EthernetAddrs { source: PEER_MAC, destination: HOST_MAC },
+            &ip,
+            segment,
+            payload,
+        )
     }
 
     /// Delivers a frame to the host, and runs the host.
     pub fn inject(&mut self, frame: &[u8]) {
         let packet = self.pool.copy(frame).expect("the frame fits a buffer");
-        let received = Received::new(packet, self.checksum, 0, 0);
-        let received = Received { teardowns_taken: self.device_teardowns_taken, ..received };
+        let received = ReceivedFrame::new(packet, self.checksum, 0, 0);
+        let received = ReceivedFrame { teardowns_taken: self.device_teardowns_taken, ..received };
         self.handle_device_event(Event::Received(received));
     }
 
@@ -522,7 +527,7 @@ impl ScriptedTcpPeer {
             return;
         }
         assert_eq!(header[..6], PEER_MAC, "the frame is addressed to the peer");
-        let (segment, header_len) = Segment::parse(&header[l4..]).expect("the host's TCP header");
+        let (segment, header_len) = TcpHeader::parse(&header[l4..]).expect("the host's TCP header");
         assert_eq!(l4 + header_len, header.len(), "the header ends where the payload begins");
         let ecn = if header[l3] >> 4 == 4 { header[l3 + 1] & 3 } else { header[l3 + 1] >> 4 & 3 };
         let seg = self.decode_segment(&segment, transmit, ecn);
@@ -533,16 +538,17 @@ impl ScriptedTcpPeer {
         self.sent.push_back(SentTransmit { at, seg, tag, flow });
     }
 
-    fn decode_segment(&mut self, segment: &Segment, transmit: &Transmit, ecn: u8) -> Seg {
+    fn decode_segment(&mut self, segment: &TcpHeader, transmit: &Transmit, ecn: u8) -> Seg {
         let flags = segment.flags;
-        if flags.has(Flags::SYN) {
+        if flags.has(TcpFlags::SYN) {
             self.host_iss = Some(segment.seq);
         }
         let relative = |seq: SeqNum, iss: SeqNum| seq.0.wrapping_sub(iss.0);
         let seq = relative(segment.seq, self.host_iss.unwrap_or(segment.seq));
         let len = transmit.payload_len();
-        if !flags.has(Flags::RST) {
-            let controls = u32::from(flags.has(Flags::SYN)) + u32::from(flags.has(Flags::FIN));
+        if !flags.has(TcpFlags::RST) {
+            let controls =
+                u32::from(flags.has(TcpFlags::SYN)) + u32::from(flags.has(TcpFlags::FIN));
             let end = SeqNum(seq + len + controls);
             self.host_nxt = SeqNum(self.host_nxt).max(end).0;
         }
@@ -561,7 +567,7 @@ impl ScriptedTcpPeer {
         Seg {
             flags,
             seq: Some(seq),
-            ack: flags.has(Flags::ACK).then(|| relative(segment.ack, self.peer_iss)),
+            ack: flags.has(TcpFlags::ACK).then(|| relative(segment.ack, self.peer_iss)),
             win: Some(segment.window),
             len: Some(len),
             data: Some(packetize::transmit_payload(transmit)),
@@ -587,7 +593,7 @@ impl ScriptedTcpPeer {
     /// Answers an ARP request or a neighbor solicitation. Returns whether `build_frame` was one.
     fn answer_neighbor(&mut self, frame: &[u8]) -> bool {
         match wire::frame::parse(frame) {
-            Ok(Frame::Arp { at }) if frame[at + 7] == 1 => {
+            Ok(ParsedFrame::Arp { at }) if frame[at + 7] == 1 => {
                 let mut reply = frame.to_vec();
                 reply[..6].copy_from_slice(&HOST_MAC);
                 reply[6..12].copy_from_slice(&PEER_MAC);
@@ -599,7 +605,7 @@ impl ScriptedTcpPeer {
                 self.inject(&reply);
                 true
             }
-            Ok(Frame::Ip(ip)) if ip.protocol == protocol::ICMPV6 && frame[ip.l4] == 135 => {
+            Ok(ParsedFrame::Ip(ip)) if ip.protocol == protocol::ICMPV6 && frame[ip.l4] == 135 => {
                 let mut target = [0; 16];
                 target.copy_from_slice(&frame[ip.l4 + 8..ip.l4 + 24]);
                 let advert = non_tcp::neighbor_advert(target.into(), ip.source);

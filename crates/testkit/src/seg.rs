@@ -7,13 +7,13 @@
 
 use core::fmt;
 
-use wire::tcp::Flags;
+use wire::tcp::TcpFlags;
 
 /// A TCP segment, written with [`seg!`](crate::seg).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seg {
     /// Control bits. PSH is compared only if the expected segment has it.
-    pub flags: Flags,
+    pub flags: TcpFlags,
     /// Sequence number of the first byte.
     pub seq: Option<u32>,
     /// Acknowledgment number.
@@ -56,7 +56,8 @@ impl Seg {
     #[must_use]
     pub fn differences(&self, got: &Self) -> Vec<String> {
         let mut wrong = Vec::new();
-        let push = |f: Flags| if self.flags.has(Flags::PSH) { f } else { f.without(Flags::PSH) };
+        let push =
+            |f: TcpFlags| if self.flags.has(TcpFlags::PSH) { f } else { f.without(TcpFlags::PSH) };
         if push(self.flags) != push(got.flags) {
             wrong.push(format!("flags {:?}, not {:?}", got.flags, self.flags));
         }

@@ -4,12 +4,12 @@ use core::net::IpAddr;
 
 use crate::checksum::ChecksumSum;
 use crate::frame::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
-use crate::tcp::Segment;
+use crate::tcp::TcpHeader;
 use crate::{ETHERNET_BYTES, IPV4_BYTES, IPV6_BYTES, UDP_BYTES};
 
 /// Ethernet addresses of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Link {
+pub struct EthernetAddrs {
     /// Source address.
     pub source: [u8; 6],
     /// Destination address.
@@ -53,7 +53,7 @@ impl IpHeader {
 ///
 /// # Panics
 /// If `out` is shorter than the headers.
-pub fn ethernet_ip(link: &Link, ip: &IpHeader, payload_len: usize, out: &mut [u8]) {
+pub fn ethernet_ip(link: &EthernetAddrs, ip: &IpHeader, payload_len: usize, out: &mut [u8]) {
     ethernet_ip_template(link, ip, out);
     set_lengths(out, ETHERNET_BYTES, ETHERNET_BYTES + ip.len() + payload_len, 0);
 }
@@ -63,7 +63,7 @@ pub fn ethernet_ip(link: &Link, ip: &IpHeader, payload_len: usize, out: &mut [u8
 ///
 /// # Panics
 /// If `out` is shorter than the headers.
-pub fn ethernet_ip_template(link: &Link, ip: &IpHeader, out: &mut [u8]) {
+pub fn ethernet_ip_template(link: &EthernetAddrs, ip: &IpHeader, out: &mut [u8]) {
     let ethertype = match ip.destination {
         IpAddr::V4(_) => ETHERTYPE_IPV4,
         IpAddr::V6(_) => ETHERTYPE_IPV6,
@@ -152,9 +152,9 @@ pub fn pseudo_header_of(frame: &[u8], l3: usize, protocol: u8, len: usize) -> Ch
 /// # Panics
 /// If `out` has another length.
 pub fn tcp_headers(
-    link: &Link,
+    link: &EthernetAddrs,
     ip: &IpHeader,
-    segment: &Segment,
+    segment: &TcpHeader,
     payload_len: usize,
     out: &mut [u8],
 ) -> Option<usize> {
@@ -169,9 +169,9 @@ pub fn tcp_headers(
 /// # Panics
 /// As [`tcp_headers`].
 pub fn tcp_template(
-    link: &Link,
+    link: &EthernetAddrs,
     ip: &IpHeader,
-    segment: &Segment,
+    segment: &TcpHeader,
     out: &mut [u8],
 ) -> Option<usize> {
     let l4 = ETHERNET_BYTES + ip.len();
@@ -186,7 +186,7 @@ pub fn tcp_template(
 /// # Panics
 /// If `out` has another length.
 pub fn udp_template(
-    link: &Link,
+    link: &EthernetAddrs,
     ip: &IpHeader,
     ports: [u16; 2],
     payload_len: usize,

@@ -36,7 +36,7 @@ const EXTENSION_HEADERS_MAX: usize = 4;
 
 /// A frame with well-formed headers up to the start of the transport header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Frame {
+pub enum ParsedFrame {
     /// An ARP packet.
     Arp {
         /// Offset of the ARP packet in the frame.
@@ -91,7 +91,7 @@ pub enum FrameHeaderError {
 ///
 /// # Errors
 /// [`FrameHeaderError`] if the headers are malformed.
-pub fn parse(frame: &[u8]) -> Result<Frame, FrameHeaderError> {
+pub fn parse(frame: &[u8]) -> Result<ParsedFrame, FrameHeaderError> {
     let mut ethertype = u16_at(frame, 12)?;
     let mut l3 = ETHERNET_BYTES;
     if ethertype == ETHERTYPE_VLAN {
@@ -99,9 +99,9 @@ pub fn parse(frame: &[u8]) -> Result<Frame, FrameHeaderError> {
         l3 += 4;
     }
     match ethertype {
-        ETHERTYPE_IPV4 => parse_ipv4(frame, l3).map(Frame::Ip),
-        ETHERTYPE_IPV6 => parse_ipv6(frame, l3).map(Frame::Ip),
-        ETHERTYPE_ARP => Ok(Frame::Arp { at: l3 }),
+        ETHERTYPE_IPV4 => parse_ipv4(frame, l3).map(ParsedFrame::Ip),
+        ETHERTYPE_IPV6 => parse_ipv6(frame, l3).map(ParsedFrame::Ip),
+        ETHERTYPE_ARP => Ok(ParsedFrame::Arp { at: l3 }),
         _ => Err(FrameHeaderError::UnknownEtherType),
     }
 }
@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn ipv4_offsets() {
-        let Ok(Frame::Ip(ip)) = parse(&ipv4()) else { panic!("well-formed") };
+        let Ok(ParsedFrame::Ip(ip)) = parse(&ipv4()) else { panic!("well-formed") };
         assert_eq!((ip.l3, ip.l4, ip.end, ip.protocol, ip.ecn), (14, 34, 54, 6, 2));
     }
 
@@ -253,7 +253,7 @@ mod tests {
             if bytes.len() >= 14 {
                 bytes[12..14].copy_from_slice(&ethertype.to_be_bytes());
             }
-            if let Ok(Frame::Ip(ip)) = parse(&bytes) {
+            if let Ok(ParsedFrame::Ip(ip)) = parse(&bytes) {
                 prop_assert!(ip.l3 < ip.l4 && ip.l4 <= ip.end && ip.end <= bytes.len());
             }
         }

@@ -52,7 +52,7 @@ pub const fn key_phase(first: u8) -> bool {
 
 /// A packet with a short header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Short<'a> {
+pub struct ShortHeaderPacket<'a> {
     /// First byte; all bits but [`PROTECTED`] are readable without keys.
     pub first: u8,
     /// Destination connection ID.
@@ -61,7 +61,7 @@ pub struct Short<'a> {
     pub rest: &'a [u8],
 }
 
-impl<'a> Short<'a> {
+impl<'a> ShortHeaderPacket<'a> {
     /// Splits a packet whose connection ID has `id_len` bytes. `None` if the header is not short or
     /// the packet ends inside the ID.
     #[must_use]
@@ -361,11 +361,14 @@ mod tests {
         assert!(is_short(0x40) && is_short(0x7f) && is_short(0x03));
         assert!(!is_short(0xc0) && !is_short(0x80));
         let packet = [0x43, 1, 2, 3, 9, 9];
-        let short = Short::parse(&packet, 3).unwrap();
+        let short = ShortHeaderPacket::parse(&packet, 3).unwrap();
         assert_eq!((short.first, short.id, short.rest), (0x43, &[1, 2, 3][..], &[9, 9][..]));
         assert_eq!((number_len(0x43), key_phase(0x43), key_phase(0x47)), (4, false, true));
-        assert!(Short::parse(&packet, 5).is_some() && Short::parse(&packet, 6).is_none());
-        assert!(Short::parse(&[], 0).is_none());
+        assert!(
+            ShortHeaderPacket::parse(&packet, 5).is_some()
+                && ShortHeaderPacket::parse(&packet, 6).is_none()
+        );
+        assert!(ShortHeaderPacket::parse(&[], 0).is_none());
     }
 
     /// Examples of RFC 9000 appendices A.1 to A.3.
@@ -540,7 +543,7 @@ mod tests {
                 prop_assert!(end > at && end <= payload.len());
                 at = end;
             }
-            if let Some(short) = Short::parse(&payload, id_len) {
+            if let Some(short) = ShortHeaderPacket::parse(&payload, id_len) {
                 prop_assert_eq!(1 + short.id.len() + short.rest.len(), payload.len());
             }
         }

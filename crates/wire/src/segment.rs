@@ -3,21 +3,21 @@
 //!
 //! [`cut_run`] segments contiguous runs, for captures (whose readers do not accept frames longer than a
 //! packet) and for tests. The device cuts its runs one packet at a time, with payloads in many
-//! pieces, and completes them with the same [`Layout`]. Frames with invalid headers are passed on
+//! pieces, and completes them with the same [`HeaderLayout`]. Frames with invalid headers are passed on
 //! unchanged.
 
 use alloc::vec;
 use alloc::vec::Vec;
 
 use crate::checksum::ChecksumSum;
-use crate::emit::{self, IpHeader, Link};
-use crate::frame::{Frame, IpPacket, parse, protocol};
-use crate::tcp::{Flags, Segment};
+use crate::emit::{self, EthernetAddrs, IpHeader};
+use crate::frame::{IpPacket, ParsedFrame, parse, protocol};
+use crate::tcp::{TcpFlags, TcpHeader};
 use crate::{ETHERNET_BYTES, IPV4_BYTES, IPV6_BYTES, Tuple};
 
 /// Offsets of a frame's headers, and its transport protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub struct HeaderLayout {
     /// Offset of the IP header.
     pub l3: usize,
     /// Offset of the transport header.
@@ -26,7 +26,7 @@ pub struct Layout {
     pub protocol: u8,
 }
 
-impl Layout {
+impl HeaderLayout {
     /// Returns the layout of a frame whose header offsets are known. `None` if there are extension
     /// headers or IPv4 options. Length fields are not checked, since those of a run are not valid
     /// yet.
@@ -44,7 +44,7 @@ impl Layout {
     /// Returns the layout of a received frame.
     #[must_use]
     pub fn find(frame: &[u8]) -> Option<Self> {
-        let Ok(Frame::Ip(IpPacket { l3, l4, .. })) = parse(frame) else { return None };
+        let Ok(ParsedFrame::Ip(IpPacket { l3, l4, .. })) = parse(frame) else { return None };
         Self::of(frame, l3, l4)
     }
 
@@ -136,19 +136,24 @@ impl Layout {
 
 /// Returns a complete packet with `parts` behind its IP header.
 #[must_use]
-pub fn packet(link: &Link, ip: &IpHeader, parts: &[&[u8]]) -> Vec<u8> {
+pub fn packet(link: &EthernetAddrs, ip: &IpHeader, parts: &[&[u8]]) -> Vec<u8> {
     let l4 = ETHERNET_BYTES + ip.len();
     let mut packet = vec![0; l4];
     emit::ethernet_ip_template(link, ip, &mut packet);
     parts.iter().for_each(|part| packet.extend_from_slice(part));
-    let layout = Layout { l3: ETHERNET_BYTES, l4, protocol: ip.protocol };
+    let layout = HeaderLayout { l3: ETHERNET_BYTES, l4, protocol: ip.protocol };
     layout.complete(&mut packet, 0);
     packet
 }
 
 /// Returns a complete TCP packet.
 #[must_use]
-pub fn tcp_packet(link: &Link, ip: &IpHeader, segment: &Segment, payload: &[u8]) -> Vec<u8> {
+pub fn tcp_packet(
+    link: &EthernetAddrs,
+    ip: &IpHeader,
+    segment: &TcpHeader,
+    payload: &[u8],
+) -> Vec<u8> {
     let mut header = vec![0; segment.header_len()];
     segment.emit(&mut header);
     packet(link, ip, &[&header, payload])
@@ -157,9 +162,14 @@ pub fn tcp_packet(link: &Link, ip: &IpHeader, segment: &Segment, payload: &[u8])
 /// Returns a complete TCP packet from the remote end of a connection; its ports replace those of
 /// `segment`.
 #[must_use]
-pub fn tcp_packet_of(tuple: &Tuple, link: &Link, segment: &Segment, payload: &[u8]) -> Vec<u8> {
+pub fn tcp_packet_from_peer(
+    tuple: &Tuple,
+    link: &EthernetAddrs,
+    segment: &TcpHeader,
+    payload: &[u8],
+) -> Vec<u8> {
     let Tuple { local, remote } = *tuple;
-    let segment = Segment { source: remote.port, destination: local.port, ..*segment };
+    let segment = TcpHeader { source: remote.port, destination: local.port, ..*segment };
     let (source, destination, protocol) = (remote.addr, local.addr, protocol::TCP);
     let ip = IpHeader { source, destination, protocol, ecn: 0, hop_limit: 64 };
     tcp_packet(link, &ip, &segment, payload)
@@ -170,7 +180,7 @@ pub fn tcp_packet_of(tuple: &Tuple, link: &Link, segment: &Segment, payload: &[u
 /// partial. `packet` is a buffer to reuse.
 pub fn cut_run(
     frame: &[u8],
-    layout: Option<Layout>,
+    layout: Option<HeaderLayout>,
     (segment_size, partial): (u16, bool),
     packet: &mut Vec<u8>,
     mut each: impl FnMut(&[u8]),
@@ -202,12 +212,17 @@ pub fn cut_run(
 /// Completes the headers of the packet at `index` of a run; `before` bytes of the run's payload
 /// precede its own.
 #[expect(clippy::cast_possible_truncation, reason = "numbers and identifications wrap")]
-fn number_packet(packet: &mut [u8], layout: Layout, (index, before): (usize, usize), last: bool) {
-    let Layout { l3, l4, .. } = layout;
+fn number_packet(
+    packet: &mut [u8],
+    layout: HeaderLayout,
+    (index, before): (usize, usize),
+    last: bool,
+) {
+    let HeaderLayout { l3, l4, .. } = layout;
     if layout.protocol == protocol::TCP {
         advance_seq(&mut packet[l4..], before as u32);
         let flags = &mut packet[l4 + FLAGS_AT];
-        *flags = Flags(*flags).for_packet_of_run(index == 0, last).0;
+        *flags = TcpFlags(*flags).for_packet_of_run(index == 0, last).0;
     }
     let identification = u16::from_be_bytes([packet[l3 + 4], packet[l3 + 5]]);
     layout.complete(packet, identification.wrapping_add(index as u16));
@@ -234,12 +249,13 @@ mod tests {
     use super::*;
     use crate::checksum::pseudo_header;
     use crate::emit::{tcp_headers, tcp_template, udp_template};
-    use crate::tcp::Timestamps;
+    use crate::tcp::TcpTimestamps;
 
-    const ALL: Flags = Flags(Flags::FIN.0 | Flags::PSH.0 | Flags::ACK.0 | Flags::CWR.0);
+    const ALL: TcpFlags =
+        TcpFlags(TcpFlags::FIN.0 | TcpFlags::PSH.0 | TcpFlags::ACK.0 | TcpFlags::CWR.0);
 
     /// Returns a run of numbered bytes under headers without lengths and checksums, and its layout.
-    fn run(v4: bool, protocol: u8, payload: usize) -> (Vec<u8>, Option<Layout>) {
+    fn run(v4: bool, protocol: u8, payload: usize) -> (Vec<u8>, Option<HeaderLayout>) {
         let addr = |last: u8| -> IpAddr {
             if v4 {
                 [10, 0, 0, last].into()
@@ -249,14 +265,14 @@ mod tests {
         };
         let (source, destination) = (addr(1), addr(2));
         let ip = IpHeader { source, destination, protocol, ecn: 0, hop_limit: 64 };
-        let link = Link { source: [2; 6], destination: [4; 6] };
+        let link = EthernetAddrs { source: [2; 6], destination: [4; 6] };
         let l4 = ETHERNET_BYTES + ip.len();
         let mut frame;
         if protocol == protocol::TCP {
             let mut segment =
-                Segment { source: 1, destination: 2, flags: ALL, ..Segment::default() };
+                TcpHeader { source: 1, destination: 2, flags: ALL, ..TcpHeader::default() };
             segment.seq = base::SeqNum(u32::MAX - 999);
-            segment.options.timestamps = Some(Timestamps { value: 9, echo: 8 });
+            segment.options.timestamps = Some(TcpTimestamps { value: 9, echo: 8 });
             frame = vec![0; l4 + segment.header_len()];
             let _ = tcp_template(&link, &ip, &segment, &mut frame);
         } else {
@@ -264,11 +280,11 @@ mod tests {
             udp_template(&link, &ip, [1, 2], payload, &mut frame);
         }
         frame.extend((0..payload).map(|at| u8::try_from(at % 251).unwrap()));
-        let layout = Layout::of(&frame, ETHERNET_BYTES, l4);
+        let layout = HeaderLayout::of(&frame, ETHERNET_BYTES, l4);
         (frame, layout)
     }
 
-    fn packets(frame: &[u8], layout: Option<Layout>, run: (u16, bool)) -> Vec<Vec<u8>> {
+    fn packets(frame: &[u8], layout: Option<HeaderLayout>, run: (u16, bool)) -> Vec<Vec<u8>> {
         let mut all = Vec::new();
         cut_run(frame, layout, run, &mut Vec::new(), |packet| all.push(packet.to_vec()));
         all
@@ -276,7 +292,7 @@ mod tests {
 
     /// Returns transport header and payload of a packet after checking its lengths and checksums.
     fn checked(packet: &[u8]) -> &[u8] {
-        let Ok(Frame::Ip(ip)) = parse(packet) else { panic!("{:?}", parse(packet)) };
+        let Ok(ParsedFrame::Ip(ip)) = parse(packet) else { panic!("{:?}", parse(packet)) };
         assert_eq!(ip.end, packet.len());
         let mut sum = pseudo_header(ip.source, ip.destination, ip.protocol, packet.len() - ip.l4);
         sum.add(&packet[ip.l4..]);
@@ -292,21 +308,21 @@ mod tests {
             ecn: 2,
             hop_limit: 64,
         };
-        let link = Link { source: [1; 6], destination: [2; 6] };
+        let link = EthernetAddrs { source: [1; 6], destination: [2; 6] };
         let (seq, ack) = (base::SeqNum(1), base::SeqNum(2));
-        let (source, destination, flags, window) = (80, 5000, Flags::ACK, 500);
+        let (source, destination, flags, window) = (80, 5000, TcpFlags::ACK, 500);
         let mut segment =
-            Segment { source, destination, seq, ack, flags, window, ..Segment::default() };
-        segment.options.timestamps = Some(Timestamps { value: 9, echo: 8 });
+            TcpHeader { source, destination, seq, ack, flags, window, ..TcpHeader::default() };
+        segment.options.timestamps = Some(TcpTimestamps { value: 9, echo: 8 });
         let mut template = vec![0; ETHERNET_BYTES + ip.len() + segment.header_len()];
         let at = tcp_headers(&link, &ip, &segment, 10, &mut template).unwrap();
         assert_eq!(template[at..at + 4], [0, 0, 0, 9]);
         let packet = tcp_packet(&link, &ip, &segment, &[7; 10]);
         assert_eq!(packet[..ETHERNET_BYTES + ip.len()], template[..ETHERNET_BYTES + ip.len()]);
-        let Ok(Frame::Ip(seen)) = parse(&packet) else { panic!("well-formed") };
+        let Ok(ParsedFrame::Ip(seen)) = parse(&packet) else { panic!("well-formed") };
         assert_eq!((seen.source, seen.destination), (ip.source, ip.destination));
         assert_eq!((seen.protocol, seen.ecn, seen.hop_limit), (6, 2, 64));
-        let (parsed, header) = Segment::parse(checked(&packet)).unwrap();
+        let (parsed, header) = TcpHeader::parse(checked(&packet)).unwrap();
         assert_eq!((parsed, &checked(&packet)[header..]), (segment, &[7; 10][..]));
     }
 
@@ -325,13 +341,13 @@ mod tests {
             }
             let all = packets(&frame, layout, (1000, true));
             let headers: Vec<_> =
-                all.iter().map(|packet| Segment::parse(checked(packet)).unwrap()).collect();
+                all.iter().map(|packet| TcpHeader::parse(checked(packet)).unwrap()).collect();
             let seqs: Vec<_> = headers.iter().map(|(segment, _)| segment.seq.0).collect();
             assert_eq!(seqs, [u32::MAX - 999, 0, 1000]);
             let flags: Vec<_> = headers.iter().map(|(segment, _)| segment.flags).collect();
-            let middle = Flags::ACK;
-            let first = middle.with(Flags::CWR);
-            assert_eq!(flags, [first, middle, middle.with(Flags::FIN).with(Flags::PSH)]);
+            let middle = TcpFlags::ACK;
+            let first = middle.with(TcpFlags::CWR);
+            assert_eq!(flags, [first, middle, middle.with(TcpFlags::FIN).with(TcpFlags::PSH)]);
             let payloads =
                 all.iter().zip(&headers).map(|(packet, (_, len))| &checked(packet)[*len..]);
             assert_eq!(payloads.collect::<Vec<_>>().concat(), frame[frame.len() - 2500..]);
@@ -368,7 +384,7 @@ mod tests {
         let end = frame.len();
         emit::set_lengths(&mut frame, ETHERNET_BYTES, end, 0);
         assert_eq!(packets(&frame, layout, (1000, false)), [&frame[..]]);
-        let all = packets(&frame, Layout::find(&frame), (0, true));
+        let all = packets(&frame, HeaderLayout::find(&frame), (0, true));
         assert_eq!((all.len(), checked(&all[0]).len()), (1, 1032));
     }
 
@@ -396,8 +412,8 @@ mod tests {
                 head[..3].copy_from_slice(&[8, 0, 0x45]);
                 head[11] = [6, 17, 58][head[11] as usize % 3];
             }
-            for layout in [Layout::find(&frame), Layout::of(&frame, headers.0, headers.1),
-                Layout::of(&frame, 14, 34)] {
+            for layout in [HeaderLayout::find(&frame), HeaderLayout::of(&frame, headers.0, headers.1),
+                HeaderLayout::of(&frame, 14, 34)] {
                 let all = packets(&frame, layout, (size, partial));
                 prop_assert!(!all.is_empty());
                 prop_assert!(all.iter().map(Vec::len).sum::<usize>() >= frame.len());

@@ -6,9 +6,9 @@ use crate::TCP_BYTES;
 
 /// The control bits of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
-pub struct Flags(pub u8);
+pub struct TcpFlags(pub u8);
 
-impl Flags {
+impl TcpFlags {
     /// No more data from the sender.
     pub const FIN: Self = Self(0x01);
     /// Synchronize sequence numbers.
@@ -62,7 +62,7 @@ impl Flags {
     }
 }
 
-impl core::fmt::Debug for Flags {
+impl core::fmt::Debug for TcpFlags {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         const NAMES: [&str; 8] = ["F", "S", "R", "P", ".", "U", "E", "W"];
         for (bit, name) in NAMES.iter().enumerate() {
@@ -76,7 +76,7 @@ impl core::fmt::Debug for Flags {
 
 /// The timestamps option (RFC 7323 section 3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Timestamps {
+pub struct TcpTimestamps {
     /// TSval: the sender's clock.
     pub value: u32,
     /// TSecr: the peer's clock, echoed.
@@ -105,7 +105,7 @@ pub struct TcpOptions {
     /// SACK permitted.
     pub sack_permitted: bool,
     /// Timestamps.
-    pub timestamps: Option<Timestamps>,
+    pub timestamps: Option<TcpTimestamps>,
     /// Selective acknowledgments.
     pub sack_blocks: SackBlocks,
     /// A TCP Fast Open option was received (RFC 7413 section 4.1.1), of the assigned or the
@@ -202,7 +202,7 @@ impl TcpOptions {
         // Fast path: the layout of data segments of an established connection (RFC 7323 appendix
         // A).
         if let [1, 1, 8, 10, a, b, c, d, e, f, g, h] = *bytes {
-            let timestamps = Some(Timestamps {
+            let timestamps = Some(TcpTimestamps {
                 value: u32::from_be_bytes([a, b, c, d]),
                 echo: u32::from_be_bytes([e, f, g, h]),
             });
@@ -239,7 +239,7 @@ impl TcpOptions {
                 }
             }
             (8, &[a, b, c, d, e, f, g, h]) => {
-                self.timestamps = Some(Timestamps {
+                self.timestamps = Some(TcpTimestamps {
                     value: u32::from_be_bytes([a, b, c, d]),
                     echo: u32::from_be_bytes([e, f, g, h]),
                 });
@@ -268,17 +268,17 @@ impl TcpOptionWriter<'_> {
 
 /// Fields of a TCP header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Segment {
+pub struct TcpHeader {
     /// Source port.
     pub source: u16,
     /// Destination port.
     pub destination: u16,
     /// Sequence number of the first byte, or of the SYN.
     pub seq: SeqNum,
-    /// Acknowledgment number; valid only with [`Flags::ACK`].
+    /// Acknowledgment number; valid only with [`TcpFlags::ACK`].
     pub ack: SeqNum,
     /// Control bits.
-    pub flags: Flags,
+    pub flags: TcpFlags,
     /// Window field, unscaled.
     pub window: u16,
     /// Options.
@@ -298,7 +298,7 @@ pub enum TcpHeaderError {
     BadPort,
 }
 
-impl Segment {
+impl TcpHeader {
     /// Returns the length of the header with its options.
     #[must_use]
     pub fn header_len(&self) -> usize {
@@ -322,7 +322,7 @@ impl Segment {
             destination: u16_at(2),
             seq: SeqNum(u32_at(4)),
             ack: SeqNum(u32_at(8)),
-            flags: Flags(header[13]),
+            flags: TcpFlags(header[13]),
             window: u16_at(14),
             options: TcpOptions::parse(options)?,
         };
@@ -359,21 +359,21 @@ mod tests {
     use alloc::vec;
     use proptest::prelude::*;
 
-    fn syn() -> Segment {
-        Segment {
+    fn syn() -> TcpHeader {
+        TcpHeader {
             source: 40000,
             destination: 80,
             seq: SeqNum(7),
-            flags: Flags::SYN,
+            flags: TcpFlags::SYN,
             window: 64240,
             options: TcpOptions {
                 mss: Some(1460),
                 window_scale: Some(7),
                 sack_permitted: true,
-                timestamps: Some(Timestamps { value: 1, echo: 0 }),
+                timestamps: Some(TcpTimestamps { value: 1, echo: 0 }),
                 ..TcpOptions::default()
             },
-            ..Segment::default()
+            ..TcpHeader::default()
         }
     }
 
@@ -392,7 +392,7 @@ mod tests {
             bytes[3] = 1;
             bytes.extend_from_slice(options);
             bytes[12] = u8::try_from(bytes.len() / 4).unwrap() << 4;
-            Segment::parse(&bytes).map(|_| ())
+            TcpHeader::parse(&bytes).map(|_| ())
         };
         assert_eq!(with(&[2, 4, 5, 180]), Ok(()));
         assert_eq!(with(&[30, 4, 0, 0]), Ok(()), "an unknown option is skipped");
@@ -405,8 +405,8 @@ mod tests {
         assert_eq!(with(&[1, 1, 1, 8]), Err(TcpHeaderError::BadOption));
         assert_eq!(with(&[5, 40, 0, 0]), Err(TcpHeaderError::BadOption));
         assert_eq!(with(&[34, 3, 0, 0]), Ok(()), "Fast Open is seen and not read");
-        assert_eq!(Segment::parse(&[0; 19]), Err(TcpHeaderError::BadLength));
-        assert_eq!(Segment::parse(&[0; 20]), Err(TcpHeaderError::BadLength));
+        assert_eq!(TcpHeader::parse(&[0; 19]), Err(TcpHeaderError::BadLength));
+        assert_eq!(TcpHeader::parse(&[0; 20]), Err(TcpHeaderError::BadLength));
     }
 
     prop_compose! {
@@ -418,21 +418,21 @@ mod tests {
             blocks in proptest::collection::vec(any::<(u32, u32)>(), 0..3),
             flags: u8,
             seq: u32,
-        ) -> Segment {
-            let timestamps = ts.map(|(value, echo)| Timestamps { value, echo });
+        ) -> TcpHeader {
+            let timestamps = ts.map(|(value, echo)| TcpTimestamps { value, echo });
             let mut options =
                 TcpOptions { mss, window_scale, sack_permitted, timestamps, ..TcpOptions::default() };
             for (start, end) in blocks {
                 options.push_sack(SackBlock { start: SeqNum(start), end: SeqNum(end) });
             }
-            Segment { seq: SeqNum(seq), flags: Flags(flags), options, ..syn() }
+            TcpHeader { seq: SeqNum(seq), flags: TcpFlags(flags), options, ..syn() }
         }
     }
 
     proptest! {
         #[test]
         fn total_on_any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
-            if let Ok((_, len)) = Segment::parse(&bytes) {
+            if let Ok((_, len)) = TcpHeader::parse(&bytes) {
                 prop_assert!(len <= bytes.len());
             }
         }
@@ -442,7 +442,7 @@ mod tests {
             prop_assume!(segment.options.len() <= 40);
             let mut bytes = vec![0; segment.header_len()];
             segment.emit(&mut bytes);
-            prop_assert_eq!(Segment::parse(&bytes), Ok((segment, bytes.len())));
+            prop_assert_eq!(TcpHeader::parse(&bytes), Ok((segment, bytes.len())));
         }
     }
 }

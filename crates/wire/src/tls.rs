@@ -44,7 +44,7 @@ pub const fn fatal_alert(description: u8) -> [u8; 7] {
 
 /// Version of the record layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Version {
+pub enum TlsRecordVersion {
     /// TLS 1.2.
     Tls12,
     /// TLS 1.3.
@@ -53,11 +53,11 @@ pub enum Version {
 
 /// Framing of the encrypted records of one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Framing {
+pub struct TlsFraming {
     /// Version of the record layer.
-    pub version: Version,
+    pub version: TlsRecordVersion,
     /// True if part of the nonce is sent in the record: TLS 1.2 with AES-GCM.
-    pub explicit: bool,
+    pub explicit_nonce: bool,
 }
 
 /// Header of a record, by which an autonomous device recognizes records.
@@ -69,14 +69,14 @@ pub struct TlsRecordHeader {
     pub len: u16,
 }
 
-impl Framing {
+impl TlsFraming {
     /// Maximum of [`Self::full_header_len`].
     pub const FULL_HEADER_BYTES_MAX: usize = HEADER_BYTES + EXPLICIT_BYTES;
 
     /// Returns the length before the ciphertext: the header and the explicit part of a nonce.
     #[must_use]
     pub const fn full_header_len(self) -> usize {
-        if self.explicit { HEADER_BYTES + EXPLICIT_BYTES } else { HEADER_BYTES }
+        if self.explicit_nonce { HEADER_BYTES + EXPLICIT_BYTES } else { HEADER_BYTES }
     }
 
     /// Returns the length that the ciphertext has on top of the content: TLS 1.3's inner content
@@ -84,8 +84,8 @@ impl Framing {
     #[must_use]
     pub const fn inner_type_len(self) -> usize {
         match self.version {
-            Version::Tls12 => 0,
-            Version::Tls13 => 1,
+            TlsRecordVersion::Tls12 => 0,
+            TlsRecordVersion::Tls13 => 1,
         }
     }
 
@@ -102,12 +102,12 @@ impl Framing {
         let [kind, major, minor, high, low] = header;
         let len = u16::from_be_bytes([high, low]);
         let known = match self.version {
-            Version::Tls13 => kind == content::APPLICATION_DATA,
-            Version::Tls12 => (content::ALERT..=content::APPLICATION_DATA).contains(&kind),
+            TlsRecordVersion::Tls13 => kind == content::APPLICATION_DATA,
+            TlsRecordVersion::Tls12 => (content::ALERT..=content::APPLICATION_DATA).contains(&kind),
         };
         let most = match self.version {
-            Version::Tls13 => RECORD_BYTES_MAX_13,
-            Version::Tls12 => RECORD_BYTES_MAX,
+            TlsRecordVersion::Tls13 => RECORD_BYTES_MAX_13,
+            TlsRecordVersion::Tls12 => RECORD_BYTES_MAX,
         };
         let least = self.overhead() - HEADER_BYTES;
         let fits = (least..=most).contains(&usize::from(len));
@@ -135,7 +135,7 @@ impl Framing {
         front: &[u8; Self::FULL_HEADER_BYTES_MAX],
     ) -> [u8; NONCE_BYTES] {
         let mut nonce = self.nonce(iv, number);
-        if self.explicit {
+        if self.explicit_nonce {
             nonce[NONCE_BYTES - EXPLICIT_BYTES..].copy_from_slice(&front[HEADER_BYTES..]);
         }
         nonce
@@ -151,8 +151,8 @@ impl Framing {
         out: &mut [u8; Self::FULL_HEADER_BYTES_MAX],
     ) -> usize {
         let outer = match self.version {
-            Version::Tls13 => content::APPLICATION_DATA,
-            Version::Tls12 => kind,
+            TlsRecordVersion::Tls13 => content::APPLICATION_DATA,
+            TlsRecordVersion::Tls12 => kind,
         };
         let len = length(content_len + self.overhead() - HEADER_BYTES);
         out[..HEADER_BYTES].copy_from_slice(&[outer, 3, 3, len[0], len[1]]);
@@ -167,12 +167,12 @@ impl Framing {
     pub fn aad(self, number: u64, kind: u8, text_len: usize) -> ([u8; 13], usize) {
         let mut aad = [0; 13];
         match self.version {
-            Version::Tls13 => {
+            TlsRecordVersion::Tls13 => {
                 let len = length(text_len + TAG_BYTES);
                 aad[..5].copy_from_slice(&[content::APPLICATION_DATA, 3, 3, len[0], len[1]]);
                 (aad, 5)
             }
-            Version::Tls12 => {
+            TlsRecordVersion::Tls12 => {
                 aad[..8].copy_from_slice(&number.to_be_bytes());
                 aad[8..11].copy_from_slice(&[kind, 3, 3]);
                 aad[11..].copy_from_slice(&length(text_len));
@@ -264,8 +264,9 @@ impl TlsRecordRun {
 mod tests {
     use super::*;
 
-    const TLS13: Framing = Framing { version: Version::Tls13, explicit: false };
-    const GCM12: Framing = Framing { version: Version::Tls12, explicit: true };
+    const TLS13: TlsFraming =
+        TlsFraming { version: TlsRecordVersion::Tls13, explicit_nonce: false };
+    const GCM12: TlsFraming = TlsFraming { version: TlsRecordVersion::Tls12, explicit_nonce: true };
 
     #[test]
     fn an_alert_is_a_record_of_two_bytes() {
@@ -275,7 +276,7 @@ mod tests {
     #[test]
     fn overheads_are_those_of_the_rfcs() {
         assert_eq!((TLS13.overhead(), GCM12.overhead()), (22, 29));
-        let chacha = Framing { explicit: false, ..GCM12 };
+        let chacha = TlsFraming { explicit_nonce: false, ..GCM12 };
         assert_eq!(chacha.overhead(), 21);
     }
 

@@ -4,7 +4,7 @@
 use base::Instant;
 use bytes::Bytes;
 use host::{Host, Readiness, SendError, SocketError, SocketId};
-use testkit::{Flags, HOST, PEER, ScriptedTcpPeer, seg};
+use testkit::{HOST, PEER, ScriptedTcpPeer, TcpFlags, seg};
 use wire::Endpoint;
 
 use super::Connections;
@@ -88,7 +88,7 @@ struct HostUnderTest {
     end: Option<ObservedEnd>,
 }
 
-fn configure(config: &mut host::Config) {
+fn configure(config: &mut host::HostConfig) {
     config.tcp.send_bytes_max = BUFFER_BYTES;
     config.tcp.pacing = false;
 }
@@ -97,9 +97,9 @@ impl HostUnderTest {
     fn receive_segments(&mut self) {
         self.peer.pump();
         for segment in self.peer.take_all() {
-            if segment.flags.has(Flags::RST) {
+            if segment.flags.has(TcpFlags::RST) {
                 self.end = Some(ObservedEnd::Reset);
-            } else if segment.flags.has(Flags::FIN) {
+            } else if segment.flags.has(TcpFlags::FIN) {
                 self.end = Some(ObservedEnd::Fin);
             }
             self.got.extend(segment.data.unwrap_or_default());

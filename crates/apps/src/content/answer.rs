@@ -10,10 +10,10 @@ use std::borrow::Cow;
 use abi::{FileFault, FileId, FileStat};
 use base::Instant;
 
-use super::Config;
+use super::ContentServerConfig;
 use super::coding::{self, ContentCoding};
 use super::conditional::{PreconditionResult, evaluate};
-use super::counters::Counters;
+use super::counters::ContentCounters;
 use super::discard::ContentDiscard;
 use super::file_cache::{CachedResource, FileCache, FileLookup, FileOpenOutcome, OpenWaiter};
 use super::log::{AccessLogQueue, AccessLogRecord};
@@ -98,7 +98,7 @@ pub(crate) struct Responder {
     pub(crate) files: FileCache,
     pub(crate) output: ResponseWriter,
     pub(crate) log: AccessLogQueue,
-    pub(crate) counters: Counters,
+    pub(crate) counters: ContentCounters,
     limits: RequestLimits,
     content_bytes_max: u64,
     ranges_max: usize,
@@ -121,7 +121,7 @@ enum FileWait {
 }
 
 impl Responder {
-    pub(crate) fn new(config: &Config) -> Self {
+    pub(crate) fn new(config: &ContentServerConfig) -> Self {
         let mut seeds = base::Prng::new(config.seed);
         let key = (seeds.next_u64(), seeds.next_u64());
         let alt_svc = config.http3.as_ref().map(|quic| quic.port);
@@ -133,7 +133,7 @@ impl Responder {
             files: FileCache::new(config.files_max, config.file_validity, files_key),
             output,
             log: AccessLogQueue::new(config.access_log),
-            counters: Counters::default(),
+            counters: ContentCounters::default(),
             limits: RequestLimits {
                 head_bytes_max: config.head_bytes_max,
                 line_bytes_max: config.request_line_bytes_max.min(config.head_bytes_max),

@@ -17,7 +17,7 @@ use base::Instant;
 use bytes::Bytes;
 use host::{SendError, SocketError};
 
-use super::Config;
+use super::ContentServerConfig;
 use super::answer::{ListenerService, RequestContentState, RequestDecision, RequestEnv, Responder};
 use super::discard::ContentDiscard;
 use super::file_cache::OpenWaiter;
@@ -34,7 +34,7 @@ pub(crate) struct HttpConnectionEnv<'a, S> {
     pub(crate) now: Instant,
     pub(crate) host: &'a mut S,
     pub(crate) responder: &'a mut Responder,
-    pub(crate) config: &'a Config,
+    pub(crate) config: &'a ContentServerConfig,
 }
 
 /// RFC 9110 section 15.2.1.
@@ -123,7 +123,7 @@ impl<I: Copy + Eq> HttpConnection<I> {
         serial: u32,
         service: ListenerService,
         now: Instant,
-        config: &Config,
+        config: &ContentServerConfig,
     ) -> Self {
         Self {
             socket,
@@ -622,7 +622,7 @@ impl<I: Copy + Eq> HttpConnection<I> {
         if !self.send_closed {
             // A client that has closed its direction sends no further request either.
             let parting = self.close_after_reply || cx.host.readiness(self.socket).peer_closed;
-            if parting && cx.config.tear_down {
+            if parting && cx.config.teardown_offload {
                 self.leave_to_host(cx);
                 return ConnAction::Closed;
             }

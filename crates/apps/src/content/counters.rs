@@ -2,7 +2,7 @@
 
 base::counters! {
     /// Counters of one content server.
-    pub struct Counters {
+    pub struct ContentCounters {
         /// Connections accepted.
         http_connections,
         /// Connections reset at once: `connections_max` were open.
@@ -102,7 +102,7 @@ base::counters! {
     }
 }
 
-impl Counters {
+impl ContentCounters {
     /// Counts a response by its status code.
     pub(crate) fn count_status(&mut self, code: u16) {
         self.http_requests += 1;

@@ -35,11 +35,11 @@ pub(crate) mod status;
 
 use base::{Duration, Instant};
 use host::{
-    Application, Host, Listen, ListenError, ListenerId, ListenerOption, Notice, SocketId,
+    Application, Host, ListenConfig, ListenError, ListenerId, ListenerOption, Notice, SocketId,
     SocketOption, TlsServer,
 };
 
-pub use counters::Counters;
+pub use counters::ContentCounters;
 pub use http3::client as http3_client;
 pub use operator_fields::{AddedField, CacheControl};
 pub use response::ErrorPage;
@@ -50,23 +50,23 @@ use server::HttpServer;
 
 /// Configuration of the content server. The default is that of `outboard serve`.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct ContentServerConfig {
     /// Addresses and ports of the listeners: with TLS if `tls` is set, else without.
-    pub listen: Vec<Listen>,
+    pub listen: Vec<ListenConfig>,
     /// TLS settings of the listeners in `listen`; `None` for plain HTTP.
     pub tls: Option<TlsServer>,
     /// Additional listeners without TLS.
-    pub cleartext_listen: Vec<Listen>,
+    pub cleartext_listen: Vec<ListenConfig>,
     /// Port of HTTPS to which all listeners without TLS redirect; `None` to serve files on them.
     pub redirect_port: Option<u16>,
     /// Configuration of the HTTP/3 endpoint, which responses over TLS announce in Alt-Svc.
-    pub http3: Option<quic::Config>,
+    pub http3: Option<quic::QuicEndpointConfig>,
     /// `TCP_SETUP_OFFLOAD` with `TCP_DEFER_ACCEPT`: the device does the handshakes, and the host
     /// learns of a connection with its first request.
-    pub set_up: bool,
+    pub setup_offload: bool,
     /// `TCP_TEARDOWN_OFFLOAD`: a connection is closed with its last response and left to the
     /// device. Without it, the server waits for the peer's FIN.
-    pub tear_down: bool,
+    pub teardown_offload: bool,
     /// Value of the Server field; empty to omit the field.
     pub server_name: String,
     /// Fields that are added to all responses.
@@ -121,16 +121,16 @@ pub struct Config {
     pub access_log: bool,
 }
 
-impl Default for Config {
+impl Default for ContentServerConfig {
     fn default() -> Self {
         Self {
-            listen: vec![Listen { addr: None, port: 80, backlog: 1024 }],
+            listen: vec![ListenConfig { addr: None, port: 80, backlog: 1024 }],
             tls: None,
             cleartext_listen: Vec::new(),
             redirect_port: None,
             http3: None,
-            set_up: false,
-            tear_down: false,
+            setup_offload: false,
+            teardown_offload: false,
             server_name: String::from("outboard"),
             added_fields: Vec::new(),
             cache_control: Vec::new(),
@@ -197,7 +197,7 @@ impl ContentServer {
     ///
     /// # Errors
     /// The first listener that could not be created, or the endpoint of HTTP/3.
-    pub fn new(config: Config, host: &mut Host) -> Result<Self, ContentServerError> {
+    pub fn new(config: ContentServerConfig, host: &mut Host) -> Result<Self, ContentServerError> {
         let mut listeners = Vec::with_capacity(config.listen.len());
         let first = config.listen.iter().map(|&listen| (listen, config.tls.as_ref()));
         let beside = config.cleartext_listen.iter().map(|&listen| (listen, None));
@@ -209,10 +209,13 @@ impl ContentServer {
             };
             // A client that speaks plain HTTP to a TLS port gets a 400 that says so.
             host.set_listener_option(listener, ListenerOption::HandOverCleartext(true));
-            host.set_listener_option(listener, ListenerOption::DeferAccept(config.set_up));
-            host.set_listener_option(listener, ListenerOption::TeardownOffload(config.tear_down));
+            host.set_listener_option(listener, ListenerOption::DeferAccept(config.setup_offload));
+            host.set_listener_option(
+                listener,
+                ListenerOption::TeardownOffload(config.teardown_offload),
+            );
             // Set-up offload suits HTTP: its clients send first.
-            host.set_listener_option(listener, ListenerOption::SetupOffload(config.set_up));
+            host.set_listener_option(listener, ListenerOption::SetupOffload(config.setup_offload));
             listeners.push((listener, service));
         }
         let http3 = config.http3.clone().map(|quic| http3(&config, quic, host)).transpose()?;
@@ -245,7 +248,7 @@ impl ContentServer {
     }
 
     /// Marks a path below the root, or with `None` all paths, as changed: the next request opens
-    /// the file again. Without this call, an open file is used for [`Config::file_validity`].
+    /// the file again. Without this call, an open file is used for [`ContentServerConfig::file_validity`].
     pub fn expire(&mut self, path: Option<&[u8]>) {
         let responder = &mut self.server.responder;
         responder.counters.http_files_expired += 1;
@@ -333,13 +336,13 @@ impl Application for ContentServer {
 }
 
 fn http3(
-    config: &Config,
-    quic: quic::Config,
+    config: &ContentServerConfig,
+    quic: quic::QuicEndpointConfig,
     host: &mut Host,
 ) -> Result<Http3, ContentServerError> {
     let no_tls = ContentServerError::Quic(quic::QuicConfigError::Tls);
     let Some(tls) = quic.tls.clone() else { return Err(no_tls) };
-    let endpoint = quic::Endpoint::new(quic, tls.crypto_provider(), host);
+    let endpoint = quic::QuicEndpoint::new(quic, tls.crypto_provider(), host);
     let endpoint = endpoint.map_err(ContentServerError::Quic)?;
     Ok(Http3::new(endpoint, config))
 }

@@ -7,7 +7,7 @@
 use abi::{FileFault, FileId, Refusal};
 use base::{DeadlineHeap, Instant};
 
-use super::Config;
+use super::ContentServerConfig;
 use super::answer::{ListenerService, Responder};
 use super::connection::{ConnAction, HttpConnection, HttpConnectionEnv};
 use super::file_cache::{FileOpenOutcome, OpenWaiter};
@@ -25,7 +25,7 @@ enum HttpConnectionEvent {
 /// The content server, generic over the sockets.
 pub(crate) struct HttpServer<I> {
     pub(crate) responder: Responder,
-    config: Config,
+    config: ContentServerConfig,
     /// Connections by their socket's index.
     slots: Vec<Option<HttpConnection<I>>>,
     connections: usize,
@@ -39,7 +39,7 @@ pub(crate) struct HttpServer<I> {
 const GROW_SLOTS: usize = 1024;
 
 impl<I: Copy + Eq> HttpServer<I> {
-    pub(crate) fn new(config: Config) -> Self {
+    pub(crate) fn new(config: ContentServerConfig) -> Self {
         Self {
             responder: Responder::new(&config),
             config,

@@ -1,7 +1,7 @@
 //! One end of an NVMe/TCP connection, with an optional TLS handshake before the first PDU.
 //!
 //! [`super::target`] and [`super::initiator`] own one [`NvmeChannel`] per connection and poll it after
-//! each notice about the socket. With a [`Handshake`], the channel takes TLS records off the plain
+//! each notice about the socket. With a [`NvmeTlsHandshake`], the channel takes TLS records off the plain
 //! connection one at a time, so that the first encrypted record after the handshake stays in the
 //! socket's receive buffer for the host's TLS, and sends the handshake's output. When the keys are
 //! known, the host speaks TLS from the next byte on ([`Host::attach_tls`]), and PDUs begin. Without
@@ -12,12 +12,14 @@
 
 use base::Instant;
 use bytes::Bytes;
-use host::nvme::{Ended, Incoming, Transport};
+use host::nvme::{NvmeTransport, NvmeTransportEnd, NvmeTransportEvent};
 use host::{Host, SocketError, SocketId};
 use wire::nvme::nqn::Nqn;
 use wire::tls::{HEADER_BYTES, RECORD_BYTES_MAX_13, content, fatal_alert};
 
-use super::handshake::{Agreed, Handshake, Handshakes, Progress};
+use super::handshake::{
+    NvmeHandshakeProgress, NvmeHandshakeResult, NvmeTlsHandshake, NvmeTlsHandshakeFactory,
+};
 
 /// Most bytes that a peer may send before the handshake is complete. A handshake with pre-shared
 /// keys carries no certificates and needs about 1 KiB.
@@ -25,7 +27,7 @@ const HANDSHAKE_BYTES_MAX: usize = 32 << 10;
 
 /// Reason for which a connection has no secure channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Insecure {
+pub enum SecureChannelError {
     /// TLS was expected, but the peer's first byte is not that of a TLS record.
     #[error("the peer does not speak TLS")]
     Plain,
@@ -83,11 +85,11 @@ enum NvmeChannelState {
 
 /// One end of an NVMe/TCP connection.
 pub(super) struct NvmeChannel {
-    /// Sends PDUs, after [`Incoming::Ready`].
-    pub(super) transport: Transport,
+    /// Sends PDUs, after [`NvmeTransportEvent::Ready`].
+    pub(super) transport: NvmeTransport,
     stage: NvmeChannelState,
     identity: Option<NvmePskIdentity>,
-    insecure: Option<Insecure>,
+    insecure: Option<SecureChannelError>,
 }
 
 impl core::fmt::Debug for NvmeChannel {
@@ -97,7 +99,7 @@ impl core::fmt::Debug for NvmeChannel {
 }
 
 /// Prints no keys.
-impl core::fmt::Debug for dyn Handshakes {
+impl core::fmt::Debug for dyn NvmeTlsHandshakeFactory {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.write_str("Handshakes")
     }
@@ -105,18 +107,28 @@ impl core::fmt::Debug for dyn Handshakes {
 
 impl NvmeChannel {
     /// Creates the initiator's end; `psk` creates its TLS handshake.
-    pub(super) fn initiate(transport: Transport, psk: Option<&dyn Handshakes>) -> Self {
-        Self::new(transport, psk.map(Handshakes::client), NvmeChannelState::AwaitingFirstByte)
+    pub(super) fn initiate(
+        transport: NvmeTransport,
+        psk: Option<&dyn NvmeTlsHandshakeFactory>,
+    ) -> Self {
+        Self::new(
+            transport,
+            psk.map(NvmeTlsHandshakeFactory::client),
+            NvmeChannelState::AwaitingFirstByte,
+        )
     }
 
     /// Creates the target's end; `psk` creates its TLS handshake.
-    pub(super) fn serve(transport: Transport, psk: Option<&dyn Handshakes>) -> Self {
-        Self::new(transport, psk.map(Handshakes::server), NvmeChannelState::Open)
+    pub(super) fn serve(
+        transport: NvmeTransport,
+        psk: Option<&dyn NvmeTlsHandshakeFactory>,
+    ) -> Self {
+        Self::new(transport, psk.map(NvmeTlsHandshakeFactory::server), NvmeChannelState::Open)
     }
 
     fn new(
-        transport: Transport,
-        psk: Option<Option<Box<dyn Handshake>>>,
+        transport: NvmeTransport,
+        psk: Option<Option<Box<dyn NvmeTlsHandshake>>>,
         without: NvmeChannelState,
     ) -> Self {
         let stage = match psk {
@@ -144,12 +156,12 @@ impl NvmeChannel {
     }
 
     /// Returns the reason if the connection ended before it was secure.
-    pub(super) const fn insecure(&self) -> Option<Insecure> {
+    pub(super) const fn insecure(&self) -> Option<SecureChannelError> {
         self.insecure
     }
 
-    /// Returns the next event of the connection, as [`Transport::poll`] does.
-    pub(super) fn poll(&mut self, now: Instant, host: &mut Host) -> Option<Incoming> {
+    /// Returns the next event of the connection, as [`NvmeTransport::poll`] does.
+    pub(super) fn poll(&mut self, now: Instant, host: &mut Host) -> Option<NvmeTransportEvent> {
         match &mut self.stage {
             NvmeChannelState::Open => self.transport.poll(now, host),
             NvmeChannelState::Handshaking(shaking) => {
@@ -162,7 +174,7 @@ impl NvmeChannel {
             NvmeChannelState::AwaitingFirstByte => {
                 let first = host.peek(self.socket()).first().copied();
                 if first.is_some_and(is_record) {
-                    return Some(self.fail(host, HandshakeEnd::Insecure(Insecure::Tls)));
+                    return Some(self.fail(host, HandshakeEnd::Insecure(SecureChannelError::Tls)));
                 }
                 if first.is_some() {
                     self.stage = NvmeChannelState::Open;
@@ -170,25 +182,32 @@ impl NvmeChannel {
                 self.transport.poll(now, host)
             }
             NvmeChannelState::HandshakeUnavailable => {
-                Some(self.fail(host, HandshakeEnd::Insecure(Insecure::Handshake(None))))
+                Some(self.fail(host, HandshakeEnd::Insecure(SecureChannelError::Handshake(None))))
             }
             NvmeChannelState::Failed => None,
         }
     }
 
     /// Switches the socket to TLS with the agreed keys; PDUs begin.
-    fn attach_tls(&mut self, now: Instant, host: &mut Host, agreed: &Agreed) -> Option<Incoming> {
+    fn attach_tls(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        agreed: &NvmeHandshakeResult,
+    ) -> Option<NvmeTransportEvent> {
         let attached = host.attach_tls(now, self.socket(), &agreed.keys).is_ok();
         match NvmePskIdentity::parse(&agreed.identity).filter(|_| attached) {
             Some(identity) => {
                 (self.identity, self.stage) = (Some(identity), NvmeChannelState::Open);
                 self.transport.poll(now, host)
             }
-            None => Some(self.fail(host, HandshakeEnd::Insecure(Insecure::Handshake(None)))),
+            None => {
+                Some(self.fail(host, HandshakeEnd::Insecure(SecureChannelError::Handshake(None))))
+            }
         }
     }
 
-    fn fail(&mut self, host: &mut Host, lost: HandshakeEnd) -> Incoming {
+    fn fail(&mut self, host: &mut Host, lost: HandshakeEnd) -> NvmeTransportEvent {
         self.stage = NvmeChannelState::Failed;
         // Closing a socket with unread data sends a reset, and our alert would be lost (RFC 2525
         // section 2.17).
@@ -199,10 +218,10 @@ impl NvmeChannel {
             }
             host.consume(self.socket(), len);
         }
-        Incoming::Ended(match lost {
+        NvmeTransportEvent::Ended(match lost {
             HandshakeEnd::Insecure(why) => {
                 self.insecure = Some(why);
-                Ended::Lost(SocketError::TlsHandshake)
+                NvmeTransportEnd::Lost(SocketError::TlsHandshake)
             }
             HandshakeEnd::Connection(ended) => ended,
         })
@@ -211,8 +230,8 @@ impl NvmeChannel {
 
 /// Reason for which a handshake ended early.
 enum HandshakeEnd {
-    Insecure(Insecure),
-    Connection(Ended),
+    Insecure(SecureChannelError),
+    Connection(NvmeTransportEnd),
 }
 
 /// Returns whether `first` is the content type of a TLS record. No PDU type has these values.
@@ -222,7 +241,7 @@ const fn is_record(first: u8) -> bool {
 
 /// A handshake in progress.
 struct ChannelHandshake {
-    handshake: Box<dyn Handshake>,
+    handshake: Box<dyn NvmeTlsHandshake>,
     started: bool,
     /// Complete records that the handshake has not consumed, and the beginning of the next one.
     received: Vec<u8>,
@@ -235,7 +254,7 @@ struct ChannelHandshake {
 }
 
 impl ChannelHandshake {
-    fn new(handshake: Box<dyn Handshake>) -> Self {
+    fn new(handshake: Box<dyn NvmeTlsHandshake>) -> Self {
         Self {
             handshake,
             started: false,
@@ -253,7 +272,7 @@ impl ChannelHandshake {
         now: Instant,
         host: &mut Host,
         socket: SocketId,
-    ) -> Result<Option<Box<Agreed>>, HandshakeEnd> {
+    ) -> Result<Option<Box<NvmeHandshakeResult>>, HandshakeEnd> {
         let ready = host.readiness(socket);
         if !self.started && (ready.writable || ready.readable) {
             self.started = true;
@@ -268,10 +287,10 @@ impl ChannelHandshake {
         }
         // Bytes received before the end were processed above.
         if let Some(error) = ready.error {
-            return Err(HandshakeEnd::Connection(Ended::Lost(error)));
+            return Err(HandshakeEnd::Connection(NvmeTransportEnd::Lost(error)));
         }
         if host.readiness(socket).peer_closed {
-            return Err(HandshakeEnd::Connection(Ended::Closed));
+            return Err(HandshakeEnd::Connection(NvmeTransportEnd::Closed));
         }
         Ok(None)
     }
@@ -288,7 +307,7 @@ impl ChannelHandshake {
             let begun = self.received.get(self.record_at).or_else(|| bytes.first()).copied();
             if begun.is_some_and(|first| !is_record(first)) {
                 self.send_alert(now, host, socket, UNEXPECTED_MESSAGE);
-                return Err(HandshakeEnd::Insecure(Insecure::Plain));
+                return Err(HandshakeEnd::Insecure(SecureChannelError::Plain));
             }
             let wanted = self.missing_bytes();
             if wanted == 0 {
@@ -303,7 +322,7 @@ impl ChannelHandshake {
             self.received_bytes += len;
             if self.received_bytes > HANDSHAKE_BYTES_MAX || wanted > RECORD_BYTES_MAX_13 {
                 self.send_alert(now, host, socket, RECORD_OVERFLOW);
-                return Err(HandshakeEnd::Insecure(Insecure::Handshake(None)));
+                return Err(HandshakeEnd::Insecure(SecureChannelError::Handshake(None)));
             }
             self.received.extend_from_slice(some);
             host.consume(socket, len);
@@ -335,16 +354,16 @@ impl ChannelHandshake {
         now: Instant,
         host: &mut Host,
         socket: SocketId,
-    ) -> Result<Option<Box<Agreed>>, HandshakeEnd> {
+    ) -> Result<Option<Box<NvmeHandshakeResult>>, HandshakeEnd> {
         let mut out = Vec::new();
         let progress = self.handshake.advance(&self.received, &mut out);
         let len = out.len();
         let sent = len == 0 || host.send(now, socket, Bytes::from(out)) == Ok(len);
-        let failed = HandshakeEnd::Insecure(Insecure::Handshake(self.alert));
+        let failed = HandshakeEnd::Insecure(SecureChannelError::Handshake(self.alert));
         let (used, agreed) = match progress {
-            Progress::More { used } => (used, None),
-            Progress::Done { used, agreed } => (used, Some(agreed)),
-            Progress::Failed { .. } => return Err(failed),
+            NvmeHandshakeProgress::More { used } => (used, None),
+            NvmeHandshakeProgress::Done { used, result: agreed } => (used, Some(agreed)),
+            NvmeHandshakeProgress::Failed { .. } => return Err(failed),
         };
         self.received.drain(..used.min(self.received.len()));
         self.record_at = self.received.len();

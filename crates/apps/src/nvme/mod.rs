@@ -9,4 +9,4 @@ pub mod handshake;
 pub mod initiator;
 pub mod target;
 
-pub use channel::Insecure;
+pub use channel::SecureChannelError;

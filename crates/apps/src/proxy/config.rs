@@ -1,8 +1,8 @@
 //! Configuration of a proxy: listeners, routes, pools of backends, limits.
 //!
-//! The program builds a [`Table`] from its command line or its file, with names resolved, and
+//! The program builds a [`ProxyTable`] from its command line or its file, with names resolved, and
 //! passes the proxy a new one when either changes. The builder of a table must make sure that
-//! indices of pools are valid in [`Table::pools`].
+//! indices of pools are valid in [`ProxyTable::pools`].
 
 use core::net::IpAddr;
 
@@ -11,7 +11,7 @@ use wire::Endpoint;
 
 /// The part of a connection that is read before a backend is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub enum ProxyMode {
     /// Nothing: a backend is connected to at once.
     Tcp,
     /// The head of the first HTTP/1.1 request.
@@ -22,7 +22,7 @@ pub enum Mode {
 
 /// Algorithm by which a backend is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Balance {
+pub enum LoadBalancing {
     /// In turn, in proportion to the weights.
     RoundRobin,
     /// The backend with the fewest connections in relation to its weight.
@@ -43,13 +43,13 @@ pub enum HashBy {
 
 /// Parameters of health checks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Check {
+pub struct HealthCheckConfig {
     /// Path of a GET request that must be answered with 2xx or 3xx; empty if a connection suffices.
     pub path: String,
     /// Value of Host in that request; empty for the backend's address.
     pub host: String,
     /// Time between checks, plus or minus a tenth. Zero for no checks: a backend that is down is
-    /// tried again after [`Check::DOWN_TIME`].
+    /// tried again after [`HealthCheckConfig::DOWN_TIME`].
     pub interval: Duration,
     /// Time limit of a check.
     pub timeout: Duration,
@@ -59,12 +59,12 @@ pub struct Check {
     pub fall: u32,
 }
 
-impl Check {
+impl HealthCheckConfig {
     /// Time for which a backend without checks stays down.
     pub const DOWN_TIME: Duration = Duration::from_secs(10);
 }
 
-impl Default for Check {
+impl Default for HealthCheckConfig {
     fn default() -> Self {
         Self {
             path: String::new(),
@@ -101,11 +101,11 @@ impl From<Endpoint> for ProxyBackend {
 
 /// A group of equivalent backends.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pool {
+pub struct ProxyPool {
     /// Name of the pool: a pool of the same name in a later table is the same pool.
     pub name: String,
     /// Algorithm by which a backend is chosen.
-    pub balance: Balance,
+    pub balance: LoadBalancing,
     /// The backends, in any order. A backend that a later table lacks gets no new connections, and
     /// keeps those that it has.
     pub backends: Vec<ProxyBackend>,
@@ -114,18 +114,18 @@ pub struct Pool {
     /// True to begin each connection with a header of the PROXY protocol, version 2.
     pub proxy_protocol: bool,
     /// Parameters of health checks.
-    pub check: Check,
+    pub check: HealthCheckConfig,
 }
 
-impl Default for Pool {
+impl Default for ProxyPool {
     fn default() -> Self {
         Self {
             name: String::new(),
-            balance: Balance::RoundRobin,
+            balance: LoadBalancing::RoundRobin,
             backends: Vec::new(),
             connections_max: 65_536,
             proxy_protocol: false,
-            check: Check::default(),
+            check: HealthCheckConfig::default(),
         }
     }
 }
@@ -144,7 +144,7 @@ pub struct ProxyRoute {
 
 /// Header fields that are added to requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Insert {
+pub struct InsertedFields {
     /// X-Forwarded-For: the client's address, in the most common format.
     pub x_forwarded_for: bool,
     /// X-Forwarded-Proto: `http`.
@@ -158,7 +158,7 @@ pub struct Insert {
 /// Treatment of the fields in which clients say for whom they forward: Forwarded, X-Real-IP, and
 /// all that begin with X-Forwarded-.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum HeaderPolicy {
+pub enum ForwardingPolicy {
     /// They are trusted: the proxy appends its values to them.
     #[default]
     Append,
@@ -169,22 +169,22 @@ pub enum HeaderPolicy {
 
 /// A port on which the proxy accepts clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listener {
+pub struct ProxyListener {
     /// Local address; `None` for all addresses.
     pub addr: Option<IpAddr>,
     /// Local port; not 0.
     pub port: u16,
     /// The part of a connection that is read.
-    pub mode: Mode,
-    /// Routes by requested host and path; the most specific one applies. Unused in [`Mode::Tcp`].
+    pub mode: ProxyMode,
+    /// Routes by requested host and path; the most specific one applies. Unused in [`ProxyMode::Tcp`].
     pub routes: Vec<ProxyRoute>,
     /// Index of the pool for requests that no route matches, and for all connections in
-    /// [`Mode::Tcp`].
+    /// [`ProxyMode::Tcp`].
     pub default: Option<usize>,
-    /// Header fields to add; only in [`Mode::Http`].
-    pub insert: Insert,
-    /// Treatment of forwarding fields from clients; only in [`Mode::Http`].
-    pub policy: HeaderPolicy,
+    /// Header fields to add; only in [`ProxyMode::Http`].
+    pub insert: InsertedFields,
+    /// Treatment of forwarding fields from clients; only in [`ProxyMode::Http`].
+    pub policy: ForwardingPolicy,
     /// True if a connection may carry several requests. All of them go to the backend of the first,
     /// which is the only one that is parsed. If false, the backend is told to close.
     pub keep_alive: bool,
@@ -222,7 +222,7 @@ impl core::fmt::Display for ListenerError {
 /// # Errors
 /// The first listener that cannot be opened.
 pub fn check_listeners(
-    listeners: &[Listener],
+    listeners: &[ProxyListener],
     is_ours: impl Fn(IpAddr) -> bool,
 ) -> Result<(), ListenerError> {
     for (index, l) in listeners.iter().enumerate() {
@@ -230,7 +230,7 @@ pub fn check_listeners(
         if l.port == 0 || l.addr.is_some_and(|addr| !is_ours(addr)) {
             return Err(unopenable(false));
         }
-        let same = |other: &Listener| {
+        let same = |other: &ProxyListener| {
             let any = other.addr.is_none() || l.addr.is_none();
             other.port == l.port && (any || other.addr == l.addr)
         };
@@ -243,7 +243,7 @@ pub fn check_listeners(
 
 /// Limits and timeouts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct ProxyLimits {
     /// Concurrent clients; more are reset.
     pub connections_max: usize,
     /// Bytes of a request head or of the records of a ClientHello.
@@ -260,7 +260,7 @@ pub struct Limits {
     pub retries: u32,
 }
 
-impl Default for Limits {
+impl Default for ProxyLimits {
     fn default() -> Self {
         Self {
             connections_max: 32_768,
@@ -276,16 +276,16 @@ impl Default for Limits {
 
 /// The part of the configuration that can change while the proxy runs.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct Table {
+pub struct ProxyTable {
     /// The listeners.
-    pub listeners: Vec<Listener>,
+    pub listeners: Vec<ProxyListener>,
     /// The pools.
-    pub pools: Vec<Pool>,
+    pub pools: Vec<ProxyPool>,
     /// Limits and timeouts.
-    pub limits: Limits,
+    pub limits: ProxyLimits,
 }
 
-impl Table {
+impl ProxyTable {
     /// Reorders the listeners of `next`: those of this table keep their indices, and new ones
     /// follow. A listener that `next` lacks is kept for its connections, with its pools found by
     /// name. Returns for each listener whether `next` had it.
@@ -298,10 +298,10 @@ impl Table {
         let mut fresh = core::mem::take(&mut next.listeners);
         let mut wanted = Vec::new();
         for old in &self.listeners {
-            let same = |new: &Listener| (new.addr, new.port) == (old.addr, old.port);
+            let same = |new: &ProxyListener| (new.addr, new.port) == (old.addr, old.port);
             let new = fresh.iter().position(same).map(|at| fresh.remove(at));
             wanted.push(new.is_some());
-            next.listeners.push(new.unwrap_or_else(|| Listener {
+            next.listeners.push(new.unwrap_or_else(|| ProxyListener {
                 routes:
                     old.routes.iter().filter_map(|route| route.with_pool_index(place)).collect(),
                 default: old.default.and_then(place),
@@ -322,7 +322,7 @@ impl ProxyRoute {
 
 /// The part of the configuration that does not change while the proxy runs.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct ProxyConfig {
     /// Length of each listener's accept queue.
     pub backlog: usize,
     /// Value of the Server field of the proxy's own responses, and name of the proxy in Via.
@@ -337,7 +337,7 @@ pub struct Config {
     pub access_log: bool,
 }
 
-impl Default for Config {
+impl Default for ProxyConfig {
     fn default() -> Self {
         Self {
             backlog: 1024,
@@ -354,22 +354,22 @@ impl Default for Config {
 mod tests {
     use super::*;
 
-    fn table(ports: &[u16], pools: &[&str], default: usize) -> Table {
-        let listener = |&port: &u16| Listener {
+    fn table(ports: &[u16], pools: &[&str], default: usize) -> ProxyTable {
+        let listener = |&port: &u16| ProxyListener {
             addr: None,
             port,
-            mode: Mode::Http,
+            mode: ProxyMode::Http,
             routes: vec![ProxyRoute { pool: default, ..ProxyRoute::default() }],
             default: Some(default),
-            insert: Insert::default(),
-            policy: HeaderPolicy::Append,
+            insert: InsertedFields::default(),
+            policy: ForwardingPolicy::Append,
             keep_alive: true,
         };
-        let pool = |&name: &&str| Pool { name: name.to_owned(), ..Pool::default() };
-        Table {
+        let pool = |&name: &&str| ProxyPool { name: name.to_owned(), ..ProxyPool::default() };
+        ProxyTable {
             listeners: ports.iter().map(listener).collect(),
             pools: pools.iter().map(pool).collect(),
-            ..Table::default()
+            ..ProxyTable::default()
         }
     }
 
@@ -396,9 +396,9 @@ mod tests {
     fn listeners_are_checked_together() {
         let ours = |addr: IpAddr| addr.to_string() == "10.77.0.2";
         let check = |listen: &[(Option<&str>, u16)]| {
-            let listeners: Vec<Listener> = listen
+            let listeners: Vec<ProxyListener> = listen
                 .iter()
-                .map(|(addr, port)| Listener {
+                .map(|(addr, port)| ProxyListener {
                     addr: addr.map(|addr| addr.parse().unwrap()),
                     ..table(&[*port], &["a"], 0).listeners.remove(0)
                 })

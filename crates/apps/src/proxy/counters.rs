@@ -5,7 +5,7 @@ use host::{SocketError, SpliceEnd, SpliceError};
 
 base::counters! {
     /// Counters of one proxy.
-    pub struct Counters {
+    pub struct ProxyCounters {
         /// Clients accepted.
         proxy_accepted,
         /// Clients reset at once, because `connections_max` were connected.
@@ -131,7 +131,7 @@ base::counters! {
     }
 }
 
-impl Counters {
+impl ProxyCounters {
     /// Counts a response of the proxy's own by its status code.
     pub(crate) fn count_status(&mut self, code: u16) {
         match code {

@@ -13,7 +13,7 @@ use wire::Endpoint;
 
 use self::fields::{ConnectionOptions, ForwardingField, HeaderFieldKind};
 use self::target::{Authority, ForwardedTarget};
-use super::config::{HashBy, HeaderPolicy, Insert, Limits, Listener};
+use super::config::{ForwardingPolicy, HashBy, InsertedFields, ProxyLimits, ProxyListener};
 use super::maglev::hash_name;
 use super::route;
 use crate::content::request::{self, HttpRequest, ParsedRequest, decimal};
@@ -21,8 +21,8 @@ use crate::content::status::HttpStatus;
 
 /// Facts about a request besides its bytes.
 pub(crate) struct ProxyRequestEnv<'a> {
-    pub(crate) listener: &'a Listener,
-    pub(crate) limits: &'a Limits,
+    pub(crate) listener: &'a ProxyListener,
+    pub(crate) limits: &'a ProxyLimits,
     /// Remote and local address of the client's connection.
     pub(crate) client: Endpoint,
     pub(crate) local: Endpoint,
@@ -135,7 +135,7 @@ impl<'r, 'h, 'b> ForwardedRequest<'r, 'h, 'b> {
     ///
     /// # Errors
     /// The status that refuses the request.
-    fn of(request: &'r HttpRequest<'h, 'b>, listener: &Listener) -> Result<Self, HttpStatus> {
+    fn of(request: &'r HttpRequest<'h, 'b>, listener: &ProxyListener) -> Result<Self, HttpStatus> {
         // RFC 9110 section 9.3.6: a reverse proxy opens no tunnels to addresses from clients.
         if request.name == b"CONNECT" {
             return Err(HttpStatus::MethodNotAllowed);
@@ -158,7 +158,7 @@ impl<'r, 'h, 'b> ForwardedRequest<'r, 'h, 'b> {
             framing: ForwardedFraming::of(request)?,
             options,
         };
-        let is_joined = listener.insert.forwarded && listener.policy == HeaderPolicy::Append;
+        let is_joined = listener.insert.forwarded && listener.policy == ForwardingPolicy::Append;
         if is_joined && !message.values(ForwardingField::Forwarded, listener).all(quotes_are_closed)
         {
             return Err(HttpStatus::BadRequest);
@@ -197,7 +197,7 @@ impl<'r, 'h, 'b> ForwardedRequest<'r, 'h, 'b> {
     }
 
     /// Returns whether a field is passed on at its position.
-    fn is_passed_on(&self, name: &str, listener: &Listener) -> bool {
+    fn is_passed_on(&self, name: &str, listener: &ProxyListener) -> bool {
         let is_kept = match fields::kind(name) {
             HeaderFieldKind::EndToEnd => true,
             HeaderFieldKind::Generated | HeaderFieldKind::Dropped => false,
@@ -213,7 +213,7 @@ impl<'r, 'h, 'b> ForwardedRequest<'r, 'h, 'b> {
     fn values(
         &self,
         field: ForwardingField,
-        listener: &Listener,
+        listener: &ProxyListener,
     ) -> impl Iterator<Item = &'b [u8]> + use<'_, 'b> {
         // X-Forwarded-Proto is no list: a forged value of the client would be read before the
         // proxy's.
@@ -254,7 +254,7 @@ impl<'r, 'h, 'b> ForwardedRequest<'r, 'h, 'b> {
 
     /// Writes the connection-specific fields. Those of the client are not passed on, but since all
     /// bytes behind the head are relayed, they determine the fields for the backend.
-    fn write_connection(&self, out: &mut Vec<u8>, listener: &Listener) {
+    fn write_connection(&self, out: &mut Vec<u8>, listener: &ProxyListener) {
         let is_1_0 = self.request.minor == 0;
         let all = |name: &'static str| {
             let fields = self.request.fields().iter();
@@ -265,7 +265,7 @@ impl<'r, 'h, 'b> ForwardedRequest<'r, 'h, 'b> {
         if !is_1_0 && all("expect").next().is_some() {
             write_field(out, "Expect", [&b"100-continue"[..]].into_iter());
         }
-        let carries_one = !listener.keep_alive || listener.policy == HeaderPolicy::Replace;
+        let carries_one = !listener.keep_alive || listener.policy == ForwardingPolicy::Replace;
         if carries_one || self.options.has(b"close") {
             return write_field(out, "Connection", [&b"close"[..]].into_iter());
         }
@@ -286,7 +286,7 @@ impl<'r, 'h, 'b> ForwardedRequest<'r, 'h, 'b> {
 }
 
 /// Returns whether the proxy adds a value to a field.
-const fn is_inserted(field: ForwardingField, insert: Insert) -> bool {
+const fn is_inserted(field: ForwardingField, insert: InsertedFields) -> bool {
     match field {
         ForwardingField::XForwardedFor => insert.x_forwarded_for,
         ForwardingField::XForwardedProto => insert.x_forwarded_proto,
@@ -298,10 +298,10 @@ const fn is_inserted(field: ForwardingField, insert: Insert) -> bool {
 
 /// Returns whether the client's value of a field is passed on. Via names the proxies on the way,
 /// and servers use it only to detect loops.
-fn is_trusted_field(field: ForwardingField, policy: HeaderPolicy) -> bool {
+fn is_trusted_field(field: ForwardingField, policy: ForwardingPolicy) -> bool {
     match field {
         ForwardingField::Via => true,
-        _ => policy == HeaderPolicy::Append,
+        _ => policy == ForwardingPolicy::Append,
     }
 }
 

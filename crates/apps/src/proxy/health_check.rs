@@ -3,12 +3,12 @@
 //! [`super::server`] calls [`HealthChecks::handle_timeout`] when a check is due or has taken too long,
 //! and [`HealthChecks::handle_socket`] when its socket's readiness changed. A check is a connection or,
 //! if the pool has a path, a GET that must be answered with 2xx or 3xx. A backend that is not
-//! checked and went down is tried again after [`Check::DOWN_TIME`].
+//! checked and went down is tried again after [`HealthCheckConfig::DOWN_TIME`].
 
 use base::{DeadlineHeap, Duration, Instant, Prng};
 use bytes::Bytes;
 
-use super::config::{Check, Pool};
+use super::config::{HealthCheckConfig, ProxyPool};
 use super::pool::BackendId;
 use super::proxy_protocol;
 use super::shared::{ProxyShared, SocketOwner};
@@ -210,7 +210,7 @@ fn poll_probe<S: ProxySockets>(
     now: Instant,
     host: &mut S,
     probe: &mut HealthCheckProbe<S::Id>,
-    pool: &Pool,
+    pool: &ProxyPool,
     shared: &ProxyShared<S::Id>,
 ) -> HealthCheckOutcome {
     let ready = host.readiness(probe.socket);
@@ -250,8 +250,8 @@ fn poll_probe<S: ProxySockets>(
     }
 }
 
-fn request(pool: &Pool, addr: &str, name: &str) -> Bytes {
-    let Check { path, host, .. } = &pool.check;
+fn request(pool: &ProxyPool, addr: &str, name: &str) -> Bytes {
+    let HealthCheckConfig { path, host, .. } = &pool.check;
     let host = if host.is_empty() { addr } else { host };
     let mut bytes = Vec::new();
     if pool.proxy_protocol {

@@ -4,7 +4,7 @@
 //! [`Proxy`] is a handler over [`host::Host`]'s sockets, like [`crate::content::ContentServer`]:
 //! the driver passes it the notices of [`Host::poll_notice`], calls it at [`Proxy::poll_timeout`],
 //! and runs the host afterwards. Files, names and signals are left to the driver, which passes a
-//! new [`Table`] to [`Proxy::apply`] when one of them changes.
+//! new [`ProxyTable`] to [`Proxy::apply`] when one of them changes.
 //!
 //! Modules from the socket inward: `server` (pairs, deadlines), `pair` (one client and its
 //! backend), `health_check` (health checks), `pool` (backends and load balancing), `maglev`; without
@@ -29,15 +29,16 @@ mod termination;
 
 use base::Instant;
 use host::{
-    Application, Host, Listen, ListenError, ListenerId, ListenerOption, Notice, SocketId,
+    Application, Host, ListenConfig, ListenError, ListenerId, ListenerOption, Notice, SocketId,
     SocketOption,
 };
 
 pub use config::{
-    Balance, Check, Config, HashBy, HeaderPolicy, Insert, Limits, Listener, ListenerError, Mode,
-    Pool, ProxyBackend, ProxyRoute, Table, check_listeners,
+    ForwardingPolicy, HashBy, HealthCheckConfig, InsertedFields, ListenerError, LoadBalancing,
+    ProxyBackend, ProxyConfig, ProxyLimits, ProxyListener, ProxyMode, ProxyPool, ProxyRoute,
+    ProxyTable, check_listeners,
 };
-pub use counters::Counters;
+pub use counters::ProxyCounters;
 
 use server::ProxyServer;
 
@@ -65,12 +66,12 @@ impl Proxy {
     /// The first listener that could not be created.
     pub fn new(
         now: Instant,
-        config: Config,
-        table: Table,
+        config: ProxyConfig,
+        table: ProxyTable,
         host: &mut Host,
     ) -> Result<Self, ListenError> {
         let backlog = config.backlog;
-        let open = |l: &Listener| {
+        let open = |l: &ProxyListener| {
             listen(host, l, backlog).map(|id| ListenerState { id: Some(id), open: true })
         };
         let ports = table.listeners.iter().map(open).collect::<Result<_, _>>()?;
@@ -90,14 +91,14 @@ impl Proxy {
         &mut self,
         now: Instant,
         host: &mut Host,
-        mut table: Table,
+        mut table: ProxyTable,
     ) -> Result<(), ListenerError> {
         let shared = &mut self.server.shared;
         check_listeners(&table.listeners, |addr| host.is_ours(addr)).inspect_err(|why| {
             shared.remark(now, why);
             shared.counters.proxy_tables_refused += 1;
         })?;
-        let modes: Vec<Mode> = shared.table.listeners.iter().map(|l| l.mode).collect();
+        let modes: Vec<ProxyMode> = shared.table.listeners.iter().map(|l| l.mode).collect();
         let wanted = shared.table.replace_listeners(&mut table);
         self.listeners.resize(wanted.len(), ListenerState { id: None, open: false });
         // Listeners are closed first: a new one may use the same port.
@@ -209,16 +210,16 @@ impl ListenerState {
     }
 }
 
-fn listen(host: &mut Host, l: &Listener, backlog: usize) -> Result<ListenerId, ListenError> {
-    let id = host.listen(Listen { addr: l.addr, port: l.port, backlog })?;
+fn listen(host: &mut Host, l: &ProxyListener, backlog: usize) -> Result<ListenerId, ListenError> {
+    let id = host.listen(ListenConfig { addr: l.addr, port: l.port, backlog })?;
     host.set_listener_option(id, ListenerOption::TeardownOffload(true));
     set_options(host, id, l.mode);
     Ok(id)
 }
 
-fn set_options(host: &mut Host, id: ListenerId, mode: Mode) {
+fn set_options(host: &mut Host, id: ListenerId, mode: ProxyMode) {
     // In TCP mode the protocol may be one in which the server sends first.
-    let speaks_first = mode != Mode::Tcp;
+    let speaks_first = mode != ProxyMode::Tcp;
     host.set_listener_option(id, ListenerOption::DeferAccept(speaks_first));
     host.set_listener_option(id, ListenerOption::SetupOffload(speaks_first));
 }

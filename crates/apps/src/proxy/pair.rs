@@ -15,7 +15,7 @@ use bytes::Bytes;
 use host::{SocketError, SpliceEnd, SpliceError, SpliceMeta};
 use wire::Endpoint;
 
-use super::config::{Balance, Listener, Mode};
+use super::config::{LoadBalancing, ProxyListener, ProxyMode};
 use super::head::{self, ProxyDecision};
 use super::maglev::{hash_addr, hash_name};
 use super::pool::{BackendId, NoBackend};
@@ -159,8 +159,8 @@ impl<I: Copy + Eq> ProxyPair<I> {
     ) -> PairAction {
         let listener = cx.shared.table.listeners.get(self.listener);
         match listener.map(|listener| (listener.mode, listener.default)) {
-            Some((Mode::Tcp, Some(pool))) => self.begin_connecting(cx, pool),
-            Some((Mode::Tcp, None)) | None => {
+            Some((ProxyMode::Tcp, Some(pool))) => self.begin_connecting(cx, pool),
+            Some((ProxyMode::Tcp, None)) | None => {
                 self.set_termination(TerminationCause::Proxy, TerminationStage::Request);
                 self.reset_both_sides(cx)
             }
@@ -192,7 +192,7 @@ impl<I: Copy + Eq> ProxyPair<I> {
             ProxyPairPhase::Head => {
                 cx.shared.counters.proxy_timeouts_head += 1;
                 self.set_termination(TerminationCause::ClientTimeout, TerminationStage::Request);
-                let is_http = self.mode(cx) == Some(Mode::Http);
+                let is_http = self.mode(cx) == Some(ProxyMode::Http);
                 if is_http && !self.buffer.is_empty() {
                     return self.answer(cx, HttpStatus::RequestTimeout);
                 }
@@ -211,7 +211,7 @@ impl<I: Copy + Eq> ProxyPair<I> {
         }
     }
 
-    fn mode<S: ProxySockets<Id = I>>(&self, cx: &ProxyPairEnv<'_, S>) -> Option<Mode> {
+    fn mode<S: ProxySockets<Id = I>>(&self, cx: &ProxyPairEnv<'_, S>) -> Option<ProxyMode> {
         cx.shared.table.listeners.get(self.listener).map(|listener| listener.mode)
     }
 
@@ -222,9 +222,9 @@ impl<I: Copy + Eq> ProxyPair<I> {
             return self.reset_both_sides(cx);
         }
         let found = match self.mode(cx) {
-            Some(Mode::Http) => self.read_http(cx),
-            Some(Mode::Tls) => self.read_hello(cx),
-            Some(Mode::Tcp) | None => return self.reset_both_sides(cx),
+            Some(ProxyMode::Http) => self.read_http(cx),
+            Some(ProxyMode::Tls) => self.read_hello(cx),
+            Some(ProxyMode::Tcp) | None => return self.reset_both_sides(cx),
         };
         match found {
             Routing::Pool(pool) => self.begin_connecting(cx, pool),
@@ -286,7 +286,8 @@ impl<I: Copy + Eq> ProxyPair<I> {
         pool: usize,
         name: Option<u64>,
     ) {
-        if let Some(Balance::Maglev(by)) = cx.shared.table.pools.get(pool).map(|p| p.balance) {
+        if let Some(LoadBalancing::Maglev(by)) = cx.shared.table.pools.get(pool).map(|p| p.balance)
+        {
             self.hash = head::balance_hash(by, self.hash, name);
         }
     }
@@ -345,7 +346,8 @@ impl<I: Copy + Eq> ProxyPair<I> {
             self.requested = name.as_bytes().to_vec();
         }
         let listener = cx.shared.table.listeners.get(self.listener);
-        match listener.and_then(|l: &Listener| route::find_pool(l, name.trim_end_matches('.'), ""))
+        match listener
+            .and_then(|l: &ProxyListener| route::find_pool(l, name.trim_end_matches('.'), ""))
         {
             Some(pool) => {
                 let hash = (!name.is_empty()).then(|| hash_name(name.as_bytes()));
@@ -489,7 +491,7 @@ impl<I: Copy + Eq> ProxyPair<I> {
         };
         self.set_termination(cause, TerminationStage::Connect);
         match self.mode(cx) {
-            Some(Mode::Http) => self.answer(
+            Some(ProxyMode::Http) => self.answer(
                 cx,
                 match error {
                     Some(SocketError::TimedOut) => HttpStatus::GatewayTimeout,
@@ -497,9 +499,9 @@ impl<I: Copy + Eq> ProxyPair<I> {
                     None => HttpStatus::ServiceUnavailable,
                 },
             ),
-            Some(Mode::Tls) => self.answer_alert(cx, sni::INTERNAL_ERROR),
+            Some(ProxyMode::Tls) => self.answer_alert(cx, sni::INTERNAL_ERROR),
             // TCP has no other way to report an error than a reset.
-            Some(Mode::Tcp) | None => self.reset_both_sides(cx),
+            Some(ProxyMode::Tcp) | None => self.reset_both_sides(cx),
         }
     }
 
@@ -511,7 +513,7 @@ impl<I: Copy + Eq> ProxyPair<I> {
     /// Returns the stage of the pair for its termination state.
     fn stage(&self, shared: &ProxyShared<I>) -> TerminationStage {
         let listener = shared.table.listeners.get(self.listener);
-        let is_http = listener.is_some_and(|listener| listener.mode == Mode::Http);
+        let is_http = listener.is_some_and(|listener| listener.mode == ProxyMode::Http);
         match self.phase {
             ProxyPairPhase::Head => TerminationStage::Request,
             ProxyPairPhase::Connecting => TerminationStage::Connect,

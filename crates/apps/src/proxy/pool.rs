@@ -8,7 +8,9 @@
 use base::{Duration, Instant};
 use wire::Endpoint;
 
-use super::config::{Balance, Check, Pool as PoolConfig, ProxyBackend as BackendConfig};
+use super::config::{
+    HealthCheckConfig, LoadBalancing, ProxyBackend as BackendConfig, ProxyPool as PoolConfig,
+};
 use super::maglev::MaglevTable;
 
 /// Maximum ratio of two backends' entries in a Maglev table.
@@ -221,17 +223,17 @@ impl Backends {
         let found = match config.balance {
             // nginx's smooth weighted round robin: in each turn every backend is credited its
             // weight. The backend with the most credit is chosen, and pays the sum of the weights.
-            Balance::RoundRobin => {
+            LoadBalancing::RoundRobin => {
                 let owed =
                     |id: &BackendId| get(id).map_or(0, |b| -(b.credit + i64::from(b.weight)));
                 turn.filter(usable).min_by_key(owed)
             }
-            Balance::Least => {
+            LoadBalancing::Least => {
                 let load =
                     |b: &BackendState| ((u64::from(b.connections) + 1) << 32) / u64::from(b.weight);
                 turn.filter(usable).min_by_key(|id| get(id).map_or(u64::MAX, load))
             }
-            Balance::Maglev(_) => {
+            LoadBalancing::Maglev(_) => {
                 let (table, members) =
                     pool.maglev.get_or_insert_with(|| build_maglev(&pool.members, slots));
                 let mut flow = table.lookup(hash).filter_map(|at| members.get(at).copied());
@@ -246,7 +248,7 @@ impl Backends {
         };
         // The next choice begins behind this backend, so that equal backends take turns.
         pool.cursor = pool.members.iter().position(|m| *m == id).map_or(0, |at| at + 1);
-        if config.balance == Balance::RoundRobin {
+        if config.balance == LoadBalancing::RoundRobin {
             settle_credit(&mut self.slots, &pool.members, id, fits);
         }
         if let Some(backend) = self.get_mut(id) {
@@ -293,13 +295,13 @@ impl Backends {
         let change = self.switch_health_if(id, check.fall.max(1), false);
         if change == HealthChange::Down && check.interval == Duration::ZERO {
             if let Some(backend) = self.get_mut(id) {
-                backend.due = now + Check::DOWN_TIME;
+                backend.due = now + HealthCheckConfig::DOWN_TIME;
             }
         }
         change
     }
 
-    /// Marks a backend without checks as up again, after [`Check::DOWN_TIME`].
+    /// Marks a backend without checks as up again, after [`HealthCheckConfig::DOWN_TIME`].
     pub(crate) fn try_again(&mut self, id: BackendId) -> HealthChange {
         if let Some(backend) = self.get_mut(id) {
             backend.streak = 1;
@@ -377,7 +379,7 @@ mod tests {
         Endpoint { addr: [10, 0, 0, n].into(), port: 80 }
     }
 
-    fn pool(name: &str, balance: Balance, backends: &[u8]) -> PoolConfig {
+    fn pool(name: &str, balance: LoadBalancing, backends: &[u8]) -> PoolConfig {
         let backends = backends.iter().map(|n| addr(*n).into()).collect();
         PoolConfig { name: name.to_owned(), balance, backends, ..PoolConfig::default() }
     }
@@ -401,7 +403,7 @@ mod tests {
     }
 
     /// Creates a pool of backends with address, priority and weight.
-    fn weighted(balance: Balance, backends: &[(u8, u16, u32)]) -> Backends {
+    fn weighted(balance: LoadBalancing, backends: &[(u8, u16, u32)]) -> Backends {
         let one = |&(n, priority, weight): &(u8, u16, u32)| BackendConfig {
             addr: addr(n),
             priority,
@@ -429,12 +431,12 @@ mod tests {
     /// RFC 2782: in proportion to the weights, evenly over time.
     #[test]
     fn weights() {
-        let mut all = weighted(Balance::RoundRobin, &[(1, 0, 5), (2, 0, 1), (3, 0, 1)]);
+        let mut all = weighted(LoadBalancing::RoundRobin, &[(1, 0, 5), (2, 0, 1), (3, 0, 1)]);
         let turns: Vec<u8> = (0..14).map(|_| chosen(&mut all, 0, &[]).unwrap()).collect();
         assert_eq!(turns, [1, 1, 2, 1, 3, 1, 1, 1, 1, 2, 1, 3, 1, 1]);
-        let mut all = weighted(Balance::Least, &[(1, 0, 60), (2, 0, 10), (3, 0, 30)]);
+        let mut all = weighted(LoadBalancing::Least, &[(1, 0, 60), (2, 0, 10), (3, 0, 30)]);
         assert_eq!(shares(&mut all, 100), [60, 10, 30]);
-        let by = Balance::Maglev(HashBy::Source);
+        let by = LoadBalancing::Maglev(HashBy::Source);
         let mut all = weighted(by, &[(1, 0, 60), (2, 0, 10), (3, 0, 30)]);
         let counts = shares(&mut all, 10_000);
         for (count, share) in counts.into_iter().zip([6_000_u64, 1_000, 3_000]) {
@@ -445,7 +447,9 @@ mod tests {
     /// RFC 2782: a higher value only if no backend of a lower one is available.
     #[test]
     fn priorities() {
-        for balance in [Balance::RoundRobin, Balance::Least, Balance::Maglev(HashBy::Source)] {
+        for balance in
+            [LoadBalancing::RoundRobin, LoadBalancing::Least, LoadBalancing::Maglev(HashBy::Source)]
+        {
             let mut all = weighted(balance, &[(1, 10, 1), (2, 20, 9), (3, 20, 1)]);
             assert_eq!(shares(&mut all, 50), [50, 0, 0]);
             let first = id_of(&all, 1);
@@ -463,7 +467,7 @@ mod tests {
     #[test]
     fn round_robin() {
         let mut all = Backends::default();
-        all.apply(&[pool("a", Balance::RoundRobin, &[1, 2, 3])]);
+        all.apply(&[pool("a", LoadBalancing::RoundRobin, &[1, 2, 3])]);
         let mut six = [0; 6];
         six.fill_with(|| chosen(&mut all, 0, &[]).unwrap());
         assert_eq!(six, [1, 2, 3, 1, 2, 3]);
@@ -475,7 +479,7 @@ mod tests {
     #[test]
     fn least_connections() {
         let mut all = Backends::default();
-        all.apply(&[pool("a", Balance::Least, &[1, 2])]);
+        all.apply(&[pool("a", LoadBalancing::Least, &[1, 2])]);
         assert_eq!([(); 4].map(|()| chosen(&mut all, 0, &[]).unwrap()), [1, 2, 1, 2]);
         let two = id_of(&all, 2);
         all.release(two);
@@ -487,7 +491,7 @@ mod tests {
     fn maglev_moves_few_flows() {
         let mut all = Backends::default();
         let backends: Vec<u8> = (1..=8).collect();
-        all.apply(&[pool("a", Balance::Maglev(HashBy::Source), &backends)]);
+        all.apply(&[pool("a", LoadBalancing::Maglev(HashBy::Source), &backends)]);
         let hashes = 0..1000_u64;
         let hash = |n: u64| super::super::maglev::hash_name(&n.to_be_bytes());
         let before: Vec<u8> =
@@ -509,7 +513,8 @@ mod tests {
     #[test]
     fn down_full_and_up_again() {
         let mut all = Backends::default();
-        let small = PoolConfig { connections_max: 1, ..pool("a", Balance::RoundRobin, &[1, 2]) };
+        let small =
+            PoolConfig { connections_max: 1, ..pool("a", LoadBalancing::RoundRobin, &[1, 2]) };
         all.apply(&[small]);
         assert_eq!((chosen(&mut all, 0, &[]), chosen(&mut all, 0, &[])), (Ok(1), Ok(2)));
         assert_eq!(chosen(&mut all, 0, &[]), Err(NoBackend::Full));
@@ -534,11 +539,11 @@ mod tests {
     #[test]
     fn without_checks_it_is_tried_again_later() {
         let mut all = Backends::default();
-        let check = Check { interval: Duration::ZERO, ..Check::default() };
-        all.apply(&[PoolConfig { check, ..pool("a", Balance::RoundRobin, &[1]) }]);
+        let check = HealthCheckConfig { interval: Duration::ZERO, ..HealthCheckConfig::default() };
+        all.apply(&[PoolConfig { check, ..pool("a", LoadBalancing::RoundRobin, &[1]) }]);
         down(&mut all, 1);
         let one = id_of(&all, 1);
-        assert_eq!(all.get(one).unwrap().due, Instant::ZERO + Check::DOWN_TIME);
+        assert_eq!(all.get(one).unwrap().due, Instant::ZERO + HealthCheckConfig::DOWN_TIME);
         assert_eq!(all.try_again(one), HealthChange::Up);
         assert_eq!(chosen(&mut all, 0, &[]), Ok(1));
     }
@@ -547,8 +552,8 @@ mod tests {
     fn new_table_drains_removed_backends() {
         let mut all = Backends::default();
         let (slots, added) = all.apply(&[
-            pool("a", Balance::RoundRobin, &[1, 2]),
-            pool("b", Balance::RoundRobin, &[1]),
+            pool("a", LoadBalancing::RoundRobin, &[1, 2]),
+            pool("b", LoadBalancing::RoundRobin, &[1]),
         ]);
         assert_eq!((slots, added.len()), (vec![0, 1], 3));
         assert_eq!(chosen(&mut all, 0, &[]), Ok(1));
@@ -556,8 +561,8 @@ mod tests {
         let one = id_of(&all, 1);
         // The order changes, pool "a" loses backend 1 and gains 3, pool "b" is removed.
         let (slots, added) = all.apply(&[
-            pool("c", Balance::RoundRobin, &[9]),
-            pool("a", Balance::RoundRobin, &[3, 2]),
+            pool("c", LoadBalancing::RoundRobin, &[9]),
+            pool("a", LoadBalancing::RoundRobin, &[3, 2]),
         ]);
         assert_eq!((slots[1], added.len()), (0, 2), "a pool keeps its slot");
         assert!(all.get(one).is_some_and(|b| b.draining && b.connections == 1));

@@ -4,11 +4,11 @@
 //! treats `/%61` as `/a` does so after the choice. Routes select backends; they are no access
 //! control.
 
-use super::config::{Listener, ProxyRoute};
+use super::config::{ProxyListener, ProxyRoute};
 
 /// Returns the pool for a name and a path, both of which may be empty; `None` if neither a route
 /// matches nor a default exists.
-pub(crate) fn find_pool(listener: &Listener, name: &str, path: &str) -> Option<usize> {
+pub(crate) fn find_pool(listener: &ProxyListener, name: &str, path: &str) -> Option<usize> {
     let fitting = listener.routes.iter().filter_map(|route| {
         let host = host_rank(&route.host, name)?;
         path_fits(&route.path, path).then_some(((host, route.path.len()), route))
@@ -58,22 +58,22 @@ pub(crate) fn normalized_host(authority: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proxy::config::{HeaderPolicy, Insert, Mode};
+    use crate::proxy::config::{ForwardingPolicy, InsertedFields, ProxyMode};
 
-    fn listener(routes: &[(&str, &str)], default: Option<usize>) -> Listener {
+    fn listener(routes: &[(&str, &str)], default: Option<usize>) -> ProxyListener {
         let route = |(pool, (host, path)): (usize, &(&str, &str))| ProxyRoute {
             host: (*host).to_owned(),
             path: (*path).to_owned(),
             pool,
         };
-        Listener {
+        ProxyListener {
             addr: None,
             port: 80,
-            mode: Mode::Http,
+            mode: ProxyMode::Http,
             routes: routes.iter().enumerate().map(route).collect(),
             default,
-            insert: Insert::default(),
-            policy: HeaderPolicy::Append,
+            insert: InsertedFields::default(),
+            policy: ForwardingPolicy::Append,
             keep_alive: true,
         }
     }

@@ -8,7 +8,7 @@ use abi::Refusal;
 use base::{DeadlineHeap, Instant};
 use host::{SpliceError, SpliceId};
 
-use super::config::{Config, Table};
+use super::config::{ProxyConfig, ProxyTable};
 use super::health_check::HealthChecks;
 use super::pair::{PairAction, ProxyPair, ProxyPairEnv};
 use super::shared::{ProxyShared, SocketOwner};
@@ -26,7 +26,7 @@ pub(crate) struct ProxyServer<I> {
 }
 
 impl<I: Copy + Eq> ProxyServer<I> {
-    pub(crate) fn new(config: Config) -> Self {
+    pub(crate) fn new(config: ProxyConfig) -> Self {
         Self {
             checks: HealthChecks::new(config.seed),
             shared: ProxyShared::new(config),
@@ -43,7 +43,7 @@ impl<I: Copy + Eq> ProxyServer<I> {
     }
 
     /// Replaces the table. Clients that have a backend keep it.
-    pub(crate) fn apply(&mut self, now: Instant, table: Table) {
+    pub(crate) fn apply(&mut self, now: Instant, table: ProxyTable) {
         let (pools, added) = self.shared.backends.apply(&table.pools);
         self.shared.table = table;
         self.shared.pools = pools;

@@ -7,8 +7,8 @@ use base::Instant;
 use host::SpliceId;
 use wire::Endpoint;
 
-use super::config::{Config, Table};
-use super::counters::Counters;
+use super::config::{ProxyConfig, ProxyTable};
+use super::counters::ProxyCounters;
 use super::pool::{BackendId, Backends, HealthChange};
 use super::termination::Termination;
 use crate::content::date::HttpClock;
@@ -151,8 +151,8 @@ impl ResponseStatusLine {
 
 /// State that all connections share.
 pub(crate) struct ProxyShared<I> {
-    pub(crate) config: Config,
-    pub(crate) table: Table,
+    pub(crate) config: ProxyConfig,
+    pub(crate) table: ProxyTable,
     /// Slot in `backends` of each pool of the table.
     pub(crate) pools: Vec<usize>,
     pub(crate) backends: Backends,
@@ -160,24 +160,24 @@ pub(crate) struct ProxyShared<I> {
     /// Pairs that are spliced, or wait for the device's decision.
     pub(crate) splices: BTreeMap<SpliceId, usize>,
     pub(crate) clock: HttpClock,
-    pub(crate) counters: Counters,
+    pub(crate) counters: ProxyCounters,
     pub(crate) log: AccessLogQueue,
     /// Backends that went down since the health checks were last informed.
     pub(crate) went_down: Vec<BackendId>,
 }
 
 impl<I: Copy + Eq> ProxyShared<I> {
-    pub(crate) fn new(config: Config) -> Self {
+    pub(crate) fn new(config: ProxyConfig) -> Self {
         Self {
             clock: HttpClock::new(config.unix_epoch),
             log: AccessLogQueue::new(config.access_log),
             config,
-            table: Table::default(),
+            table: ProxyTable::default(),
             pools: Vec::new(),
             backends: Backends::default(),
             owners: SocketOwners::default(),
             splices: BTreeMap::new(),
-            counters: Counters::default(),
+            counters: ProxyCounters::default(),
             went_down: Vec::new(),
         }
     }

@@ -9,20 +9,21 @@ use bytes::Bytes;
 use host::Application as _;
 use nvme::{InitiatorRig, ScriptAnswer, config, remote};
 use outboard_apps::nvme::initiator::{
-    BackOff, Config, Discovery, Error, Event, Loss, Request, State,
+    AssociationLoss, BackOff, Discovery, InitiatorConfig, InitiatorEvent, InitiatorState,
+    NvmeRequest, NvmeRequestError,
 };
-use wire::nvme::command::{AsyncEvent, Command, Identify, io};
-use wire::nvme::identify::{Descriptor, cns};
+use wire::nvme::command::{AsyncEvent, IdentifyCommand, NvmeCommand, io};
+use wire::nvme::identify::{NamespaceDescriptor, cns};
 use wire::nvme::log::{DiscoveryEntry, DiscoveryHeader};
-use wire::nvme::pdu::{DataHeader, Fes, Header, R2t};
-use wire::nvme::status::Status;
+use wire::nvme::pdu::{DataPduHeader, FatalErrorStatus, PduHeader, R2t};
+use wire::nvme::status::NvmeStatus;
 
 fn bytes(len: usize, seed: usize) -> Bytes {
     (0..len).map(|i| u8::try_from((i / 512 * 31 + i + seed) % 251).unwrap()).collect()
 }
 
-fn write(lba: u64, data: &Bytes) -> Request {
-    Request::Write { lba, data: data.clone(), fua: false }
+fn write(lba: u64, data: &Bytes) -> NvmeRequest {
+    NvmeRequest::Write { lba, data: data.clone(), fua: false }
 }
 
 #[test]
@@ -44,20 +45,23 @@ fn every_request() {
             net.target.disk[8 << 9..][..4096] == small
                 && net.target.disk[100 << 9..][..100 << 10] == big
         );
-        let read = net.ask(Request::Read { lba: 100, blocks: 200 }, 25);
+        let read = net.ask(NvmeRequest::Read { lba: 100, blocks: 200 }, 25);
         assert_eq!(read.result, Ok(0));
         assert!(read.buffer.unwrap().as_slice() == big);
-        assert_eq!(net.ask(Request::Flush, 0).result, Ok(0));
-        let same = Request::Compare { lba: 8, data: small.clone() };
+        assert_eq!(net.ask(NvmeRequest::Flush, 0).result, Ok(0));
+        let same = NvmeRequest::Compare { lba: 8, data: small.clone() };
         assert_eq!(net.ask(same, 0).result, Ok(0));
-        let zeroes = Request::WriteZeroes { lba: 8, blocks: 4, deallocate: true, fua: true };
+        let zeroes = NvmeRequest::WriteZeroes { lba: 8, blocks: 4, deallocate: true, fua: true };
         assert_eq!(net.ask(zeroes, 0).result, Ok(0));
-        let other = net.ask(Request::Compare { lba: 8, data: small }, 0).result;
-        assert_eq!(other, Err(Error::Status(Status::COMPARE_FAILURE)));
+        let other = net.ask(NvmeRequest::Compare { lba: 8, data: small }, 0).result;
+        assert_eq!(other, Err(NvmeRequestError::Status(NvmeStatus::COMPARE_FAILURE)));
         assert_eq!(other.unwrap_err().to_string(), "the controller says: compare failure");
-        assert_eq!(net.ask(Request::Deallocate { ranges: vec![(0, 8), (9, 1)] }, 0).result, Ok(0));
-        let identify = Identify { cns: cns::NAMESPACE, ..Identify::default() };
-        let page = net.ask(Request::Identify(identify), 1);
+        assert_eq!(
+            net.ask(NvmeRequest::Deallocate { ranges: vec![(0, 8), (9, 1)] }, 0).result,
+            Ok(0)
+        );
+        let identify = IdentifyCommand { cns: cns::NAMESPACE, ..IdentifyCommand::default() };
+        let page = net.ask(NvmeRequest::Identify(identify), 1);
         assert_eq!((page.result, page.buffer.unwrap().as_slice()[1]), (Ok(0), 16));
 
         let read_write = (100 << 10, (100 << 10) + 4096);
@@ -88,23 +92,27 @@ fn invalid_requests_fail() {
         done.result.unwrap_err()
     };
     let data = bytes(512, 0);
-    let read = |lba, blocks| Request::Read { lba, blocks };
-    assert_eq!(bad(&mut net, read(4096, 1), 1), Error::OutOfRange);
-    assert_eq!(bad(&mut net, read(u64::MAX, 2), 1), Error::OutOfRange);
-    assert_eq!(bad(&mut net, read(0, 0), 1), Error::BadLength);
-    assert_eq!(bad(&mut net, read(0, 9), 1), Error::BadLength, "the buffer is too short");
-    assert_eq!(bad(&mut net, read(0, 8), 0), Error::BadLength);
-    assert_eq!(bad(&mut net, read(0, 257), 64), Error::BadLength, "MDTS");
-    assert_eq!(bad(&mut net, write(0, &data.slice(1..)), 0), Error::BadLength);
-    assert_eq!(bad(&mut net, write(4096, &data), 0), Error::OutOfRange);
-    let zeroes = Request::WriteZeroes { lba: 0, blocks: 257, deallocate: false, fua: false };
-    assert_eq!(bad(&mut net, zeroes, 0), Error::BadLength);
+    let read = |lba, blocks| NvmeRequest::Read { lba, blocks };
+    assert_eq!(bad(&mut net, read(4096, 1), 1), NvmeRequestError::OutOfRange);
+    assert_eq!(bad(&mut net, read(u64::MAX, 2), 1), NvmeRequestError::OutOfRange);
+    assert_eq!(bad(&mut net, read(0, 0), 1), NvmeRequestError::BadLength);
+    assert_eq!(
+        bad(&mut net, read(0, 9), 1),
+        NvmeRequestError::BadLength,
+        "the buffer is too short"
+    );
+    assert_eq!(bad(&mut net, read(0, 8), 0), NvmeRequestError::BadLength);
+    assert_eq!(bad(&mut net, read(0, 257), 64), NvmeRequestError::BadLength, "MDTS");
+    assert_eq!(bad(&mut net, write(0, &data.slice(1..)), 0), NvmeRequestError::BadLength);
+    assert_eq!(bad(&mut net, write(4096, &data), 0), NvmeRequestError::OutOfRange);
+    let zeroes = NvmeRequest::WriteZeroes { lba: 0, blocks: 257, deallocate: false, fua: false };
+    assert_eq!(bad(&mut net, zeroes, 0), NvmeRequestError::BadLength);
     let ranges = vec![(0, 1); 257];
-    assert_eq!(bad(&mut net, Request::Deallocate { ranges }, 0), Error::BadLength);
+    assert_eq!(bad(&mut net, NvmeRequest::Deallocate { ranges }, 0), NvmeRequestError::BadLength);
     let host = net.client.host();
-    net.initiator.submit(net.now, host, (1, 9), Request::Flush, None).unwrap();
+    net.initiator.submit(net.now, host, (1, 9), NvmeRequest::Flush, None).unwrap();
     net.settle();
-    assert_eq!(net.only_done().result, Err(Error::NoNamespace(9)));
+    assert_eq!(net.only_done().result, Err(NvmeRequestError::NoNamespace(9)));
     assert_eq!((net.target.log.len(), net.counter("commands")), (before, 0));
 }
 
@@ -114,7 +122,7 @@ fn queues_share_the_load() {
     let mut net = InitiatorRig::live(|config| (config.queues, config.queue_entries) = (3, 9));
     net.target.script = Box::new(|_, _| ScriptAnswer::Keep);
     for token in 0..100 {
-        net.submit(token, Request::Read { lba: token, blocks: 1 }, 1);
+        net.submit(token, NvmeRequest::Read { lba: token, blocks: 1 }, 1);
     }
     net.settle();
     let of = |qid| net.target.log.iter().filter(|entry| entry.0 == qid).count();
@@ -126,29 +134,29 @@ fn queues_share_the_load() {
     let (now, host) = (net.now, net.client.host());
     net.target.script = Box::new(|_, _| ScriptAnswer::Keep);
     for token in 0..1024 {
-        net.initiator.submit(now, host, (token, 1), Request::Flush, None).unwrap();
+        net.initiator.submit(now, host, (token, 1), NvmeRequest::Flush, None).unwrap();
     }
-    assert!(net.initiator.submit(now, host, (1024, 1), Request::Flush, None).is_err());
+    assert!(net.initiator.submit(now, host, (1024, 1), NvmeRequest::Flush, None).is_err());
     assert_eq!(net.counter("busy"), 1);
 }
 
-fn c2h(cid: u16, offset: u32, len: u32, last: bool, success: bool) -> Header {
-    Header::C2HData(DataHeader { cccid: cid, ttag: 0, offset, len, last, success })
+fn c2h(cid: u16, offset: u32, len: u32, last: bool, success: bool) -> PduHeader {
+    PduHeader::C2HData(DataPduHeader { cccid: cid, ttag: 0, offset, len, last, success })
 }
 
-fn response(cid: u16, status: Status) -> Header {
-    let completion = wire::nvme::command::Completion { result: 0, sqhd: 0, cid, status };
-    Header::CapsuleResp(completion.to_bytes())
+fn response(cid: u16, status: NvmeStatus) -> PduHeader {
+    let completion = wire::nvme::command::NvmeCompletion { result: 0, sqhd: 0, cid, status };
+    PduHeader::CapsuleResp(completion.to_bytes())
 }
 
 /// Runs a request against a controller that responds wrongly to its opcode. Checks that the request
 /// fails and others do not. Returns the terminate requests' error codes.
 fn misbehaves(
     opcode: u8,
-    request: &Request,
+    request: &NvmeRequest,
     pages: usize,
-    wrong: fn(u16) -> Vec<(Header, Vec<u8>)>,
-) -> Vec<Fes> {
+    wrong: fn(u16) -> Vec<(PduHeader, Vec<u8>)>,
+) -> Vec<FatalErrorStatus> {
     let mut net = InitiatorRig::live(|config| config.back_off.first = Duration::from_millis(1));
     net.target.script = Box::new(move |_, command| {
         if command.opcode == opcode {
@@ -158,14 +166,14 @@ fn misbehaves(
         }
     });
     net.submit(1, request.clone(), pages);
-    net.submit(2, Request::Flush, 0);
+    net.submit(2, NvmeRequest::Flush, 0);
     net.run_ms(1000);
     net.done.sort_by_key(|done| done.token);
     assert_eq!(net.done.len(), 2);
-    assert!(matches!(net.done[0].result, Err(Error::Protocol(_))), "{:?}", net.done);
+    assert!(matches!(net.done[0].result, Err(NvmeRequestError::Protocol(_))), "{:?}", net.done);
     assert_eq!(net.done[0].buffer.is_some(), pages > 0);
     assert_eq!(net.done[1].result, Ok(0));
-    assert_eq!(net.initiator.state(), State::Live);
+    assert_eq!(net.initiator.state(), InitiatorState::Live);
     // `protocol_retries` plus one.
     assert_eq!(net.counter("associations_lost"), 3);
     net.target.terminated.iter().map(|fault| fault.fes).collect()
@@ -173,25 +181,37 @@ fn misbehaves(
 
 #[test]
 fn protocol_violations_end_the_connection() {
-    let read = Request::Read { lba: 0, blocks: 8 };
+    let read = NvmeRequest::Read { lba: 0, blocks: 8 };
     let big = write(0, &bytes(32 << 10, 3));
-    type Case = (u8, Request, usize, fn(u16) -> Vec<(Header, Vec<u8>)>, Fes);
-    fn ask(cid: u16, offset: u32, len: u32) -> (Header, Vec<u8>) {
-        (Header::R2T(R2t { cccid: cid, ttag: 7, offset, len }), Vec::new())
+    type Case = (u8, NvmeRequest, usize, fn(u16) -> Vec<(PduHeader, Vec<u8>)>, FatalErrorStatus);
+    fn ask(cid: u16, offset: u32, len: u32) -> (PduHeader, Vec<u8>) {
+        (PduHeader::R2T(R2t { cccid: cid, ttag: 7, offset, len }), Vec::new())
     }
-    fn end(cid: u16) -> (Header, Vec<u8>) {
-        (response(cid, Status::SUCCESS), Vec::new())
+    fn end(cid: u16) -> (PduHeader, Vec<u8>) {
+        (response(cid, NvmeStatus::SUCCESS), Vec::new())
     }
     let cases: [Case; 15] = [
         // R2Ts beyond the data, for a command without data, for no command.
-        (io::WRITE, big.clone(), 0, |cid| vec![ask(cid, 0, 32_769)], Fes::OUT_OF_RANGE),
-        (io::WRITE, big.clone(), 0, |cid| vec![ask(cid, 32_768, 1)], Fes::OUT_OF_RANGE),
+        (
+            io::WRITE,
+            big.clone(),
+            0,
+            |cid| vec![ask(cid, 0, 32_769)],
+            FatalErrorStatus::OUT_OF_RANGE,
+        ),
+        (
+            io::WRITE,
+            big.clone(),
+            0,
+            |cid| vec![ask(cid, 32_768, 1)],
+            FatalErrorStatus::OUT_OF_RANGE,
+        ),
         (
             io::WRITE,
             big.clone(),
             0,
             |cid| vec![ask(cid, 0, 1), ask(cid, 0, 32_768)],
-            Fes::OUT_OF_RANGE,
+            FatalErrorStatus::OUT_OF_RANGE,
         ),
         // The right amount, but partly twice, or not from the beginning.
         (
@@ -199,45 +219,51 @@ fn protocol_violations_end_the_connection() {
             big.clone(),
             0,
             |cid| vec![ask(cid, 0, 16_384), ask(cid, 0, 16_384), end(cid)],
-            Fes::OUT_OF_RANGE,
+            FatalErrorStatus::OUT_OF_RANGE,
         ),
-        (io::WRITE, big.clone(), 0, |cid| vec![ask(cid, 16_384, 16_384)], Fes::OUT_OF_RANGE),
-        (io::READ, read.clone(), 1, |cid| vec![ask(cid, 0, 1)], Fes::INVALID_FIELD),
-        (io::WRITE, big.clone(), 0, |_| vec![ask(999, 0, 1)], Fes::INVALID_FIELD),
+        (
+            io::WRITE,
+            big.clone(),
+            0,
+            |cid| vec![ask(cid, 16_384, 16_384)],
+            FatalErrorStatus::OUT_OF_RANGE,
+        ),
+        (io::READ, read.clone(), 1, |cid| vec![ask(cid, 0, 1)], FatalErrorStatus::INVALID_FIELD),
+        (io::WRITE, big.clone(), 0, |_| vec![ask(999, 0, 1)], FatalErrorStatus::INVALID_FIELD),
         // Completions of no command, and of another command.
-        (io::READ, read.clone(), 1, |_| vec![end(999)], Fes::INVALID_FIELD),
-        (io::WRITE, big.clone(), 0, |cid| vec![end(cid ^ 1)], Fes::INVALID_FIELD),
+        (io::READ, read.clone(), 1, |_| vec![end(999)], FatalErrorStatus::INVALID_FIELD),
+        (io::WRITE, big.clone(), 0, |cid| vec![end(cid ^ 1)], FatalErrorStatus::INVALID_FIELD),
         // Success without all data.
-        (io::READ, read.clone(), 1, |cid| vec![end(cid)], Fes::SEQUENCE),
+        (io::READ, read.clone(), 1, |cid| vec![end(cid)], FatalErrorStatus::SEQUENCE),
         (
             io::READ,
             read.clone(),
             1,
             |cid| vec![(c2h(cid, 0, 4095, true, true), vec![1; 4095])],
-            Fes::INVALID_FIELD,
+            FatalErrorStatus::INVALID_FIELD,
         ),
-        (io::WRITE, big, 0, |cid| vec![end(cid)], Fes::SEQUENCE),
+        (io::WRITE, big, 0, |cid| vec![end(cid)], FatalErrorStatus::SEQUENCE),
         // Data of no command, beyond the buffer, out of order.
         (
             io::READ,
             read.clone(),
             1,
             |_| vec![(c2h(999, 0, 1, true, false), vec![1])],
-            Fes::INVALID_FIELD,
+            FatalErrorStatus::INVALID_FIELD,
         ),
         (
             io::READ,
             read.clone(),
             1,
             |cid| vec![(c2h(cid, 0, 4097, true, false), vec![1; 4097])],
-            Fes::OUT_OF_RANGE,
+            FatalErrorStatus::OUT_OF_RANGE,
         ),
         (
             io::READ,
             read,
             1,
             |cid| vec![(c2h(cid, 512, 512, true, false), vec![1; 512])],
-            Fes::OUT_OF_RANGE,
+            FatalErrorStatus::OUT_OF_RANGE,
         ),
     ];
     for (index, (opcode, request, pages, wrong, fes)) in cases.into_iter().enumerate() {
@@ -257,11 +283,11 @@ fn neighbours_of_a_bad_command() {
         _ => ScriptAnswer::Pdus(vec![(c2h(command.cid, 0, 512, true, true), vec![1; 512])]),
     });
     for token in 0..10 {
-        net.submit(token, Request::Flush, 0);
+        net.submit(token, NvmeRequest::Flush, 0);
     }
-    net.submit(10, Request::Read { lba: 0, blocks: 2 }, 1);
+    net.submit(10, NvmeRequest::Read { lba: 0, blocks: 2 }, 1);
     net.run_ms(1000);
-    assert!(matches!(net.only_done().result, Err(Error::Protocol(_))));
+    assert!(matches!(net.only_done().result, Err(NvmeRequestError::Protocol(_))));
     assert_eq!((net.counter("associations_lost"), net.counter("replayed")), (3, 3 * 10 + 2));
     net.target.release(net.now, net.server.host());
     net.settle();
@@ -273,16 +299,16 @@ fn neighbours_of_a_bad_command() {
 fn a_doubled_completion() {
     let mut net = InitiatorRig::live(|_| {});
     net.target.script = Box::new(|_, command| {
-        let end = || (response(command.cid, Status::SUCCESS), Vec::new());
+        let end = || (response(command.cid, NvmeStatus::SUCCESS), Vec::new());
         ScriptAnswer::Pdus(vec![end(), end()])
     });
-    net.submit(1, Request::Flush, 0);
+    net.submit(1, NvmeRequest::Flush, 0);
     net.settle();
     assert_eq!(net.only_done().result, Ok(0));
     assert_eq!(net.target.terminated.len(), 1);
-    assert!(matches!(net.events[..], [Event::Lost(Loss::Connection(_))]));
+    assert!(matches!(net.events[..], [InitiatorEvent::Lost(AssociationLoss::Connection(_))]));
     net.run_ms(1000);
-    assert_eq!((net.initiator.state(), net.done.len()), (State::Live, 0));
+    assert_eq!((net.initiator.state(), net.done.len()), (InitiatorState::Live, 0));
 }
 
 #[test]
@@ -302,15 +328,15 @@ fn data_with_a_wrong_digest_is_never_returned() {
                 answer.to_vec(),
             )])
         });
-        let done = net.ask(Request::Read { lba: 0, blocks: 8 }, 1);
+        let done = net.ask(NvmeRequest::Read { lba: 0, blocks: 8 }, 1);
         if wrong_times <= 3 {
             assert_eq!((done.result, net.counter("digest_retries")), (Ok(0), wrong_times.into()));
             assert!(done.buffer.unwrap().as_slice() == data);
         } else {
-            assert_eq!(done.result, Err(Error::DataDigest(4)));
+            assert_eq!(done.result, Err(NvmeRequestError::DataDigest(4)));
             assert_eq!(net.counter("read_bytes"), 0);
         }
-        assert_eq!(net.initiator.state(), State::Live, "the connection stands");
+        assert_eq!(net.initiator.state(), InitiatorState::Live, "the connection stands");
     }
 }
 
@@ -318,13 +344,17 @@ fn data_with_a_wrong_digest_is_never_returned() {
 #[test]
 fn transient_statuses_are_retried() {
     for (status, times, result) in [
-        (Status::TRANSIENT_TRANSPORT, 5, Ok(0)),
-        (Status::TRANSIENT_TRANSPORT, 6, Err(Error::Status(Status::TRANSIENT_TRANSPORT))),
-        (Status::WRITE_FAULT, 1, Err(Error::Status(Status::WRITE_FAULT))),
+        (NvmeStatus::TRANSIENT_TRANSPORT, 5, Ok(0)),
         (
-            Status::TRANSIENT_TRANSPORT.do_not_retry(),
+            NvmeStatus::TRANSIENT_TRANSPORT,
+            6,
+            Err(NvmeRequestError::Status(NvmeStatus::TRANSIENT_TRANSPORT)),
+        ),
+        (NvmeStatus::WRITE_FAULT, 1, Err(NvmeRequestError::Status(NvmeStatus::WRITE_FAULT))),
+        (
+            NvmeStatus::TRANSIENT_TRANSPORT.do_not_retry(),
             1,
-            Err(Error::Status(Status::TRANSIENT_TRANSPORT.do_not_retry())),
+            Err(NvmeRequestError::Status(NvmeStatus::TRANSIENT_TRANSPORT.do_not_retry())),
         ),
     ] {
         let (mut net, mut left) = (InitiatorRig::live(|_| {}), times);
@@ -366,17 +396,20 @@ fn random_pdu_fields() {
         });
         for token in 0..20 {
             match token % 4 {
-                0 => net.submit(token, Request::Read { lba: token, blocks: 8 }, 1),
+                0 => net.submit(token, NvmeRequest::Read { lba: token, blocks: 8 }, 1),
                 1 => net.submit(token, write(200 + token * 40, &bytes(16 << 10, 1)), 0),
                 2 => net.submit(token, write(token, &bytes(512, 1)), 0),
-                _ => net.submit(token, Request::Flush, 0),
+                _ => net.submit(token, NvmeRequest::Flush, 0),
             }
         }
         net.run_ms(120_000);
         let mut tokens: Vec<u64> = net.done.iter().map(|done| done.token).collect();
         tokens.sort_unstable();
         assert_eq!(tokens, (0..20).collect::<Vec<_>>(), "seed {seed}");
-        assert_eq!((net.initiator.state(), net.initiator.open_requests()), (State::Live, 0));
+        assert_eq!(
+            (net.initiator.state(), net.initiator.open_requests()),
+            (InitiatorState::Live, 0)
+        );
         assert_eq!(net.ask_again().result, Ok(0));
         terminated += net.counter("protocol_errors");
         spoiled += net.counter("digest_retries");
@@ -385,7 +418,7 @@ fn random_pdu_fields() {
 }
 
 /// Returns a PDU for a command, or for another, with fields that may be valid.
-fn any_pdu(rng: &mut Prng, command: &Command) -> (Header, Vec<u8>) {
+fn any_pdu(rng: &mut Prng, command: &NvmeCommand) -> (PduHeader, Vec<u8>) {
     let len = command.sgl.len();
     let near = |rng: &mut Prng, right: u32| match rng.below(8) {
         0 => rng.next_u32(),
@@ -398,11 +431,11 @@ fn any_pdu(rng: &mut Prng, command: &Command) -> (Header, Vec<u8>) {
     match rng.below(4) {
         0 => {
             let len = near(rng, len);
-            (Header::R2T(R2t { cccid: cid, ttag: cid ^ 0x5555, offset, len }), Vec::new())
+            (PduHeader::R2T(R2t { cccid: cid, ttag: cid ^ 0x5555, offset, len }), Vec::new())
         }
         1 => {
             let field = u16::from(rng.chance(0.3)) * u16::from(rng.next_u32().to_le_bytes()[0]);
-            (response(cid, Status::from_field(field)), Vec::new())
+            (response(cid, NvmeStatus::from_field(field)), Vec::new())
         }
         _ => {
             let len = near(rng, len).clamp(1, 20_000);
@@ -432,12 +465,15 @@ fn events_and_keep_alives() {
     net.target.nguid = [1; 16];
     net.target.event(net.now, net.server.host(), AsyncEvent::NAMESPACE_CHANGED);
     net.settle();
-    assert_eq!((net.events.clone(), net.counter("events")), (vec![Event::NamespacesChanged], 1));
+    assert_eq!(
+        (net.events.clone(), net.counter("events")),
+        (vec![InitiatorEvent::NamespacesChanged], 1)
+    );
     assert!(net.initiator.namespaces().all(|namespace| namespace.nguid == [1; 16]));
     net.target.event(net.now, net.server.host(), AsyncEvent::NAMESPACE_CHANGED);
     net.settle();
     assert_eq!(net.counter("events"), 2, "it was asked for again");
-    assert_eq!(net.ask(Request::Flush, 0).result, Ok(0));
+    assert_eq!(net.ask(NvmeRequest::Flush, 0).result, Ok(0));
 }
 
 /// Namespaces change while they are being read, during the set-up and later: missing ones are
@@ -449,24 +485,24 @@ fn namespaces_that_change_meanwhile() {
     net.target.nsids_next = [vec![1, 6], vec![2]].into();
     net.initiator.connect(net.now, net.client.host());
     net.settle();
-    assert_eq!((nsids(&net), &net.events[..]), (vec![2], &[Event::Connected][..]));
+    assert_eq!((nsids(&net), &net.events[..]), (vec![2], &[InitiatorEvent::Connected][..]));
     // Skipped: namespace 5, then 1 and 6.
     assert_eq!((net.counter("events"), net.counter("namespaces_skipped")), (2, 3));
 
     net.target.nsids_next = [vec![], vec![1, 2, 7]].into();
     net.target.event(net.now, net.server.host(), AsyncEvent::NAMESPACE_CHANGED);
     net.settle();
-    assert_eq!((nsids(&net), net.initiator.state()), (vec![1, 2, 7], State::Live));
-    assert_eq!(net.events[1..], [Event::NamespacesChanged; 3]);
+    assert_eq!((nsids(&net), net.initiator.state()), (vec![1, 2, 7], InitiatorState::Live));
+    assert_eq!(net.events[1..], [InitiatorEvent::NamespacesChanged; 3]);
     assert_eq!((net.counter("events"), net.counter("namespaces_skipped")), (5, 4));
-    assert_eq!(net.ask(Request::Flush, 0).result, Ok(0));
+    assert_eq!(net.ask(NvmeRequest::Flush, 0).result, Ok(0));
 }
 
 /// Returns the result of an unanswered write after the controller was `changed` and reconnected.
 fn write_to_what_came_back(
     before: impl FnOnce(&mut nvme::ScriptedController),
     changed: impl FnOnce(&mut nvme::ScriptedController),
-) -> Result<u64, Error> {
+) -> Result<u64, NvmeRequestError> {
     let mut net = InitiatorRig::new(config());
     before(&mut net.target);
     net.initiator.connect(net.now, net.client.host());
@@ -487,8 +523,8 @@ fn write_to_what_came_back(
 /// If the ID refers to another namespace after a reconnect, nothing is written to it.
 #[test]
 fn a_namespace_that_became_another() {
-    use Descriptor::{Eui64, Nguid, Uuid};
-    let another = Err(Error::NoNamespace(1));
+    use NamespaceDescriptor::{Eui64, Nguid, Uuid};
+    let another = Err(NvmeRequestError::NoNamespace(1));
     let changed =
         |change: fn(&mut nvme::ScriptedController)| write_to_what_came_back(|_| {}, change);
     assert_eq!(changed(|target| target.nguid = [2; 16]), another);
@@ -498,7 +534,7 @@ fn a_namespace_that_became_another() {
     assert_eq!(changed(|target| target.blocks += 1), Ok(0), "it has grown");
     // Without descriptors, as before NVMe 1.3.
     let none =
-        |target: &mut nvme::ScriptedController| target.descriptors = Err(Status::INVALID_FIELD);
+        |target: &mut nvme::ScriptedController| target.descriptors = Err(NvmeStatus::INVALID_FIELD);
     assert_eq!(write_to_what_came_back(none, |_| {}), Ok(0));
     // Only the UUID identifies it, as with Linux's target.
     let uuid = |target: &mut nvme::ScriptedController| {
@@ -518,14 +554,14 @@ fn a_namespace_that_became_another() {
 fn closing() {
     let mut net = InitiatorRig::live(|_| {});
     net.target.script = Box::new(|_, _| ScriptAnswer::Keep);
-    net.submit(1, Request::Read { lba: 0, blocks: 1 }, 1);
+    net.submit(1, NvmeRequest::Read { lba: 0, blocks: 1 }, 1);
     net.settle();
     net.initiator.close(net.now, net.client.host());
     net.settle();
     let done = net.only_done();
-    assert_eq!((done.result, done.buffer.is_some()), (Err(Error::Closed), true));
-    assert_eq!((net.initiator.state(), net.target.io_conns().len()), (State::Closed, 0));
-    assert_eq!(net.ask(Request::Flush, 0).result, Err(Error::Closed));
+    assert_eq!((done.result, done.buffer.is_some()), (Err(NvmeRequestError::Closed), true));
+    assert_eq!((net.initiator.state(), net.target.io_conns().len()), (InitiatorState::Closed, 0));
+    assert_eq!(net.ask(NvmeRequest::Flush, 0).result, Err(NvmeRequestError::Closed));
     // The controller was shut down, and no connection was reset.
     let resets =
         |host: &host::Host| host.counters().tcp_out_rsts + host.counters().tcp_estab_resets;
@@ -544,7 +580,10 @@ fn a_controller_that_does_not_shut_down_has_two_seconds() {
     net.initiator.close(net.now, net.client.host());
     assert_eq!(net.initiator.poll_timeout(), Some(until), "once is enough");
     net.run_ms(20);
-    assert_eq!((net.initiator.poll_timeout(), net.initiator.state()), (None, State::Closed));
+    assert_eq!(
+        (net.initiator.poll_timeout(), net.initiator.state()),
+        (None, InitiatorState::Closed)
+    );
 }
 
 fn log(generation: u64, entries: u64) -> Vec<u8> {
@@ -576,7 +615,7 @@ fn discovery() {
     ] {
         let mut net = InitiatorRig::new(config());
         net.target.logs = logs.into();
-        let config = Config { back_off: BackOff::default(), ..config() };
+        let config = InitiatorConfig { back_off: BackOff::default(), ..config() };
         let mut discovery = Discovery::new(net.now, net.client.host(), config, remote());
         let found = loop {
             net.settle_with(&mut discovery);

@@ -1,11 +1,14 @@
 //! Lost associations: which commands are resent, and which fail.
 
 use base::Duration;
-use outboard_apps::nvme::initiator::{AdminData, Config, Error, Event, Loss, Request, State};
-use wire::nvme::command::{Command, admin, io};
+use outboard_apps::nvme::initiator::{
+    AdminData, AssociationLoss, InitiatorConfig, InitiatorEvent, InitiatorState, NvmeRequest,
+    NvmeRequestError,
+};
+use wire::nvme::command::{NvmeCommand, admin, io};
 use wire::nvme::fabrics::ConnectResult;
-use wire::nvme::pdu::Header;
-use wire::nvme::status::Status;
+use wire::nvme::pdu::PduHeader;
+use wire::nvme::status::NvmeStatus;
 
 use crate::nvme::{InitiatorRig, ScriptAnswer, config};
 use crate::{bytes, response, write};
@@ -29,13 +32,13 @@ fn kill_with_hundreds_in_flight(mut net: InitiatorRig) -> u64 {
     for i in 0..300 {
         let request = match i % 3 {
             0 => write(i * 8, &bytes(4096, usize::try_from(i).unwrap())),
-            1 => Request::Read { lba: 3000 + i, blocks: 8 },
-            _ => Request::WriteZeroes { lba: i * 8, blocks: 8, deallocate: false, fua: false },
+            1 => NvmeRequest::Read { lba: 3000 + i, blocks: 8 },
+            _ => NvmeRequest::WriteZeroes { lba: i * 8, blocks: 8, deallocate: false, fua: false },
         };
         net.submit(i, request, usize::from(i % 3 == 1));
     }
-    let command = Command::new(admin::FORMAT, 0, 1);
-    net.submit(300, Request::Admin { command, data: AdminData::None }, 0);
+    let command = NvmeCommand::new(admin::FORMAT, 0, 1);
+    net.submit(300, NvmeRequest::Admin { command, data: AdminData::None }, 0);
     net.settle();
     assert_eq!((net.target.kept.len(), net.done.len()), (300, 0));
     let submitted: Vec<u64> = net.target.log.drain(..).map(|entry| entry.2).collect();
@@ -45,9 +48,12 @@ fn kill_with_hundreds_in_flight(mut net: InitiatorRig) -> u64 {
     net.settle();
     let lost = net.only_done();
     assert_eq!(lost.token, 300);
-    assert!(matches!(lost.result, Err(Error::Lost(_))), "nobody knows whether it was done");
+    assert!(
+        matches!(lost.result, Err(NvmeRequestError::Lost(_))),
+        "nobody knows whether it was done"
+    );
     net.run_ms(1000);
-    assert_eq!(net.initiator.state(), State::Live);
+    assert_eq!(net.initiator.state(), InitiatorState::Live);
     assert_eq!((net.done.len(), net.counter("replayed")), (300, 300));
     assert!(net.done.iter().all(|done| done.result == Ok(0)));
     assert!(net.done.iter().all(|done| done.buffer.is_some() == (done.token % 3 == 1)));
@@ -78,7 +84,7 @@ fn a_reset_device_with_hundreds_in_flight() {
         for token in 0..200 {
             let lba = token % 8 * 16;
             match token % 2 {
-                0 => net.submit(token, Request::Read { lba, blocks: 16 }, 2),
+                0 => net.submit(token, NvmeRequest::Read { lba, blocks: 16 }, 2),
                 _ => net.submit(token, write(1000 + token * 8, &data.slice(..4096)), 0),
             }
         }
@@ -108,10 +114,10 @@ fn an_old_write_does_not_come_back() {
     let (old, new) = (bytes(1024, 1), bytes(1024, 2));
     net.submit(1, write(0, &old), 0);
     net.submit(2, write(1, &new), 0);
-    net.submit(3, Request::WriteZeroes { lba: 2, blocks: 1, deallocate: false, fua: false }, 0);
+    net.submit(3, NvmeRequest::WriteZeroes { lba: 2, blocks: 1, deallocate: false, fua: false }, 0);
     net.submit(4, write(10, &new), 0);
-    net.submit(5, Request::Read { lba: 0, blocks: 1 }, 1);
-    net.submit(6, Request::Deallocate { ranges: vec![(20, 1), (9, 2)] }, 0);
+    net.submit(5, NvmeRequest::Read { lba: 0, blocks: 1 }, 1);
+    net.submit(6, NvmeRequest::Deallocate { ranges: vec![(20, 1), (9, 2)] }, 0);
     net.settle();
     // The second waits for the first, the third for the second, the sixth for the fourth.
     let mut opcodes: Vec<u8> = net.target.log.iter().map(|entry| entry.1).collect();
@@ -141,7 +147,7 @@ fn data_in_flight_is_not_delivered_late() {
         net.target.script = Box::new(|_, _| ScriptAnswer::Keep);
         let (old, new) = (bytes(64 << 10, 1), bytes(64 << 10, 2));
         net.submit(1, write(0, &old), 0);
-        net.submit(2, Request::Flush, 0);
+        net.submit(2, NvmeRequest::Flush, 0);
         net.settle();
         let [slow, other] = [0, 1].map(|at| net.target.kept[at].0);
         assert_ne!(slow, other, "on two queues");
@@ -155,13 +161,13 @@ fn data_in_flight_is_not_delivered_late() {
         if terminated {
             // The R2T is unacknowledged, so Nagle's algorithm would delay the next PDU.
             net.server.host().set_option(net.now, slow, host::SocketOption::NoDelay(true));
-            let nobody = response(999, Status::SUCCESS);
+            let nobody = response(999, NvmeStatus::SUCCESS);
             net.target.send(net.now, net.server.host(), slow, &nobody, &[], 0);
         } else {
             net.target.reset(net.now, net.server.host(), other);
         }
         net.run_ms(1000);
-        assert_eq!((net.initiator.state(), net.counter("replayed")), (State::Live, 1));
+        assert_eq!((net.initiator.state(), net.counter("replayed")), (InitiatorState::Live, 1));
         assert_eq!(
             (net.counter("protocol_errors"), net.only_done().result),
             (terminated.into(), Ok(0))
@@ -181,12 +187,15 @@ fn data_in_flight_is_not_delivered_late() {
 fn terminate_request_is_delivered() {
     let mut net = InitiatorRig::live(|_| {});
     let io = net.target.io_conns()[0];
-    net.target.send(net.now, net.server.host(), io, &response(999, Status::SUCCESS), &[], 0);
+    net.target.send(net.now, net.server.host(), io, &response(999, NvmeStatus::SUCCESS), &[], 0);
     net.settle();
-    assert_eq!((net.target.terminated.len(), net.initiator.state()), (1, State::Waiting));
+    assert_eq!((net.target.terminated.len(), net.initiator.state()), (1, InitiatorState::Waiting));
     let resets = net.client.host().counters().tcp_out_rsts;
     net.run_ms(1000);
-    assert_eq!((net.initiator.state(), net.client.host().sockets().count()), (State::Live, 3));
+    assert_eq!(
+        (net.initiator.state(), net.client.host().sockets().count()),
+        (InitiatorState::Live, 3)
+    );
     assert_eq!(net.client.host().counters().tcp_out_rsts, resets, "it had ended by itself");
 }
 
@@ -194,7 +203,7 @@ fn terminate_request_is_delivered() {
 /// then.
 #[test]
 fn late_commands() {
-    let timeout = |config: &mut Config| config.command_timeout = Duration::from_secs(10);
+    let timeout = |config: &mut InitiatorConfig| config.command_timeout = Duration::from_secs(10);
     let mut net = InitiatorRig::live(timeout);
     net.target.script = Box::new(|_, _| ScriptAnswer::Keep);
     net.submit(1, write(0, &bytes(512, 1)), 0);
@@ -210,7 +219,10 @@ fn late_commands() {
     assert!(net.done.is_empty() && net.events.is_empty());
     net.target.script = Box::new(|_, _| ScriptAnswer::Good);
     net.run_ms(1000);
-    assert_eq!(net.events[0], Event::Lost(Loss::Timeout("command, and its abort")));
+    assert_eq!(
+        net.events[0],
+        InitiatorEvent::Lost(AssociationLoss::Timeout("command, and its abort"))
+    );
     assert_eq!(net.only_done().result, Ok(0), "sent again");
     assert_eq!((net.counter("timeouts"), net.counter("replayed")), (3, 1));
 }
@@ -221,8 +233,8 @@ fn late_commands() {
 fn a_command_that_is_never_answered() {
     let none: fn(u16) -> ScriptAnswer = |_| ScriptAnswer::Keep;
     let refused: fn(u16) -> ScriptAnswer = |_| {
-        let fault = wire::nvme::pdu::Fault::SEQUENCE;
-        ScriptAnswer::Pdus(vec![(Header::C2HTermReq(fault), Vec::new())])
+        let fault = wire::nvme::pdu::PduFault::SEQUENCE;
+        ScriptAnswer::Pdus(vec![(PduHeader::C2HTermReq(fault), Vec::new())])
     };
     let closed: fn(u16) -> ScriptAnswer = |_| ScriptAnswer::Close;
     for (bad, associations, said) in [
@@ -236,13 +248,16 @@ fn a_command_that_is_never_answered() {
             _ => ScriptAnswer::Good,
         });
         net.submit(1, write(0, &bytes(512, 1)), 0);
-        net.submit(2, Request::Flush, 0);
+        net.submit(2, NvmeRequest::Flush, 0);
         net.run_ms(120_000);
         net.done.sort_by_key(|done| done.token);
         let results = [0, 1].map(|at| net.done[at].result);
-        let Err(Error::Lost(loss)) = results[0] else { panic!("{said}: {results:?}") };
+        let Err(NvmeRequestError::Lost(loss)) = results[0] else { panic!("{said}: {results:?}") };
         assert!(loss.to_string().starts_with(said), "{loss}");
-        assert_eq!((results[1], net.done.len(), net.initiator.state()), (Ok(0), 2, State::Live));
+        assert_eq!(
+            (results[1], net.done.len(), net.initiator.state()),
+            (Ok(0), 2, InitiatorState::Live)
+        );
         let lost = ["associations_lost", "retries_exhausted", "protocol_errors"];
         assert_eq!(lost.map(|name| net.counter(name)), [associations, 1, 0], "{said}");
         // The flush is resent too, if it was not answered before the association ended.
@@ -259,14 +274,16 @@ fn neighbours_of_a_command_that_ends_the_connection() {
         io::READ => ScriptAnswer::Close,
         _ => ScriptAnswer::Good,
     });
-    net.submit(0, Request::Read { lba: 0, blocks: 8 }, 1);
+    net.submit(0, NvmeRequest::Read { lba: 0, blocks: 8 }, 1);
     for token in 1..10 {
-        net.submit(token, Request::Flush, 0);
+        net.submit(token, NvmeRequest::Flush, 0);
     }
     net.run_ms(60_000);
     net.done.sort_by_key(|done| done.token);
     let results: Vec<_> = net.done.iter().map(|done| done.result).collect();
-    let lost = Err(Error::Lost(Loss::Connection(host::nvme::Ended::Closed)));
+    let lost = Err(NvmeRequestError::Lost(AssociationLoss::Connection(
+        host::nvme::NvmeTransportEnd::Closed,
+    )));
     assert_eq!((results[0], &results[1..]), (lost, &[Ok(0); 9][..]));
     // Three associations with all commands, three with the read alone, then the others.
     let counted = ["associations_lost", "replayed", "alone", "retries_exhausted"];
@@ -285,11 +302,14 @@ fn neighbours_of_a_late_command() {
     net.submit(1, write(0, &bytes(512, 1)), 0);
     for token in 2..5 {
         net.run_ms(2_000);
-        net.submit(token, Request::Flush, 0);
+        net.submit(token, NvmeRequest::Flush, 0);
     }
     net.run_ms(12_000);
     assert_eq!(net.counter("associations_lost"), 2);
-    assert!(matches!(net.only_done().result, Err(Error::Lost(Loss::Timeout(_)))));
+    assert!(matches!(
+        net.only_done().result,
+        Err(NvmeRequestError::Lost(AssociationLoss::Timeout(_)))
+    ));
     net.target.release(net.now, net.server.host());
     net.settle();
     assert_eq!((net.done.len(), net.counter("retries_exhausted")), (3, 1));
@@ -306,13 +326,13 @@ fn an_outage_ends_with_an_answer() {
     // A long idle period is no outage.
     net.run_ms(100_000);
     net.target.script = Box::new(|_, _| ScriptAnswer::Close);
-    net.submit(1, Request::Flush, 0);
+    net.submit(1, NvmeRequest::Flush, 0);
     net.run_ms(50_000);
     assert_eq!((net.done.len(), net.counter("associations_lost")), (0, 11));
     net.run_ms(50_000);
-    let closed = Loss::Connection(host::nvme::Ended::Closed);
-    assert_eq!(net.initiator.state(), State::Failed(closed));
-    assert_eq!(net.only_done().result, Err(Error::ControllerLost(closed)));
+    let closed = AssociationLoss::Connection(host::nvme::NvmeTransportEnd::Closed);
+    assert_eq!(net.initiator.state(), InitiatorState::Failed(closed));
+    assert_eq!(net.only_done().result, Err(NvmeRequestError::ControllerLost(closed)));
 
     // A controller that answers from time to time is not lost.
     let mut net = InitiatorRig::live(|config| {
@@ -325,7 +345,7 @@ fn an_outage_ends_with_an_answer() {
     });
     net.submit(1, write(0, &bytes(512, 1)), 0);
     for token in 2..22 {
-        net.submit(token, Request::Flush, 0);
+        net.submit(token, NvmeRequest::Flush, 0);
         net.run_ms(500);
         net.target.kill(net.now, net.server.host());
         net.run_ms(500);
@@ -334,7 +354,7 @@ fn an_outage_ends_with_an_answer() {
     net.target.script = Box::new(|_, _| ScriptAnswer::Good);
     net.target.release(net.now, net.server.host());
     net.settle();
-    assert_eq!((net.done.len(), net.initiator.state()), (21, State::Live));
+    assert_eq!((net.done.len(), net.initiator.state()), (21, InitiatorState::Live));
 }
 
 /// Buffers that the device holds for an abandoned connection are replaced without waiting.
@@ -343,7 +363,7 @@ fn buffers_held_by_the_device_are_replaced() {
     let mut net = InitiatorRig::with(config(), true, false).connected();
     net.target.script = Box::new(|_, _| ScriptAnswer::Keep);
     for token in 0..10 {
-        net.submit(token, Request::Read { lba: token, blocks: 8 }, 1);
+        net.submit(token, NvmeRequest::Read { lba: token, blocks: 8 }, 1);
     }
     net.settle();
     net.cut = true;
@@ -363,63 +383,69 @@ fn a_controller_that_stays_away() {
         config.setup_timeout = Duration::from_secs(5);
     });
     net.target.script = Box::new(|_, _| ScriptAnswer::Keep);
-    net.submit(1, Request::Read { lba: 0, blocks: 1 }, 1);
-    net.submit(2, Request::Flush, 0);
+    net.submit(1, NvmeRequest::Read { lba: 0, blocks: 1 }, 1);
+    net.submit(2, NvmeRequest::Flush, 0);
     net.settle();
     net.cut = true;
     // A keep alive is not answered for 5 s.
     net.run_ms(8_000);
-    assert_eq!(net.events[0], Event::Lost(Loss::Timeout("keep alive")));
-    net.submit(3, Request::Flush, 0);
+    assert_eq!(net.events[0], InitiatorEvent::Lost(AssociationLoss::Timeout("keep alive")));
+    net.submit(3, NvmeRequest::Flush, 0);
     assert!(net.done.is_empty());
     net.run_ms(80_000);
-    assert!(matches!(net.initiator.state(), State::Failed(_)), "{:?}", net.initiator.state());
+    assert!(
+        matches!(net.initiator.state(), InitiatorState::Failed(_)),
+        "{:?}",
+        net.initiator.state()
+    );
     assert_eq!(net.done.len(), 3);
-    assert!(net.done.iter().all(|done| matches!(done.result, Err(Error::ControllerLost(_)))));
+    assert!(
+        net.done.iter().all(|done| matches!(done.result, Err(NvmeRequestError::ControllerLost(_))))
+    );
     assert!(net.done.iter().any(|done| done.buffer.is_some()));
     net.done.clear();
-    let late = net.ask(Request::Flush, 0);
+    let late = net.ask(NvmeRequest::Flush, 0);
     assert!(late.result.unwrap_err().to_string().starts_with("the controller is lost: "));
 }
 
 #[test]
 fn refusing_controllers() {
-    let denied = Status::INVALID_HOST.do_not_retry();
+    let denied = NvmeStatus::INVALID_HOST.do_not_retry();
     let mut net = InitiatorRig::new(config());
     net.target.connect = ConnectResult::Refused(denied);
     net.initiator.connect(net.now, net.client.host());
     net.run_ms(100);
-    let loss = Loss::Refused { step: "connect of the admin queue", status: denied };
-    assert_eq!(net.events, [Event::Failed(loss)]);
+    let loss = AssociationLoss::Refused { step: "connect of the admin queue", status: denied };
+    assert_eq!(net.events, [InitiatorEvent::Failed(loss)]);
     assert_eq!(
         loss.to_string(),
         "connect of the admin queue failed: connect invalid host (do not retry)"
     );
     // Busy: retried with increasing delays.
     let mut net = InitiatorRig::new(config());
-    net.target.connect = ConnectResult::Refused(Status::CONTROLLER_BUSY);
+    net.target.connect = ConnectResult::Refused(NvmeStatus::CONTROLLER_BUSY);
     net.initiator.connect(net.now, net.client.host());
     net.run_ms(750);
     assert_eq!((net.events.len(), net.counter("connects_failed")), (4, 4));
     net.target.connect = ConnectResult::Accepted { cntlid: 3, authentication: 0 };
     net.target.not_ready = 3;
     net.run_ms(5000);
-    assert_eq!(net.events.last(), Some(&Event::Connected));
+    assert_eq!(net.events.last(), Some(&InitiatorEvent::Connected));
     let mut net = InitiatorRig::new(config());
     net.target.connect = ConnectResult::Accepted { cntlid: 3, authentication: 1 };
     net.initiator.connect(net.now, net.client.host());
     net.run_ms(100);
-    assert_eq!(net.events, [Event::Failed(Loss::Authentication)]);
+    assert_eq!(net.events, [InitiatorEvent::Failed(AssociationLoss::Authentication)]);
     // Digests are required but not granted.
     for (header_digest, data_digest) in [(false, true), (true, false), (true, true)] {
-        let mut net = InitiatorRig::new(Config { header_digest, data_digest, ..config() });
+        let mut net = InitiatorRig::new(InitiatorConfig { header_digest, data_digest, ..config() });
         net.target.digests = false;
         net.initiator.connect(net.now, net.client.host());
         net.run_ms(100);
         let kind = if header_digest { "header" } else { "data" };
-        assert_eq!(net.events, [Event::Failed(Loss::NoDigests(kind))]);
+        assert_eq!(net.events, [InitiatorEvent::Failed(AssociationLoss::NoDigests(kind))]);
         let text = format!("the target gives no {kind} digests; try without --{kind}-digest");
-        assert_eq!(Loss::NoDigests(kind).to_string(), text);
+        assert_eq!(AssociationLoss::NoDigests(kind).to_string(), text);
         assert_eq!((net.counter("connects_failed"), net.target.admin_log.len()), (1, 0));
     }
     // The controller is silent.
@@ -427,5 +453,8 @@ fn refusing_controllers() {
     net.target.silent = true;
     net.initiator.connect(net.now, net.client.host());
     net.run_ms(20_000);
-    assert_eq!(net.events[0], Event::Lost(Loss::Timeout("connect of the admin queue")));
+    assert_eq!(
+        net.events[0],
+        InitiatorEvent::Lost(AssociationLoss::Timeout("connect of the admin queue"))
+    );
 }

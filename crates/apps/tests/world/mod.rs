@@ -3,7 +3,7 @@
 use abi::Refusal;
 use host::Cidr;
 use nic::{DeviceConfig, L5oConfig};
-use testkit::{Machine, MemDisk, PLAIN_LINK};
+use testkit::{MemDisk, PLAIN_LINK, TestMachine};
 
 pub(crate) const CLIENT: u8 = 1;
 pub(crate) const SERVER: u8 = 2;
@@ -14,15 +14,15 @@ pub(crate) fn machine(
     number: u8,
     offload: Result<(), Refusal>,
     l5o: Option<L5oConfig>,
-) -> Machine<MemDisk> {
+) -> TestMachine<MemDisk> {
     let device = DeviceConfig { l5o, ..DeviceConfig::new([2, 0, 0, 0, 0, number]) };
-    let config = host::Config {
+    let config = host::HostConfig {
         addrs: vec![Cidr { addr: [10, 77, 0, number].into(), prefix_len: 24 }],
         file_offload: offload,
         nvme_tcp_offload: offload,
-        ..host::Config::default()
+        ..host::HostConfig::default()
     };
-    Machine::new(config, device, PLAIN_LINK, number.into(), MemDisk::default())
+    TestMachine::new(config, device, PLAIN_LINK, number.into(), MemDisk::default())
 }
 
 pub(crate) fn content(bytes: usize) -> Vec<u8> {

@@ -12,7 +12,7 @@ use abi::{Op, Refusal};
 use wire::{IPV4_BYTES, IPV6_BYTES, TCP_BYTES};
 
 use super::{Accept, drop_half_open};
-use crate::api::{Listen, ListenError, ListenerId, ListenerOption};
+use crate::api::{ListenConfig, ListenError, ListenerId, ListenerOption};
 use crate::config::TcpConfig;
 use crate::l5p::tls::TlsServer;
 use crate::net::outbox::Outbox;
@@ -29,9 +29,9 @@ impl Accept {
     pub(crate) fn listen(
         streams: &mut Streams,
         out: &Outbox,
-        listen: Listen,
+        listen: ListenConfig,
     ) -> Result<ListenerId, ListenError> {
-        let Listen { addr, port, backlog } = listen;
+        let ListenConfig { addr, port, backlog } = listen;
         if port == 0 || addr.is_some_and(|a| !out.net.is_ours(a)) {
             return Err(ListenError::BadAddress);
         }
@@ -55,7 +55,7 @@ impl Accept {
         streams: &mut Streams,
         out: &Outbox,
         files: &mut Files,
-        listen: Listen,
+        listen: ListenConfig,
         server: TlsServer,
     ) -> Result<ListenerId, ListenError> {
         let id = Self::listen(streams, out, listen)?;

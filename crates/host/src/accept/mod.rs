@@ -16,10 +16,10 @@ use tcp_rules::cookie::{CookieOptions, ReturnedCookie, SynCookies};
 use tcp_rules::paws::TsRecent;
 use tcp_rules::time_wait::TimeWaitVerdict;
 use wire::Tuple;
-use wire::tcp::{Flags, Segment, TcpOptions, Timestamps};
+use wire::tcp::{TcpFlags, TcpHeader, TcpOptions, TcpTimestamps};
 
 use crate::api::SocketId;
-use crate::config::Config;
+use crate::config::HostConfig;
 use crate::l5p::L5pConnection;
 use crate::l5p::tls::{HostTlsSession, TlsServer};
 use crate::net::outbox::TcpPayload;
@@ -45,7 +45,7 @@ enum CookieCheck {
 }
 
 /// Returns the MSS of a SYN's sender: 536 if it has no MSS option (RFC 9293 section 3.7.1).
-fn peer_mss(syn: &Segment) -> u16 {
+fn peer_mss(syn: &TcpHeader) -> u16 {
     syn.options.mss.unwrap_or(536)
 }
 
@@ -67,7 +67,7 @@ pub(crate) struct Accept {
 }
 
 impl Accept {
-    pub(crate) fn new(config: &Config, capabilities: &Capabilities, prng: &mut Prng) -> Self {
+    pub(crate) fn new(config: &HostConfig, capabilities: &Capabilities, prng: &mut Prng) -> Self {
         // Without timestamps nothing in the cookie could carry the peer's options.
         let timestamps = if config.tcp.timestamps { Ok(()) } else { Err(Refusal::DoesNotFit) };
         let setup = config.setup_offload.and(timestamps).and(capabilities.setup).map(drop);
@@ -104,10 +104,13 @@ impl Accept {
         let segment = arrival.segment;
         let flags = segment.flags;
         let listener = streams.listeners.find(tuple);
-        let syn = flags.has(Flags::SYN) && !flags.any(Flags::ACK.with(Flags::RST).with(Flags::FIN));
+        let syn = flags.has(TcpFlags::SYN)
+            && !flags.any(TcpFlags::ACK.with(TcpFlags::RST).with(TcpFlags::FIN));
         match listener {
             Some(listener) if syn => self.handle_syn(streams, cx, listener, tuple, &segment, None),
-            Some(listener) if flags.has(Flags::ACK) && !flags.any(Flags::SYN.with(Flags::RST)) => {
+            Some(listener)
+                if flags.has(TcpFlags::ACK) && !flags.any(TcpFlags::SYN.with(TcpFlags::RST)) =>
+            {
                 match self.accept_cookie(streams, cx, listener, tuple, &segment) {
                     CookieCheck::Accepted(id) => {
                         streams.deliver(cx, id.index, arrival);
@@ -131,7 +134,7 @@ impl Accept {
         cx: &mut TcpEnv<'_>,
         listener: u32,
         tuple: &Tuple,
-        segment: &Segment,
+        segment: &TcpHeader,
         iss: Option<SeqNum>,
     ) {
         let Some(&state) = streams.listeners.get(listener) else {
@@ -173,14 +176,14 @@ impl Accept {
         cx: &TcpEnv<'_>,
         listener: u32,
         tuple: &Tuple,
-        segment: &Segment,
+        segment: &TcpHeader,
     ) -> Negotiated {
         let (config, theirs) = (cx.config, &segment.options);
         Negotiated {
             timestamps: config.timestamps && theirs.timestamps.is_some(),
             sack: config.sack && theirs.sack_permitted,
             // RFC 3168 section 6.1.1: an ECN-setup SYN has both flags.
-            ecn: config.ecn && segment.flags.has(Flags::ECE.with(Flags::CWR)),
+            ecn: config.ecn && segment.flags.has(TcpFlags::ECE.with(TcpFlags::CWR)),
             peer_scale: theirs.window_scale.unwrap_or(0).min(14),
             peer_mss: peer_mss(segment).min(listeners.max_segment(listener)),
             ts_offset: self.key.timestamp_offset(cx.config, tuple),
@@ -194,7 +197,7 @@ impl Accept {
         streams: &mut Streams,
         cx: &mut TcpEnv<'_>,
         (listener, tuple): (u32, &Tuple),
-        segment: &Segment,
+        segment: &TcpHeader,
         options: &Negotiated,
         peer_scale: Option<u8>,
     ) {
@@ -235,7 +238,7 @@ impl Accept {
         cx: &mut TcpEnv<'_>,
         listener: u32,
         tuple: &Tuple,
-        segment: &Segment,
+        segment: &TcpHeader,
     ) -> CookieCheck {
         if self.cookie_sent.is_none_or(|sent| cx.now.since(sent) > COOKIE_LIFE) {
             return CookieCheck::None;
@@ -338,16 +341,16 @@ impl Accept {
         };
         let segment = arrival.segment;
         let flags = segment.flags;
-        if flags.has(Flags::RST) {
+        if flags.has(TcpFlags::RST) {
             // RFC 5961 section 3.2: only the exact sequence number.
             if segment.seq == entry.irs + 1 {
                 drop_half_open(streams, slot);
             }
-        } else if flags.has(Flags::SYN) && segment.seq == entry.irs {
+        } else if flags.has(TcpFlags::SYN) && segment.seq == entry.irs {
             cx.out.counters.tcp_syn_acks_resent += 1;
             streams.table.syn_cache.note_syn_ack_resent(slot);
             send_syn_ack(&streams.listeners, cx, &entry);
-        } else if flags.has(Flags::SYN)
+        } else if flags.has(TcpFlags::SYN)
             || !entry.is_acceptable(
                 cx.now,
                 &segment,
@@ -356,7 +359,7 @@ impl Accept {
             )
         {
             challenge_half_open(streams, cx, slot, &entry);
-        } else if flags.has(Flags::ACK) {
+        } else if flags.has(TcpFlags::ACK) {
             if segment.ack != entry.iss + 1 {
                 cx.out.reset_unmatched_ack(cx.now, &entry.tuple, segment.ack);
             } else if let Some(id) =
@@ -412,15 +415,15 @@ impl Accept {
             }
             (TimeWaitVerdict::Ignore, _) => {}
             (TimeWaitVerdict::Acknowledge | TimeWaitVerdict::Reuse, _) => {
-                let reply = Segment {
+                let reply = TcpHeader {
                     source: tuple.local.port,
                     destination: tuple.remote.port,
                     seq: remains.tcb.snd_nxt,
                     ack: remains.tcb.rcv_nxt,
-                    flags: Flags::ACK,
+                    flags: TcpFlags::ACK,
                     window: cx.config.first_window(),
                     options: TcpOptions {
-                        timestamps: remains.tcb.ts_recent.map(|echo| Timestamps {
+                        timestamps: remains.tcb.ts_recent.map(|echo| TcpTimestamps {
                             value: timestamp(cx.now, remains.ts_offset),
                             echo,
                         }),
@@ -441,9 +444,9 @@ impl Accept {
 fn reset_unknown(cx: &mut TcpEnv<'_>, tuple: &Tuple, arrival: &RxTcpSegment) {
     cx.out.counters.tcp_no_connection += 1;
     let segment = &arrival.segment;
-    if !segment.flags.has(Flags::RST) {
-        let controls =
-            u32::from(segment.flags.has(Flags::SYN)) + u32::from(segment.flags.has(Flags::FIN));
+    if !segment.flags.has(TcpFlags::RST) {
+        let controls = u32::from(segment.flags.has(TcpFlags::SYN))
+            + u32::from(segment.flags.has(TcpFlags::FIN));
         // A frame is at most 66 KiB.
         let len = u32::try_from(arrival.payload.len()).unwrap_or(0) + controls;
         cx.out.reset_unmatched(cx.now, tuple, segment, len);
@@ -464,12 +467,12 @@ fn send_syn_ack_with(
     ts_value: u32,
 ) {
     let options = &entry.options;
-    let mut flags = Flags::SYN.with(Flags::ACK);
+    let mut flags = TcpFlags::SYN.with(TcpFlags::ACK);
     if options.ecn {
-        flags = flags.with(Flags::ECE);
+        flags = flags.with(TcpFlags::ECE);
     }
     let own_scale = cx.config.window_scale();
-    let segment = Segment {
+    let segment = TcpHeader {
         source: entry.tuple.local.port,
         destination: entry.tuple.remote.port,
         seq: entry.iss,
@@ -482,7 +485,7 @@ fn send_syn_ack_with(
             sack_permitted: options.sack,
             timestamps: options
                 .timestamps
-                .then_some(Timestamps { value: ts_value, echo: options.ts_recent.value() }),
+                .then_some(TcpTimestamps { value: ts_value, echo: options.ts_recent.value() }),
             ..TcpOptions::default()
         },
     };
@@ -505,16 +508,16 @@ fn challenge_half_open(
     }
     cx.out.counters.tcp_challenge_acks += 1;
     let options = &entry.options;
-    let segment = Segment {
+    let segment = TcpHeader {
         source: entry.tuple.local.port,
         destination: entry.tuple.remote.port,
         seq: entry.iss + 1,
         ack: entry.irs + 1,
-        flags: Flags::ACK,
+        flags: TcpFlags::ACK,
         window: cx.config.first_window()
             >> entry.peer_scale.map_or(0, |_| cx.config.window_scale()),
         options: TcpOptions {
-            timestamps: options.timestamps.then(|| Timestamps {
+            timestamps: options.timestamps.then(|| TcpTimestamps {
                 value: timestamp(cx.now, options.ts_offset),
                 echo: options.ts_recent.value(),
             }),

@@ -35,7 +35,7 @@ use base::{Duration, Instant, Prng};
 
 use crate::accept::Accept;
 use crate::api::{Notice, SocketId};
-use crate::config::{Config, TcpConfig};
+use crate::config::{HostConfig, TcpConfig};
 use crate::counters::HostCounters;
 use crate::hash::KeyedHashBuilder;
 use crate::net::arp;
@@ -88,7 +88,7 @@ impl Host {
     /// Creates a stack above a device with these capabilities. `seed` must come from the operating
     /// system, or peers could predict sequence numbers and cookies.
     #[must_use]
-    pub fn new(config: Config, capabilities: &Capabilities, seed: u64) -> Self {
+    pub fn new(config: HostConfig, capabilities: &Capabilities, seed: u64) -> Self {
         let mut prng = Prng::new(seed);
         let offload = match (config.file_offload, capabilities.file) {
             (Err(why), _) | (Ok(()), Err(why)) => Err(why),

@@ -1,13 +1,13 @@
 //! Dispatch of received packets.
 //!
-//! Called for [`abi::Event::Received`]. The checksum and the addresses of a packet are checked
+//! Called for [`abi::Event::ReceivedFrame`]. The checksum and the addresses of a packet are checked
 //! before anything else in it is used. Packets for no service are counted.
 
-use abi::port::RxFrame;
-use abi::{Checksum, Op, Received};
+use abi::link::RxFrame;
+use abi::{Checksum, Op, ReceivedFrame};
 use wire::checksum::pseudo_header;
-use wire::frame::{Frame, IpPacket, protocol};
-use wire::tcp::Segment;
+use wire::frame::{IpPacket, ParsedFrame, protocol};
+use wire::tcp::TcpHeader;
 use wire::{Endpoint, Tuple};
 
 use super::Services;
@@ -23,20 +23,20 @@ use crate::tcp::state::TcpState;
 
 impl Services {
     #[inline]
-    pub(super) fn handle_received(&mut self, cx: &mut TcpEnv<'_>, received: Received) {
+    pub(super) fn handle_received(&mut self, cx: &mut TcpEnv<'_>, received: ReceivedFrame) {
         cx.out.counters.received_frames += 1;
         let frame = received.packet.as_slice();
         match wire::frame::parse(frame) {
-            Ok(Frame::Arp { at }) => arp::handle_arp(cx.out, cx.now, &frame[at..]),
-            Ok(Frame::Ip(ip)) if ip.protocol == protocol::TCP => {
+            Ok(ParsedFrame::Arp { at }) => arp::handle_arp(cx.out, cx.now, &frame[at..]),
+            Ok(ParsedFrame::Ip(ip)) if ip.protocol == protocol::TCP => {
                 self.handle_tcp(cx, received, &ip);
                 return;
             }
-            Ok(Frame::Ip(ip)) if ip.protocol == protocol::UDP => {
+            Ok(ParsedFrame::Ip(ip)) if ip.protocol == protocol::UDP => {
                 self.udp.handle_frame(cx.out, cx.now, received, &ip);
                 return;
             }
-            Ok(Frame::Ip(ip)) => self.handle_other_ip(cx, frame, &ip),
+            Ok(ParsedFrame::Ip(ip)) => self.handle_other_ip(cx, frame, &ip),
             Err(_) => cx.out.counters.received_malformed += 1,
         }
         cx.out.recycle.push_back(received.packet);
@@ -55,7 +55,7 @@ impl Services {
 
     /// Dispatches a TCP segment by its tuple.
     #[inline]
-    fn handle_tcp(&mut self, cx: &mut TcpEnv<'_>, received: Received, ip: &IpPacket) {
+    fn handle_tcp(&mut self, cx: &mut TcpEnv<'_>, received: ReceivedFrame, ip: &IpPacket) {
         let Some((segment, tuple, payload)) = check_tcp(cx.out, &received, ip) else {
             cx.out.recycle.push_back(received.packet);
             return;
@@ -65,7 +65,7 @@ impl Services {
         streams.teardown.ack_teardowns(received.teardowns_taken);
         if place.is_none() && streams.teardown.may_be_untaken(hash) {
             cx.out.counters.hand_over_frames_returned += 1;
-            let Received { packet, checksum, segment_size, .. } = received;
+            let ReceivedFrame { packet, checksum, segment_size, .. } = received;
             cx.out.ops.push_back(Op::Return(RxFrame { packet, checksum, segment_size }));
             return;
         }
@@ -123,9 +123,9 @@ impl Services {
 #[inline]
 fn check_tcp(
     out: &mut Outbox,
-    received: &Received,
+    received: &ReceivedFrame,
     ip: &IpPacket,
-) -> Option<(Segment, Tuple, core::ops::Range<usize>)> {
+) -> Option<(TcpHeader, Tuple, core::ops::Range<usize>)> {
     let frame = received.packet.as_slice();
     let counters = &mut out.counters;
     if !out.net.is_ours(ip.destination) {
@@ -148,7 +148,7 @@ fn check_tcp(
         return None;
     }
     counters.tcp_in_segs += 1;
-    let Ok((segment, header_len)) = Segment::parse(&frame[ip.l4..ip.end]) else {
+    let Ok((segment, header_len)) = TcpHeader::parse(&frame[ip.l4..ip.end]) else {
         counters.tcp_in_errs += 1;
         return None;
     };

@@ -13,7 +13,7 @@ use wire::{Endpoint, Tuple};
 use super::{Host, Services};
 use crate::accept::Accept;
 use crate::api::{
-    FileId, Listen, ListenError, ListenerId, ListenerOption, Notice, Readiness, SendError,
+    FileId, ListenConfig, ListenError, ListenerId, ListenerOption, Notice, Readiness, SendError,
     SocketError, SocketId, SocketInfo, SocketOption,
 };
 use crate::l5p::tls::{TlsKeys, TlsServer};
@@ -50,7 +50,7 @@ impl Host {
     ///
     /// # Errors
     /// [`ListenError`]: the port is in use, or the address cannot be listened on.
-    pub fn listen(&mut self, listen: Listen) -> Result<ListenerId, ListenError> {
+    pub fn listen(&mut self, listen: ListenConfig) -> Result<ListenerId, ListenError> {
         Accept::listen(&mut self.services.streams, &self.out, listen)
     }
 
@@ -70,7 +70,7 @@ impl Host {
     /// As [`Self::listen`].
     pub fn listen_tls(
         &mut self,
-        listen: Listen,
+        listen: ListenConfig,
         server: TlsServer,
     ) -> Result<ListenerId, ListenError> {
         let Services { accept, streams, .. } = &mut self.services;

@@ -5,11 +5,11 @@
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use abi::{Header, Op};
+use abi::{Op, PacketHeader};
 use base::Instant;
 use bytes::Bytes;
 use wire::ETHERNET_BYTES;
-use wire::emit::{self, IpHeader, Link};
+use wire::emit::{self, EthernetAddrs, IpHeader};
 use wire::frame::{ETHERTYPE_ARP, IpPacket, protocol};
 use wire::std_formats::{
     ArpOperation, ArpPacket, ArpRepr, EthernetAddress, HardwareAddress, Icmpv6Packet, Icmpv6Repr,
@@ -72,7 +72,7 @@ fn send_arp(
         target_protocol_addr,
     };
     let len = ETHERNET_BYTES + repr.buffer_len();
-    let Ok(mut header) = Header::zeroed(len, ETHERNET_BYTES, len) else { return };
+    let Ok(mut header) = PacketHeader::zeroed(len, ETHERNET_BYTES, len) else { return };
     let frame = header.as_mut_slice();
     frame[..6].copy_from_slice(&destination);
     frame[6..12].copy_from_slice(&out.net.mac);
@@ -164,8 +164,8 @@ fn send_ndisc(
     };
     let l4 = ETHERNET_BYTES + ip.len();
     let len = l4 + repr.buffer_len();
-    let Ok(mut header) = Header::zeroed(len, ETHERNET_BYTES, l4) else { return };
-    let link = Link { source: out.net.mac, destination: destination_mac };
+    let Ok(mut header) = PacketHeader::zeroed(len, ETHERNET_BYTES, l4) else { return };
+    let link = EthernetAddrs { source: out.net.mac, destination: destination_mac };
     let frame = header.as_mut_slice();
     emit::ethernet_ip(&link, &ip, len - l4, frame);
     let mut packet = Icmpv6Packet::new_unchecked(&mut frame[l4..]);

@@ -5,7 +5,7 @@ use core::net::{IpAddr, Ipv6Addr};
 
 use wire::Tuple;
 
-use crate::config::{Cidr, Config};
+use crate::config::{Cidr, HostConfig};
 
 pub(crate) mod arp;
 pub(crate) mod icmp;
@@ -28,7 +28,7 @@ pub(crate) struct Net {
 }
 
 impl Net {
-    pub(crate) fn new(config: &Config, mac: [u8; 6], mtu: u16) -> Self {
+    pub(crate) fn new(config: &HostConfig, mac: [u8; 6], mtu: u16) -> Self {
         Self {
             mac,
             mtu,

@@ -215,19 +215,19 @@ impl NeighborTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use abi::{FlowId, Header, TransmitParts};
+    use abi::{FlowId, PacketHeader, TransmitParts};
     use core::net::Ipv4Addr;
 
     fn transmit() -> Transmit {
         Transmit {
             flow: FlowId::NONE,
-            header: Header::zeroed(54, 14, 34).unwrap(),
+            header: PacketHeader::zeroed(54, 14, 34).unwrap(),
             segment_size: 0,
             parts: TransmitParts::new(),
             timestamp: None,
             echo: None,
             retransmission: false,
-            protect: None,
+            quic: None,
         }
     }
 

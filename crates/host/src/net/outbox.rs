@@ -11,17 +11,18 @@ use abi::disk::DiskRequest;
 use abi::l5o::{L5oId, L5oLimits};
 use abi::nvme_tcp::NvmeTcpLimits;
 use abi::{
-    Capabilities, FlowId, Header, Op, PacketBuf, Refusal, Transmit, TransmitParts, TsvalPosition,
+    Capabilities, FlowId, Op, PacketBuf, PacketHeader, Refusal, Transmit, TransmitParts,
+    TsvalPosition,
 };
 use base::{Instant, SeqNum};
 use bytes::Bytes;
-use wire::emit::{self, IpHeader, Link};
+use wire::emit::{self, EthernetAddrs, IpHeader};
 use wire::frame::protocol;
-use wire::tcp::{Flags, Segment};
+use wire::tcp::{TcpFlags, TcpHeader};
 use wire::{ETHERNET_BYTES, Tuple};
 
 use crate::api::Notice;
-use crate::config::Config;
+use crate::config::HostConfig;
 use crate::counters::HostCounters;
 use crate::net::Net;
 use crate::rate_limit::RateLimiter;
@@ -72,7 +73,7 @@ pub(crate) struct TcpPayload {
 }
 
 impl Outbox {
-    pub(crate) fn new(config: &Config, capabilities: &Capabilities) -> Self {
+    pub(crate) fn new(config: &HostConfig, capabilities: &Capabilities) -> Self {
         Self {
             ops: VecDeque::new(),
             recycle: VecDeque::new(),
@@ -106,7 +107,7 @@ impl Outbox {
         now: Instant,
         flow: FlowId,
         tuple: &Tuple,
-        segment: &Segment,
+        segment: &TcpHeader,
         payload: TcpPayload,
     ) {
         let made = self.tcp_header(tuple, segment, payload.ecn);
@@ -120,7 +121,7 @@ impl Outbox {
             timestamp,
             echo: payload.echo,
             retransmission: payload.retransmission,
-            protect: None,
+            quic: None,
         };
         self.route(now, tuple.remote.addr, transmit);
     }
@@ -132,8 +133,8 @@ impl Outbox {
         &mut self,
         now: Instant,
         tuple: &Tuple,
-        segment: &Segment,
-    ) -> Option<(Header, Option<TsvalPosition>)> {
+        segment: &TcpHeader,
+    ) -> Option<(PacketHeader, Option<TsvalPosition>)> {
         let hop = self.net.next_hop(tuple.remote.addr)?;
         let destination = self.net.neighbors.lookup(now, hop)?;
         let (mut header, timestamp) = self.tcp_header(tuple, segment, 0)?;
@@ -145,9 +146,9 @@ impl Outbox {
     fn tcp_header(
         &self,
         tuple: &Tuple,
-        segment: &Segment,
+        segment: &TcpHeader,
         ecn: u8,
-    ) -> Option<(Header, Option<TsvalPosition>)> {
+    ) -> Option<(PacketHeader, Option<TsvalPosition>)> {
         let ip = IpHeader {
             source: tuple.local.addr,
             destination: tuple.remote.addr,
@@ -156,10 +157,10 @@ impl Outbox {
             hop_limit: HOP_LIMIT,
         };
         let l4 = ETHERNET_BYTES + ip.len();
-        let header = Header::zeroed(l4 + segment.header_len(), ETHERNET_BYTES, l4);
+        let header = PacketHeader::zeroed(l4 + segment.header_len(), ETHERNET_BYTES, l4);
         debug_assert!(header.is_ok(), "our headers fit: at most 14 + 40 + 60 bytes");
         let mut header = header.ok()?;
-        let link = Link { source: self.net.mac, destination: [0; 6] };
+        let link = EthernetAddrs { source: self.net.mac, destination: [0; 6] };
         let tsval_at = emit::tcp_template(&link, &ip, segment, header.as_mut_slice());
         let timestamp = tsval_at
             .and_then(|at| u8::try_from(at).ok())
@@ -174,22 +175,22 @@ impl Outbox {
         &mut self,
         now: Instant,
         tuple: &Tuple,
-        segment: &Segment,
+        segment: &TcpHeader,
         len: u32,
     ) {
-        if segment.flags.has(Flags::ACK) {
+        if segment.flags.has(TcpFlags::ACK) {
             self.reset_unmatched_ack(now, tuple, segment.ack);
             return;
         }
         if !self.may_reset(now) {
             return;
         }
-        let reset = Segment {
+        let reset = TcpHeader {
             source: tuple.local.port,
             destination: tuple.remote.port,
             ack: segment.seq + len,
-            flags: Flags::RST.with(Flags::ACK),
-            ..Segment::default()
+            flags: TcpFlags::RST.with(TcpFlags::ACK),
+            ..TcpHeader::default()
         };
         self.counters.tcp_out_rsts += 1;
         self.send_tcp(now, FlowId::NONE, tuple, &reset, TcpPayload::default());
@@ -211,12 +212,12 @@ impl Outbox {
 
     /// Sends a reset with the sequence number that the peer's own acknowledgment proves right.
     pub(crate) fn send_tcp_reset(&mut self, now: Instant, tuple: &Tuple, seq: SeqNum) {
-        let reset = Segment {
+        let reset = TcpHeader {
             source: tuple.local.port,
             destination: tuple.remote.port,
             seq,
-            flags: Flags::RST,
-            ..Segment::default()
+            flags: TcpFlags::RST,
+            ..TcpHeader::default()
         };
         self.counters.tcp_out_rsts += 1;
         self.send_tcp(now, FlowId::NONE, tuple, &reset, TcpPayload::default());
@@ -225,14 +226,14 @@ impl Outbox {
     /// Sends an IP packet without segmentation: ICMP.
     pub(crate) fn send_ip(&mut self, now: Instant, ip: &IpHeader, body: Bytes) {
         let l4 = ETHERNET_BYTES + ip.len();
-        let Ok(mut header) = Header::zeroed(l4, ETHERNET_BYTES, l4) else { return };
-        let link = Link { source: self.net.mac, destination: [0; 6] };
+        let Ok(mut header) = PacketHeader::zeroed(l4, ETHERNET_BYTES, l4) else { return };
+        let link = EthernetAddrs { source: self.net.mac, destination: [0; 6] };
         emit::ethernet_ip(&link, ip, body.len(), header.as_mut_slice());
         self.route(now, ip.destination, plain_transmit(header, body));
     }
 
     /// Sends a frame as it is: ARP, or one with a link address.
-    pub(crate) fn send_frame(&mut self, header: Header, body: Bytes) {
+    pub(crate) fn send_frame(&mut self, header: PacketHeader, body: Bytes) {
         self.ops.push_back(Op::Transmit(plain_transmit(header, body)));
     }
 
@@ -266,7 +267,7 @@ impl Outbox {
     }
 }
 
-fn plain_transmit(header: Header, body: Bytes) -> Transmit {
+fn plain_transmit(header: PacketHeader, body: Bytes) -> Transmit {
     let mut parts = TransmitParts::new();
     if !body.is_empty() {
         parts.push(abi::TransmitPart::Host(body));
@@ -279,6 +280,6 @@ fn plain_transmit(header: Header, body: Bytes) -> Transmit {
         timestamp: None,
         echo: None,
         retransmission: false,
-        protect: None,
+        quic: None,
     }
 }

@@ -15,7 +15,7 @@ use alloc::vec::Vec;
 
 use abi::aligned::AlignedBuf;
 use abi::nvme_tcp::DdpId;
-use wire::nvme::pdu::DataHeader;
+use wire::nvme::pdu::DataPduHeader;
 
 /// Bound on PDUs, and on pieces of data, that wait for a buffer before it is reclaimed: more than 1
 /// MiB in PDUs of 4 KiB has. Those that arrive until the buffer is back come on top.
@@ -24,7 +24,7 @@ const WAITING_MAX: usize = 256;
 /// A PDU whose data has arrived completely, but that was not reported yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct UncheckedRxPdu {
-    pub(super) data: DataHeader,
+    pub(super) data: DataPduHeader,
     /// The received digest.
     pub(super) digest: u32,
     /// Whether the digest is right; `None` if the host must compute it when the buffer is here.

@@ -1,10 +1,10 @@
 //! NVMe/TCP: PDUs over a connection, plain or TLS (NVMe/TCP Transport specification 1.0; Autonomous
 //! NIC Offloads, section 5.1).
 //!
-//! A [`Transport`] is one end of a connection. Its owner (an initiator or a target) calls
-//! [`Transport::poll`] after each notice about the socket, and passes in what is to be sent. The
+//! A [`NvmeTransport`] is one end of a connection. Its owner (an initiator or a target) calls
+//! [`NvmeTransport::poll`] after each notice about the socket, and passes in what is to be sent. The
 //! transport builds and parses PDUs, computes and verifies digests, and writes data to the buffers
-//! registered for it ([`Transport::expect`]). The device does as much of that as it can
+//! registered for it ([`NvmeTransport::expect`]). The device does as much of that as it can
 //! (`l5p::nvme_tcp::rx_offload` has the host's state of it), and software does the rest; the bytes on the
 //! link are the same.
 //!
@@ -27,7 +27,7 @@ use abi::aligned::AlignedBuf;
 use abi::crypto::CryptoProvider;
 use base::{Duration, Instant};
 use bytes::Bytes;
-use wire::nvme::pdu::{Fault, Rules};
+use wire::nvme::pdu::{PduFault, PduRules};
 
 use crate::api::{SocketError, SocketId};
 use crate::host::Host;
@@ -35,7 +35,7 @@ use crate::l5p::nvme_tcp::rx_offload::NvmeRxOffload;
 
 use self::buffers::NvmeRxBuffers;
 use self::receive::NvmePduParser;
-pub use self::send::Source;
+pub use self::send::NvmeDataSource;
 pub use crate::l5p::nvme_tcp::tx_pdus::PduData;
 
 /// Time-out for the peer's ICReq or ICResp.
@@ -43,7 +43,7 @@ const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Parameters of an initiator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Initiate {
+pub struct NvmeInitiatorParams {
     /// Request header digests.
     pub header_digest: bool,
     /// Request data digests.
@@ -56,7 +56,7 @@ pub struct Initiate {
 
 /// Parameters of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Serve {
+pub struct NvmeTargetParams {
     /// Permit header digests.
     pub header_digest: bool,
     /// Permit data digests.
@@ -86,8 +86,8 @@ pub struct NvmeNegotiated {
 
 /// Event of a transport.
 #[derive(Debug)]
-pub enum Incoming {
-    /// PDUs can be sent: [`Transport::negotiated`] returns the parameters.
+pub enum NvmeTransportEvent {
+    /// PDUs can be sent: [`NvmeTransport::negotiated`] returns the parameters.
     Ready,
     /// A command.
     Command {
@@ -141,7 +141,7 @@ pub enum Incoming {
         /// Length in bytes.
         len: u32,
     },
-    /// A buffer of [`Transport::expect`] is returned: all its data has arrived, or it was
+    /// A buffer of [`NvmeTransport::expect`] is returned: all its data has arrived, or it was
     /// reclaimed.
     Buffer {
         /// Tag.
@@ -151,12 +151,12 @@ pub enum Incoming {
     },
     /// The connection has ended: nothing more is received, and nothing can be sent. The caller must
     /// close the socket.
-    Ended(Ended),
+    Ended(NvmeTransportEnd),
 }
 
 /// How a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Ended {
+pub enum NvmeTransportEnd {
     /// The peer closed the connection.
     #[error("closed by the peer")]
     Closed,
@@ -168,10 +168,10 @@ pub enum Ended {
     Silent,
     /// The peer sent a terminate request.
     #[error("terminated by the peer: {0}")]
-    TerminatedByPeer(Fault),
+    TerminatedByPeer(PduFault),
     /// This side sent a terminate request.
     #[error("terminated: {0}")]
-    Terminated(Fault),
+    Terminated(PduFault),
 }
 
 /// Phase of a connection.
@@ -191,23 +191,23 @@ enum NvmeTransportPhase {
 /// Role of this end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NvmeTransportRole {
-    Initiator(Initiate),
-    Target(Serve),
+    Initiator(NvmeInitiatorParams),
+    Target(NvmeTargetParams),
 }
 
 /// One end of an NVMe/TCP connection.
-pub struct Transport {
+pub struct NvmeTransport {
     socket: SocketId,
     crypto: Arc<dyn CryptoProvider>,
     role: NvmeTransportRole,
     phase: NvmeTransportPhase,
     negotiated: Option<NvmeNegotiated>,
     /// Rules of the PDUs that are sent.
-    send: Rules,
+    send: PduRules,
     receiver: NvmePduParser,
     buffers: NvmeRxBuffers,
     /// Events that were not polled yet.
-    events: VecDeque<Incoming>,
+    events: VecDeque<NvmeTransportEvent>,
     /// Mark of the PDU written last.
     written: u64,
     /// The read command whose invalid data terminated the connection.
@@ -216,23 +216,31 @@ pub struct Transport {
     now: Instant,
 }
 
-impl core::fmt::Debug for Transport {
+impl core::fmt::Debug for NvmeTransport {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Transport").field("socket", &self.socket).finish_non_exhaustive()
     }
 }
 
-impl Transport {
+impl NvmeTransport {
     /// Creates the initiator's end of a socket that is being connected. ICReq is sent once it is
     /// established.
     #[must_use]
-    pub fn initiate(socket: SocketId, crypto: Arc<dyn CryptoProvider>, params: Initiate) -> Self {
+    pub fn initiate(
+        socket: SocketId,
+        crypto: Arc<dyn CryptoProvider>,
+        params: NvmeInitiatorParams,
+    ) -> Self {
         Self::new(socket, crypto, NvmeTransportRole::Initiator(params))
     }
 
     /// Creates the target's end of an accepted socket.
     #[must_use]
-    pub fn serve(socket: SocketId, crypto: Arc<dyn CryptoProvider>, params: Serve) -> Self {
+    pub fn serve(
+        socket: SocketId,
+        crypto: Arc<dyn CryptoProvider>,
+        params: NvmeTargetParams,
+    ) -> Self {
         Self::new(socket, crypto, NvmeTransportRole::Target(params))
     }
 
@@ -243,7 +251,7 @@ impl Transport {
             role,
             phase: NvmeTransportPhase::Connecting,
             negotiated: None,
-            send: Rules::NONE,
+            send: PduRules::NONE,
             receiver: NvmePduParser::new(),
             buffers: NvmeRxBuffers::default(),
             events: VecDeque::new(),
@@ -267,7 +275,7 @@ impl Transport {
 
     /// Returns the next event. Must be called until it returns `None`, after each notice about the
     /// socket and at [`Self::poll_timeout`].
-    pub fn poll(&mut self, now: Instant, host: &mut Host) -> Option<Incoming> {
+    pub fn poll(&mut self, now: Instant, host: &mut Host) -> Option<NvmeTransportEvent> {
         self.now = now;
         if self.events.is_empty() {
             self.start_if_ready(host);
@@ -333,7 +341,7 @@ impl Transport {
         self.faulty_command
     }
 
-    /// Reclaims a buffer, complete or not: [`Incoming::Buffer`] follows. Later data under the tag
+    /// Reclaims a buffer, complete or not: [`NvmeTransportEvent::Buffer`] follows. Later data under the tag
     /// is a protocol error.
     pub fn reclaim(&mut self, host: &mut Host, tag: u16) {
         let Some(awaited) = self.buffers.get_mut(tag) else { return };
@@ -372,7 +380,7 @@ impl Transport {
                 }
             }
             NvmeTransportPhase::Setup { until } if self.now >= until => {
-                return self.end(Ended::Silent);
+                return self.end(NvmeTransportEnd::Silent);
             }
             _ => {}
         }
@@ -385,9 +393,9 @@ impl Transport {
         let ready = host.readiness(self.socket);
         if !ready.readable && host.peek(self.socket).is_empty() {
             if let Some(error) = ready.error {
-                self.end(Ended::Lost(error));
+                self.end(NvmeTransportEnd::Lost(error));
             } else if ready.peer_closed {
-                self.end(Ended::Closed);
+                self.end(NvmeTransportEnd::Closed);
             }
         }
     }
@@ -404,10 +412,10 @@ impl Transport {
         }
     }
 
-    fn end(&mut self, how: Ended) {
+    fn end(&mut self, how: NvmeTransportEnd) {
         if self.phase != NvmeTransportPhase::Ended {
             self.phase = NvmeTransportPhase::Ended;
-            self.events.push_back(Incoming::Ended(how));
+            self.events.push_back(NvmeTransportEvent::Ended(how));
         }
     }
 
@@ -415,9 +423,9 @@ impl Transport {
     fn enter_open(&mut self, host: &mut Host, negotiated: NvmeNegotiated, ours: u8) {
         let NvmeNegotiated { header_digest, data_digest, pda, .. } = negotiated;
         self.negotiated = Some(negotiated);
-        self.send = Rules { header_digest, data_digest, pda, plen_max: u32::MAX };
+        self.send = PduRules { header_digest, data_digest, pda, plen_max: u32::MAX };
         let plen_max = receive::PLEN_MAX;
-        self.receiver.rules = Rules { header_digest, data_digest, pda: ours, plen_max };
+        self.receiver.rules = PduRules { header_digest, data_digest, pda: ours, plen_max };
         self.phase = NvmeTransportPhase::Open;
         let _followed = self.receiver.attach(self.now, host, self.socket);
         if data_digest {
@@ -425,7 +433,7 @@ impl Transport {
             // What the device refuses the host does; the counters show which.
             let _ = host.nvme_tx_context(now, self.socket, self.receiver.state(), crypto);
         }
-        self.events.push_back(Incoming::Ready);
+        self.events.push_back(NvmeTransportEvent::Ready);
     }
 
     /// Takes the buffers that the device has returned.
@@ -458,7 +466,7 @@ impl Transport {
             reclaim(host, self.socket, tag);
         }
         if let Some(buffer) = self.buffers.take(tag) {
-            self.events.push_back(Incoming::Buffer { tag, buffer });
+            self.events.push_back(NvmeTransportEvent::Buffer { tag, buffer });
         }
     }
 

@@ -1,6 +1,6 @@
 //! Reception of PDUs: the byte stream is parsed in order, independent of packet boundaries.
 //!
-//! Called by [`Transport::poll`]. A header is collected and checked before its data, so each byte
+//! Called by [`NvmeTransport::poll`]. A header is collected and checked before its data, so each byte
 //! of data has a destination when it is read. Bytes that the device placed at that destination are
 //! skipped; all others are copied. Data digests that the device verified are not computed again.
 
@@ -10,11 +10,14 @@ use base::{Instant, SeqNum};
 use bytes::Bytes;
 use core::ops::Range;
 use smallvec::SmallVec;
-use wire::nvme::pdu::{COMMON_BYTES, Common, DIGEST_BYTES, Fault, Header, PduKind, Rules, at};
+use wire::nvme::pdu::{
+    COMMON_BYTES, DIGEST_BYTES, PduCommonHeader, PduFault, PduHeader, PduKind, PduRules, at,
+};
 
 use super::buffers::UncheckedRxPdu;
 use super::{
-    Ended, Incoming, NvmeNegotiated, NvmeTransportPhase, NvmeTransportRole, Transport, reclaim,
+    NvmeNegotiated, NvmeTransport, NvmeTransportEnd, NvmeTransportEvent, NvmeTransportPhase,
+    NvmeTransportRole, reclaim,
 };
 use crate::api::SocketId;
 use crate::host::Host;
@@ -31,8 +34,8 @@ const VERIFIED_MAX: usize = 256;
 /// A PDU whose header was read.
 #[derive(Debug)]
 struct NvmeRxPdu {
-    header: Header,
-    common: Common,
+    header: PduHeader,
+    common: PduCommonHeader,
     /// Position of its first byte in the stream.
     begin: SeqNum,
     /// Data bytes read.
@@ -52,7 +55,7 @@ struct NvmeRxPdu {
 #[derive(Debug)]
 pub(super) struct NvmePduParser {
     /// Rules of the PDUs that are received.
-    pub(super) rules: Rules,
+    pub(super) rules: PduRules,
     /// The received part of a header or a digest.
     front: [u8; FRONT_BYTES_MAX],
     have: usize,
@@ -71,7 +74,7 @@ pub(super) struct NvmePduParser {
 impl NvmePduParser {
     pub(super) fn new() -> Self {
         Self {
-            rules: Rules::NONE,
+            rules: PduRules::NONE,
             front: [0; FRONT_BYTES_MAX],
             have: 0,
             pdu: None,
@@ -85,8 +88,8 @@ impl NvmePduParser {
 
     /// Returns the state for a context of the device.
     pub(super) const fn state(&self) -> NvmeTcpState {
-        let Rules { header_digest, data_digest, plen_max, .. } = self.rules;
-        NvmeTcpState { header_digest, data_digest, pdu_bytes_max: plen_max, over: None }
+        let PduRules { header_digest, data_digest, plen_max, .. } = self.rules;
+        NvmeTcpState { header_digest, data_digest, pdu_bytes_max: plen_max, tls: None }
     }
 
     /// Requests a receive context, from the next PDU on whose header has not arrived. Returns
@@ -118,8 +121,8 @@ impl NvmePduParser {
     /// Returns the number of data bytes under a tag in the current PDU.
     fn under_way(&self, tag: u16) -> u32 {
         match self.pdu.as_ref().map(|pdu| &pdu.header) {
-            Some(Header::C2HData(data)) if data.cccid == tag => data.len,
-            Some(Header::H2CData(data)) if data.ttag == tag => data.len,
+            Some(PduHeader::C2HData(data)) if data.cccid == tag => data.len,
+            Some(PduHeader::H2CData(data)) if data.ttag == tag => data.len,
             _ => 0,
         }
     }
@@ -188,7 +191,7 @@ fn run_at(placed: &NvmeRxClaims, at: usize, len: usize) -> PlacedRun {
     PlacedRun { len: len.min(most.min(until) as usize), placed: here, summed: summed.is_some() }
 }
 
-impl Transport {
+impl NvmeTransport {
     /// Reads some received bytes. Returns whether there may be more work.
     pub(super) fn step(&mut self, host: &mut Host) -> bool {
         let len = host.peek(self.socket).len();
@@ -260,7 +263,7 @@ impl Transport {
         if let Some(first) = receiver.front.first_chunk().filter(|_| receiver.have >= COMMON_BYTES)
         {
             // An invalid header is reported by `finish`.
-            if let Ok(common) = Common::parse(first, &receiver.rules) {
+            if let Ok(common) = PduCommonHeader::parse(first, &receiver.rules) {
                 taken += receiver.collect_front(&bytes[taken..], front_bytes(&common));
             }
         }
@@ -275,8 +278,8 @@ impl Transport {
         let bytes = &host.peek(self.socket)[..take];
         let here = u32::try_from(take).unwrap_or(0);
         let place = match &pdu.header {
-            Header::C2HData(data) => Some((data.cccid, data.offset + pdu.done)),
-            Header::H2CData(data) => Some((data.ttag, data.offset + pdu.done)),
+            PduHeader::C2HData(data) => Some((data.cccid, data.offset + pdu.done)),
+            PduHeader::H2CData(data) => Some((data.ttag, data.offset + pdu.done)),
             _ => None,
         };
         let awaited = place.and_then(|(tag, _)| self.buffers.get_mut(tag));
@@ -329,9 +332,9 @@ impl Transport {
             // The type is checked before any other field: the fields of a PDU that must not arrive
             // have no meaning.
             let parsed = kind
-                .ok_or(Fault::field(at::TYPE))
+                .ok_or(PduFault::field(at::TYPE))
                 .and_then(|kind| self.check_kind(kind))
-                .and_then(|()| Common::parse(first, &receiver.rules));
+                .and_then(|()| PduCommonHeader::parse(first, &receiver.rules));
             let whole = parsed.map(|common| (common, have >= front_bytes(&common)));
             match whole {
                 Ok((common, true)) => {
@@ -359,18 +362,18 @@ impl Transport {
     }
 
     /// Terminates the connection for an invalid PDU; an invalid terminate request is not answered.
-    fn reject(&mut self, host: &mut Host, fault: Fault, kind: PduKind) {
+    fn reject(&mut self, host: &mut Host, fault: PduFault, kind: PduKind) {
         let header = self.receiver.front;
         let have = self.receiver.have;
         if matches!(kind, PduKind::H2CTermReq | PduKind::C2HTermReq) {
             host.shutdown(self.now, self.socket);
-            return self.end(Ended::TerminatedByPeer(fault));
+            return self.end(NvmeTransportEnd::TerminatedByPeer(fault));
         }
         self.terminate_for(host, fault, &header[..have.min(header.len())]);
     }
 
     /// Checks a complete header, before any byte after it is processed.
-    fn handle_header(&mut self, host: &mut Host, common: Common) -> Result<(), Fault> {
+    fn handle_header(&mut self, host: &mut Host, common: PduCommonHeader) -> Result<(), PduFault> {
         let receiver = &mut self.receiver;
         let bare = usize::from(common.kind.header_len());
         if common.header_bytes as usize > bare {
@@ -378,12 +381,12 @@ impl Transport {
             let came = rest.first_chunk().map_or(0, |digest| u32::from_le_bytes(*digest));
             if self.crypto.crc32c(0, header) != came {
                 host.out.counters.nvme_header_digest_errors += 1;
-                return Err(Fault::header_digest(came));
+                return Err(PduFault::header_digest(came));
             }
         }
-        let header = Header::parse(&common, &self.receiver.front[..bare])?;
+        let header = PduHeader::parse(&common, &self.receiver.front[..bare])?;
         if let Err(fault) = self.check_data(&header, &common) {
-            if let Header::C2HData(data) = &header {
+            if let PduHeader::C2HData(data) = &header {
                 self.faulty_command = Some(data.cccid);
             }
             return Err(fault);
@@ -395,7 +398,7 @@ impl Transport {
         let sum = (receiver.rules.data_digest && !device).then_some(0);
         let begin = receiver.position - front;
         let capsule = match header {
-            Header::CapsuleCmd(_) => Vec::with_capacity(common.data_len as usize),
+            PduHeader::CapsuleCmd(_) => Vec::with_capacity(common.data_len as usize),
             _ => Vec::new(),
         };
         receiver.have = 0;
@@ -418,57 +421,61 @@ impl Transport {
     }
 
     /// Checks whether a PDU of this type may arrive now, at this end (NVMe/TCP section 3.3.1).
-    fn check_kind(&self, kind: PduKind) -> Result<(), Fault> {
+    fn check_kind(&self, kind: PduKind) -> Result<(), PduFault> {
         let target = matches!(self.role, NvmeTransportRole::Target(_));
         if kind.from_host() != target {
-            return Err(Fault::field(at::TYPE));
+            return Err(PduFault::field(at::TYPE));
         }
         let setup = matches!(kind, PduKind::ICReq | PduKind::ICResp);
         let ends = matches!(kind, PduKind::H2CTermReq | PduKind::C2HTermReq);
         let open = self.phase == NvmeTransportPhase::Open;
-        if ends || setup != open { Ok(()) } else { Err(Fault::SEQUENCE) }
+        if ends || setup != open { Ok(()) } else { Err(PduFault::SEQUENCE) }
     }
 
     /// Checks whether the data of a PDU has a destination.
-    fn check_data(&self, header: &Header, common: &Common) -> Result<(), Fault> {
+    fn check_data(&self, header: &PduHeader, common: &PduCommonHeader) -> Result<(), PduFault> {
         let (tag, data, wrong) = match header {
-            Header::C2HData(data) => (data.cccid, data, at::CCCID),
-            Header::H2CData(data) => (data.ttag, data, at::TTAG),
-            Header::CapsuleCmd(_) => {
+            PduHeader::C2HData(data) => (data.cccid, data, at::CCCID),
+            PduHeader::H2CData(data) => (data.ttag, data, at::TTAG),
+            PduHeader::CapsuleCmd(_) => {
                 let most = match self.role {
                     NvmeTransportRole::Target(serve) => serve.in_capsule_max,
                     NvmeTransportRole::Initiator(_) => 0,
                 };
-                return if common.data_len <= most { Ok(()) } else { Err(Fault::LIMIT_EXCEEDED) };
+                return if common.data_len <= most {
+                    Ok(())
+                } else {
+                    Err(PduFault::LIMIT_EXCEEDED)
+                };
             }
             _ => return Ok(()),
         };
         if let NvmeTransportRole::Target(serve) = self.role {
             if data.len > serve.maxh2cdata {
-                return Err(Fault::LIMIT_EXCEEDED);
+                return Err(PduFault::LIMIT_EXCEEDED);
             }
         }
         // A buffer that the device has not returned yet keeps its tag on the host. That must not be
         // visible: the answer to the peer must not depend on the device.
         let awaited = self.buffers.get(tag).filter(|awaited| awaited.is_open());
-        let awaited = awaited.ok_or_else(|| Fault::field(wrong))?;
+        let awaited = awaited.ok_or_else(|| PduFault::field(wrong))?;
         if awaited.cccid != data.cccid {
-            return Err(Fault::field(at::CCCID));
+            return Err(PduFault::field(at::CCCID));
         }
         // In order and without holes, as Linux and SPDK require.
         if !awaited.takes(data.offset, data.len) {
-            return Err(Fault::OUT_OF_RANGE);
+            return Err(PduFault::OUT_OF_RANGE);
         }
         // LAST_PDU before all data of the R2T (NVMe/TCP section 3.6.2.7) means that the rest would
         // never arrive, and SUCCESS before all data of the read (section 3.6.2.8) ends the command
         // in the same way. Checked before the data: its digest may have to wait for a buffer on the
         // device, and another fault would be reported then.
         let ends = match header {
-            Header::H2CData(_) => data.last,
+            PduHeader::H2CData(_) => data.last,
             _ => data.success,
         };
         if ends && !awaited.completes(data.len) {
-            return Err(Fault::field(at::FLAGS));
+            return Err(PduFault::field(at::FLAGS));
         }
         Ok(())
     }
@@ -476,7 +483,7 @@ impl Transport {
     /// Processes a complete PDU.
     fn handle_pdu(&mut self, host: &mut Host, pdu: NvmeRxPdu) {
         match pdu.header {
-            Header::ICReq(request) => {
+            PduHeader::ICReq(request) => {
                 let NvmeTransportRole::Target(serve) = self.role else { return };
                 let digests = (
                     request.header_digest && serve.header_digest,
@@ -492,12 +499,12 @@ impl Transport {
                 };
                 self.enter_open(host, negotiated, serve.cpda);
             }
-            Header::ICResp(response) => {
+            PduHeader::ICResp(response) => {
                 let NvmeTransportRole::Initiator(params) = self.role else { return };
                 let more = response.header_digest && !params.header_digest
                     || response.data_digest && !params.data_digest;
                 if more {
-                    return self.terminate_for(host, Fault::field(at::DGST), &[]);
+                    return self.terminate_for(host, PduFault::field(at::DGST), &[]);
                 }
                 let negotiated = NvmeNegotiated {
                     header_digest: response.header_digest,
@@ -508,21 +515,21 @@ impl Transport {
                 };
                 self.enter_open(host, negotiated, params.hpda);
             }
-            Header::H2CTermReq(fault) | Header::C2HTermReq(fault) => {
+            PduHeader::H2CTermReq(fault) | PduHeader::C2HTermReq(fault) => {
                 host.shutdown(self.now, self.socket);
-                self.end(Ended::TerminatedByPeer(fault));
+                self.end(NvmeTransportEnd::TerminatedByPeer(fault));
             }
-            Header::CapsuleCmd(sqe) => {
+            PduHeader::CapsuleCmd(sqe) => {
                 let digest_ok = self.capsule_is_right(host, &pdu);
                 let data = Bytes::from(pdu.capsule);
-                self.events.push_back(Incoming::Command { sqe, data, digest_ok });
+                self.events.push_back(NvmeTransportEvent::Command { sqe, data, digest_ok });
             }
-            Header::CapsuleResp(cqe) => self.events.push_back(Incoming::Response(cqe)),
-            Header::R2T(r2t) => {
+            PduHeader::CapsuleResp(cqe) => self.events.push_back(NvmeTransportEvent::Response(cqe)),
+            PduHeader::R2T(r2t) => {
                 let wire::nvme::pdu::R2t { cccid, ttag, offset, len } = r2t;
-                self.events.push_back(Incoming::R2t { cccid, ttag, offset, len });
+                self.events.push_back(NvmeTransportEvent::R2t { cccid, ttag, offset, len });
             }
-            Header::H2CData(_) | Header::C2HData(_) => self.handle_data(host, &pdu),
+            PduHeader::H2CData(_) | PduHeader::C2HData(_) => self.handle_data(host, &pdu),
         }
     }
 
@@ -558,8 +565,8 @@ impl Transport {
     /// Processes a data PDU whose data has arrived completely.
     fn handle_data(&mut self, host: &mut Host, pdu: &NvmeRxPdu) {
         let (tag, data) = match &pdu.header {
-            Header::C2HData(data) => (data.cccid, *data),
-            Header::H2CData(data) => (data.ttag, *data),
+            PduHeader::C2HData(data) => (data.cccid, *data),
+            PduHeader::H2CData(data) => (data.ttag, *data),
             _ => return,
         };
         self.count_offload(host, pdu);
@@ -615,11 +622,11 @@ impl Transport {
             if verdict.is_none() {
                 count_digest(host, digest_ok);
             }
-            let wire::nvme::pdu::DataHeader { cccid, ttag, offset, len, last, success } = data;
+            let wire::nvme::pdu::DataPduHeader { cccid, ttag, offset, len, last, success } = data;
             self.events.push_back(if target {
-                Incoming::WriteData { cccid, ttag, offset, len, last, digest_ok }
+                NvmeTransportEvent::WriteData { cccid, ttag, offset, len, last, digest_ok }
             } else {
-                Incoming::ReadData { cccid, offset, len, last, success, digest_ok }
+                NvmeTransportEvent::ReadData { cccid, offset, len, last, success, digest_ok }
             });
         }
     }
@@ -633,7 +640,7 @@ fn count_digest(host: &mut Host, right: bool) {
 
 /// Returns the number of bytes before the data of a PDU, or its length if it has no data; for a
 /// terminate request only the header's length.
-fn front_bytes(common: &Common) -> usize {
+fn front_bytes(common: &PduCommonHeader) -> usize {
     let end = match common.kind {
         PduKind::H2CTermReq | PduKind::C2HTermReq => common.header_bytes,
         _ if common.data_len == 0 => common.plen,

@@ -1,6 +1,6 @@
 //! PDUs that are sent.
 //!
-//! Called by the user of [`super::Transport`]. A PDU is a header, made here with its digest and
+//! Called by the user of [`super::NvmeTransport`]. A PDU is a header, made here with its digest and
 //! padding, and data that is only referred to. The data digest is computed by the device if it can,
 //! otherwise by the host when the data is in memory ([`Host::send_pdu`]). Every PDU is accepted:
 //! callers are bounded by their open commands.
@@ -9,9 +9,13 @@ use abi::nvme_tcp::PREFIX_BYTES_MAX;
 use base::Instant;
 use bytes::Bytes;
 use smallvec::{SmallVec, smallvec};
-use wire::nvme::pdu::{DataHeader, Fault, HEADER_BYTES_MAX, Header, IcReq, IcResp, PFV, R2t};
+use wire::nvme::pdu::{
+    DataPduHeader, HEADER_BYTES_MAX, IcReq, IcResp, PFV, PduFault, PduHeader, R2t,
+};
 
-use super::{Ended, Initiate, NvmeTransportRole, Serve, Transport};
+use super::{
+    NvmeInitiatorParams, NvmeTargetParams, NvmeTransport, NvmeTransportEnd, NvmeTransportRole,
+};
 use crate::api::FileId;
 use crate::host::Host;
 use crate::l5p::nvme_tcp::tx_pdus::PduData;
@@ -26,7 +30,7 @@ const H2C_DATA_MAX: u32 = PREFIX_BYTES_MAX;
 
 /// Source of data.
 #[derive(Clone, Debug)]
-pub enum Source {
+pub enum NvmeDataSource {
     /// Memory.
     Memory(Bytes),
     /// Range of an open file.
@@ -40,7 +44,7 @@ pub enum Source {
     },
 }
 
-impl Source {
+impl NvmeDataSource {
     /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> u32 {
@@ -71,7 +75,7 @@ impl Source {
     }
 }
 
-impl Transport {
+impl NvmeTransport {
     /// Sends a command, with or without data in its capsule. Returns a mark.
     pub fn send_command(
         &mut self,
@@ -83,13 +87,13 @@ impl Transport {
         self.now = now;
         let len = u32::try_from(data.len()).unwrap_or(u32::MAX);
         let data = if data.is_empty() { PduData::None } else { PduData::Memory(data) };
-        self.write_pdu(host, &Header::CapsuleCmd(*sqe), data, len)
+        self.write_pdu(host, &PduHeader::CapsuleCmd(*sqe), data, len)
     }
 
     /// Sends a completion. Returns a mark.
     pub fn send_response(&mut self, now: Instant, host: &mut Host, cqe: &[u8; 16]) -> u64 {
         self.now = now;
-        self.write_pdu(host, &Header::CapsuleResp(*cqe), PduData::None, 0)
+        self.write_pdu(host, &PduHeader::CapsuleResp(*cqe), PduData::None, 0)
     }
 
     /// Sends all data of a read, in one PDU or several. With `success` no response follows. Returns
@@ -99,14 +103,14 @@ impl Transport {
         now: Instant,
         host: &mut Host,
         cccid: u16,
-        data: &Source,
+        data: &NvmeDataSource,
         success: bool,
     ) -> u64 {
         self.now = now;
         self.send_data(data, C2H_DATA_MAX, |transport, from, len, end| {
             let success = end && success;
-            let header = DataHeader { cccid, ttag: 0, offset: from, len, last: end, success };
-            transport.write_pdu(host, &Header::C2HData(header), data.part(from, len), len)
+            let header = DataPduHeader { cccid, ttag: 0, offset: from, len, last: end, success };
+            transport.write_pdu(host, &PduHeader::C2HData(header), data.part(from, len), len)
         })
     }
 
@@ -123,18 +127,18 @@ impl Transport {
     ) -> u64 {
         self.now = now;
         let most = self.negotiated.map_or(u32::MAX, |n| n.maxh2cdata).min(H2C_DATA_MAX);
-        let data = Source::Memory(data);
+        let data = NvmeDataSource::Memory(data);
         self.send_data(&data, most, |transport, from, len, end| {
             let offset = offset.saturating_add(from);
             let last = last && end;
-            let header = DataHeader { cccid, ttag, offset, len, last, success: false };
-            transport.write_pdu(host, &Header::H2CData(header), data.part(from, len), len)
+            let header = DataPduHeader { cccid, ttag, offset, len, last, success: false };
+            transport.write_pdu(host, &PduHeader::H2CData(header), data.part(from, len), len)
         })
     }
 
     fn send_data(
         &mut self,
-        data: &Source,
+        data: &NvmeDataSource,
         most: u32,
         mut send: impl FnMut(&mut Self, u32, u32, bool) -> u64,
     ) -> u64 {
@@ -157,20 +161,20 @@ impl Transport {
         len: u32,
     ) -> u64 {
         self.now = now;
-        self.write_pdu(host, &Header::R2T(R2t { cccid, ttag, offset, len }), PduData::None, 0)
+        self.write_pdu(host, &PduHeader::R2T(R2t { cccid, ttag, offset, len }), PduData::None, 0)
     }
 
     /// Terminates the connection because the peer violated the specification.
-    pub fn terminate(&mut self, now: Instant, host: &mut Host, why: Fault) {
+    pub fn terminate(&mut self, now: Instant, host: &mut Host, why: PduFault) {
         self.now = now;
         self.terminate_for(host, why, &[]);
     }
 
     /// As [`Self::terminate`], with the header that was wrong.
-    pub(super) fn terminate_for(&mut self, host: &mut Host, why: Fault, header: &[u8]) {
+    pub(super) fn terminate_for(&mut self, host: &mut Host, why: PduFault, header: &[u8]) {
         let request = match self.role {
-            NvmeTransportRole::Initiator(_) => Header::H2CTermReq(why),
-            NvmeTransportRole::Target(_) => Header::C2HTermReq(why),
+            NvmeTransportRole::Initiator(_) => PduHeader::H2CTermReq(why),
+            NvmeTransportRole::Target(_) => PduHeader::C2HTermReq(why),
         };
         let header = &header[..header.len().min(HEADER_BYTES_MAX)];
         let len = u32::try_from(header.len()).unwrap_or(0);
@@ -181,30 +185,36 @@ impl Transport {
         self.write_pdu(host, &request, data, len);
         host.out.counters.nvme_terminations += 1;
         host.shutdown(self.now, self.socket);
-        self.end(Ended::Terminated(why));
+        self.end(NvmeTransportEnd::Terminated(why));
     }
 
     /// Sends an initiator's first PDU.
-    pub(super) fn send_setup_request(&mut self, host: &mut Host, params: Initiate) {
-        let Initiate { header_digest, data_digest, hpda, maxr2t } = params;
+    pub(super) fn send_setup_request(&mut self, host: &mut Host, params: NvmeInitiatorParams) {
+        let NvmeInitiatorParams { header_digest, data_digest, hpda, maxr2t } = params;
         let request = IcReq { pfv: PFV, hpda, header_digest, data_digest, maxr2t };
-        self.write_pdu(host, &Header::ICReq(request), PduData::None, 0);
+        self.write_pdu(host, &PduHeader::ICReq(request), PduData::None, 0);
     }
 
     /// Sends a target's first PDU.
     pub(super) fn send_setup_response(
         &mut self,
         host: &mut Host,
-        params: Serve,
+        params: NvmeTargetParams,
         (header_digest, data_digest): (bool, bool),
     ) {
-        let Serve { cpda, maxh2cdata, .. } = params;
+        let NvmeTargetParams { cpda, maxh2cdata, .. } = params;
         let response = IcResp { pfv: PFV, cpda, header_digest, data_digest, maxh2cdata };
-        self.write_pdu(host, &Header::ICResp(response), PduData::None, 0);
+        self.write_pdu(host, &PduHeader::ICResp(response), PduData::None, 0);
     }
 
     /// Writes a PDU. Returns its mark.
-    fn write_pdu(&mut self, host: &mut Host, header: &Header, data: PduData, data_len: u32) -> u64 {
+    fn write_pdu(
+        &mut self,
+        host: &mut Host,
+        header: &PduHeader,
+        data: PduData,
+        data_len: u32,
+    ) -> u64 {
         let mut room = [0; HEADER_BYTES_MAX];
         let Some(common) = header.write(data_len, &self.send, &mut room) else {
             return self.written;

@@ -11,7 +11,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use abi::aligned::{AlignedBuf, PAGE_BYTES};
-use abi::disk::{DiskAccess, DiskCompletion, DiskFile, DiskRequest, RequestId};
+use abi::disk::{DiskAccess, DiskCompletion, DiskFile, DiskRequest, DiskRequestId};
 use abi::{FileAccess, FileExtent, FileFault, FileId, FileOpened, FileStat, FlowId, Op, Refusal};
 use base::internal_error;
 use bytes::Bytes;
@@ -127,7 +127,7 @@ pub(crate) struct Files {
     entries: Vec<Option<FileEntry>>,
     free: Vec<u32>,
     files_max: usize,
-    pending: HashMap<RequestId, PendingDiskRequest, KeyedHashBuilder>,
+    pending: HashMap<DiskRequestId, PendingDiskRequest, KeyedHashBuilder>,
     next_request: u64,
     /// Requests to the disk that are in progress for each file, except opens.
     in_flight: HashMap<FileId, u32, KeyedHashBuilder>,
@@ -215,8 +215,8 @@ impl Files {
     }
 
     /// Records a request to the disk and returns its identifier.
-    pub(crate) fn request(&mut self, pending: PendingDiskRequest) -> RequestId {
-        let id = RequestId(self.next_request);
+    pub(crate) fn request(&mut self, pending: PendingDiskRequest) -> DiskRequestId {
+        let id = DiskRequestId(self.next_request);
         self.next_request += 1;
         self.pending.insert(id, pending);
         id
@@ -452,7 +452,7 @@ impl Files {
     fn handle_disk_opened(
         &mut self,
         out: &mut Outbox,
-        id: RequestId,
+        id: DiskRequestId,
         result: Result<(DiskFile, FileStat), FileFault>,
     ) -> Option<FileCompletion> {
         let Some(PendingDiskRequest::Open(file)) = self.pending.remove(&id) else { return None };

@@ -24,7 +24,7 @@ use smallvec::SmallVec;
 use tcp_rules::cookie::MSS;
 use tcp_rules::paws::TsRecent;
 use wire::emit::to_v6_octets;
-use wire::tcp::{Flags, Segment, TcpOptions, Timestamps};
+use wire::tcp::{TcpFlags, TcpHeader, TcpOptions, TcpTimestamps};
 use wire::{Endpoint, Tuple};
 
 use crate::api::{Readiness, SocketInfo};
@@ -137,8 +137,12 @@ impl QuasiTcb {
 }
 
 /// Flags of segments that are more than a request.
-const BEYOND_REQUEST: Flags =
-    Flags::SYN.with(Flags::RST).with(Flags::FIN).with(Flags::URG).with(Flags::ECE).with(Flags::CWR);
+const BEYOND_REQUEST: TcpFlags = TcpFlags::SYN
+    .with(TcpFlags::RST)
+    .with(TcpFlags::FIN)
+    .with(TcpFlags::URG)
+    .with(TcpFlags::ECE)
+    .with(TcpFlags::CWR);
 
 impl LazyTcb {
     /// Creates the state of a connection that the device set up. `hash` is the hash of its tuple,
@@ -192,7 +196,7 @@ impl LazyTcb {
     /// other segment needs a TCB.
     pub(crate) fn accepts(&self, arrival: &RxTcpSegment) -> bool {
         let segment = &arrival.segment;
-        let plain = segment.flags.has(Flags::ACK) && !segment.flags.any(BEYOND_REQUEST);
+        let plain = segment.flags.has(TcpFlags::ACK) && !segment.flags.any(BEYOND_REQUEST);
         let expected = segment.seq == self.tcb.rcv_nxt && segment.ack == self.tcb.iss + 1;
         // RFC 7323 section 5.3: a segment with an older timestamp may be an old duplicate.
         let recent = SeqNum(self.tcb.ts_recent);
@@ -286,16 +290,16 @@ impl LazyTcb {
         let tcb = &self.tcb;
         let nxt = tcb.iss + 1;
         let value = timestamp(now, tcb.ts_offset);
-        let segment = Segment {
+        let segment = TcpHeader {
             source: tuple.local.port,
             destination: tuple.remote.port,
             seq: nxt,
             ack: tcb.rcv_nxt,
-            flags: Flags::ACK,
+            flags: TcpFlags::ACK,
             window: u16::try_from(config.receive_bytes_max >> self.own_scale(shift))
                 .unwrap_or(u16::MAX),
             options: TcpOptions {
-                timestamps: Some(Timestamps { value, echo: tcb.ts_recent }),
+                timestamps: Some(TcpTimestamps { value, echo: tcb.ts_recent }),
                 ..TcpOptions::default()
             },
         };

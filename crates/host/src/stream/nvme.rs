@@ -11,7 +11,7 @@ use alloc::sync::Arc;
 
 use abi::aligned::AlignedBuf;
 use abi::crypto::CryptoProvider;
-use abi::l5o::{Direction, L5oCreate, L5oId, L5oRefused, L5oState, ResyncRequest};
+use abi::l5o::{L5oCreate, L5oDirection, L5oId, L5oRefused, L5oState, ResyncRequest};
 use abi::nvme_tcp::{DdpId, DdpTeardownDone, NvmeRxClaims, NvmeTcpState, PREFIX_BYTES_MAX};
 use abi::{FlowId, Op, Refusal};
 use base::{SeqNum, internal_error};
@@ -31,7 +31,7 @@ use crate::tcp::conn::TcpEnv;
 impl Streams {
     /// Begins to send PDUs with data digests on a connection; `crypto` computes those that the
     /// device does not. Requests a digest context from the device, and again after each reset of
-    /// the device; the context is destroyed with the connection. `over` in `state` is filled in
+    /// the device; the context is destroyed with the connection. `tls` in `state` is filled in
     /// here.
     ///
     /// # Errors
@@ -79,12 +79,12 @@ impl Streams {
             let may_write = conn.state.may_write();
             let pdus = conn.snd.transforms.pdus.as_deref_mut().filter(|_| may_write);
             let pdus = pdus.ok_or(Refusal::Ended)?;
-            let state = NvmeTcpState { over, ..pdus.state().ok_or(Refusal::Ended)? };
+            let state = NvmeTcpState { tls: over, ..pdus.state().ok_or(Refusal::Ended)? };
             if !cx.out.offloads.nvme_tcp?.tx || !state.data_digest {
                 return Err(Refusal::NotSupported);
             }
             let context = cx.out.new_context();
-            let (direction, state) = (Direction::Transmit, L5oState::NvmeTcp(state));
+            let (direction, state) = (L5oDirection::Transmit, L5oState::NvmeTcp(state));
             let create = L5oCreate { context, flow, direction, tcpsn, state };
             cx.out.ops.push_back(Op::L5oCreate(Box::new(create)));
             cx.out.counters.nvme_tx_device += 1;
@@ -278,7 +278,7 @@ impl Streams {
         let id = SocketId::of_flow(refused.flow);
         let known = |port: &&mut NvmeRxOffload| port.context() == Ok(refused.context);
         let Some(port) = self.nvme_rx_offload(id).filter(known) else { return false };
-        port.handle_refused(cx.out, refused.why);
+        port.handle_refused(cx.out, refused.reason);
         cx.out.notices.push_back(Notice::Socket(id));
         true
     }

@@ -146,10 +146,10 @@ impl Streams {
     pub(crate) fn session_refused(&mut self, cx: &mut TcpEnv<'_>, refused: &L5oRefused) {
         let id = SocketId::of_flow(refused.flow);
         let known = self.with_session(cx, id, |session, conn, cx| {
-            session.handle_refused(conn, cx, refused.context, refused.why);
+            session.handle_refused(conn, cx, refused.context, refused.reason);
         });
         let digests = |conn: &mut L5pConnection, cx: &mut TcpEnv<'_>| {
-            conn.drop_contexts(cx, Some((refused.context, refused.why))).digests
+            conn.drop_contexts(cx, Some((refused.context, refused.reason))).digests
         };
         if known.is_none() && self.with(cx, id, digests) != Some(true) {
             cx.out.counters.events_late += 1;

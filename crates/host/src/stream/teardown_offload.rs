@@ -11,7 +11,7 @@ use alloc::collections::VecDeque;
 use abi::teardown::{Teardown, TeardownDone, TeardownLimits};
 use abi::{Capabilities, DeviceLoad, Op, Refusal};
 
-use crate::config::Config;
+use crate::config::HostConfig;
 use crate::counters::HostCounters;
 use crate::net::outbox::Outbox;
 
@@ -31,7 +31,7 @@ pub(crate) struct TeardownOffloadState {
 }
 
 impl TeardownOffloadState {
-    pub(crate) fn new(config: &Config, capabilities: &Capabilities) -> Self {
+    pub(crate) fn new(config: &HostConfig, capabilities: &Capabilities) -> Self {
         Self {
             limits: config.teardown_offload.and(capabilities.teardown),
             overloaded: false,

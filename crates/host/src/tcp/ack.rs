@@ -6,7 +6,7 @@
 use alloc::boxed::Box;
 
 use base::{Instant, SeqNum, low32};
-use wire::tcp::{Flags, SackBlock, Segment};
+use wire::tcp::{SackBlock, TcpFlags, TcpHeader};
 
 use super::conn::{AckedFileRange, TcpConnection, TcpEnv};
 use super::recovery::{CongestionPhase, CwndReduction, CwndUndo};
@@ -39,9 +39,9 @@ impl<T: TxTransforms> TcpConnection<T> {
     /// Returns the position that a segment acknowledges, if it is acceptable by RFC 5961 section
     /// 5.2: not beyond what was sent, not older than a window, and, as in Linux, not before our
     /// first byte.
-    pub(crate) fn acknowledged_position(&self, segment: &Segment) -> Option<u64> {
+    pub(crate) fn acknowledged_position(&self, segment: &TcpHeader) -> Option<u64> {
         let ahead = i64::from(segment.ack.distance(self.seq(self.snd.una)));
-        let recent = segment.flags.has(Flags::ACK) && ahead >= -i64::from(self.snd.wnd_max);
+        let recent = segment.flags.has(TcpFlags::ACK) && ahead >= -i64::from(self.snd.wnd_max);
         let position = self.snd.una.checked_add_signed(ahead);
         position.filter(|una| recent && (1..=self.snd.nxt).contains(una))
     }
@@ -52,7 +52,7 @@ impl<T: TxTransforms> TcpConnection<T> {
     pub(crate) fn check_acknowledgment(
         &mut self,
         cx: &mut TcpEnv<'_>,
-        segment: &Segment,
+        segment: &TcpHeader,
     ) -> Option<u64> {
         let position = self.acknowledged_position(segment);
         if position.is_none() {
@@ -69,7 +69,7 @@ impl<T: TxTransforms> TcpConnection<T> {
     pub(crate) fn handle_acknowledgment(
         &mut self,
         cx: &mut TcpEnv<'_>,
-        segment: &Segment,
+        segment: &TcpHeader,
         una: u64,
         with_payload: bool,
     ) {
@@ -77,7 +77,7 @@ impl<T: TxTransforms> TcpConnection<T> {
             segment.options.timestamps.filter(|_| self.options.timestamps).map(|ts| ts.echo);
         // As in Linux, an acknowledgment older than the last one is ignored here: its echo is
         // older, too. ECE on a SYN-ACK agrees to ECN (RFC 3168 section 6.1.1).
-        let echo = segment.flags.has(Flags::ECE) && !segment.flags.has(Flags::SYN);
+        let echo = segment.flags.has(TcpFlags::ECE) && !segment.flags.has(TcpFlags::SYN);
         let echoes_mark = self.options.ecn && echo && una >= self.snd.una;
         let mut ack =
             AckEffects { una, ts_echo, with_payload, echoes_mark, ..AckEffects::default() };
@@ -87,7 +87,7 @@ impl<T: TxTransforms> TcpConnection<T> {
         ack.duplicate = una == self.snd.una
             && edge == self.snd.edge
             && !with_payload
-            && !segment.flags.any(Flags::SYN.with(Flags::FIN));
+            && !segment.flags.any(TcpFlags::SYN.with(TcpFlags::FIN));
         if !ack.progressed && self.snd.flight.is_empty() {
             // Nothing is outstanding: an answer to a probe, data of the other direction, or a DSACK
             // for an unnecessary retransmission (RFC 2883).
@@ -121,12 +121,12 @@ impl<T: TxTransforms> TcpConnection<T> {
     /// Updates the peer's window (RFC 9293 section 3.10.7.4) by a segment that is not older than
     /// the last one that set it. An acknowledgment older than `una` is ignored, so SND.WL2 is not
     /// needed.
-    fn update_window(&mut self, segment: &Segment, una: u64) {
+    fn update_window(&mut self, segment: &TcpHeader, una: u64) {
         let Some(seq) = self.rcv.position(segment.seq) else { return };
         if una < self.snd.una || seq < self.snd.wl1 {
             return;
         }
-        let shift = if segment.flags.has(Flags::SYN) { 0 } else { self.options.peer_scale };
+        let shift = if segment.flags.has(TcpFlags::SYN) { 0 } else { self.options.peer_scale };
         let window = u32::from(segment.window) << shift;
         self.snd.wl1 = seq;
         self.snd.edge = una + u64::from(window);
@@ -137,7 +137,7 @@ impl<T: TxTransforms> TcpConnection<T> {
     }
 
     /// Marks ranges delivered, cumulatively and selectively, and passes them to RACK.
-    fn mark_delivered(&mut self, now: Instant, segment: &Segment, ack: &mut AckEffects) {
+    fn mark_delivered(&mut self, now: Instant, segment: &TcpHeader, ack: &mut AckEffects) {
         let offset = self.options.ts_offset;
         let (una_before, iss) = (self.snd.una, self.snd.iss);
         let super::conn::TcpSendState { flight, rack, rtt, nxt, .. } = &mut self.snd;

@@ -8,7 +8,7 @@
 use base::{Duration, Instant};
 
 use super::hystart::HyStart;
-use crate::config::{Algorithm, TcpConfig};
+use crate::config::{CongestionAlgorithm, TcpConfig};
 
 /// CUBIC's beta: RFC 9438 section 4.6.
 const BETA_CUBIC: f64 = 0.7;
@@ -110,8 +110,8 @@ impl Congestion {
     #[must_use]
     pub fn new(config: &TcpConfig, mss: u32) -> Self {
         let law = match config.algorithm {
-            Algorithm::NewReno => CongestionAlgorithm::NewReno,
-            Algorithm::Cubic => CongestionAlgorithm::Cubic(CubicState::default()),
+            CongestionAlgorithm::NewReno => CongestionAlgorithm::NewReno,
+            CongestionAlgorithm::Cubic => CongestionAlgorithm::Cubic(CubicState::default()),
         };
         let hystart = HyStart::new(config.hystart);
         Self { cwnd: config.initial_window * mss, ssthresh: u32::MAX, credit: 0, law, hystart }
@@ -280,7 +280,7 @@ mod tests {
     const MSS: u32 = 1448;
     const RTT: Duration = Duration::from_millis(100);
 
-    fn cc(algorithm: Algorithm, initial_window: u32) -> Congestion {
+    fn cc(algorithm: CongestionAlgorithm, initial_window: u32) -> Congestion {
         let config = TcpConfig { algorithm, initial_window, ..TcpConfig::default() };
         Congestion::new(&config, MSS)
     }
@@ -303,14 +303,14 @@ mod tests {
 
     #[test]
     fn slow_start_doubles() {
-        let mut cc = cc(Algorithm::NewReno, 10);
+        let mut cc = cc(CongestionAlgorithm::NewReno, 10);
         run(&mut cc, Instant::ZERO, 3);
         assert_eq!(cc.cwnd, 80 * MSS);
     }
 
     #[test]
     fn newreno_adds_a_segment_per_round() {
-        let mut cc = cc(Algorithm::NewReno, 20);
+        let mut cc = cc(CongestionAlgorithm::NewReno, 20);
         cc.on_congestion(MSS);
         assert_eq!(cc.ssthresh, 10 * MSS);
         cc.cwnd = cc.ssthresh;
@@ -320,7 +320,7 @@ mod tests {
 
     #[test]
     fn cubic_returns_to_w_max_in_k_seconds() {
-        let mut cc = cc(Algorithm::Cubic, 100);
+        let mut cc = cc(CongestionAlgorithm::Cubic, 100);
         cc.on_congestion(MSS);
         cc.cwnd = cc.ssthresh;
         assert!(cc.cwnd.abs_diff(70 * MSS) <= 1);
@@ -334,7 +334,7 @@ mod tests {
 
     #[test]
     fn cubic_is_no_slower_than_reno_on_short_paths() {
-        let mut cc = cc(Algorithm::Cubic, 20);
+        let mut cc = cc(CongestionAlgorithm::Cubic, 20);
         cc.on_congestion(MSS);
         cc.cwnd = cc.ssthresh;
         let from = cc.cwnd;
@@ -351,7 +351,7 @@ mod tests {
     /// avoidance begins, not that before the time-out.
     #[test]
     fn cubic_forgets_its_plateau_after_a_time_out() {
-        let mut cc = cc(Algorithm::Cubic, 1000);
+        let mut cc = cc(CongestionAlgorithm::Cubic, 1000);
         cc.on_congestion(MSS);
         cc.on_timeout();
         (cc.cwnd, cc.ssthresh) = (MSS, 70 * MSS);
@@ -370,7 +370,7 @@ mod tests {
     /// before the reduction, though fast convergence lowered the plateau.
     #[test]
     fn cubic_is_as_fast_as_reno_above_the_prior_window() {
-        let mut cc = cc(Algorithm::Cubic, 100);
+        let mut cc = cc(CongestionAlgorithm::Cubic, 100);
         cc.on_congestion(MSS);
         cc.cwnd = 60 * MSS;
         cc.on_congestion(MSS);
@@ -401,7 +401,7 @@ mod tests {
     #[test]
     fn cubic_stands_still_while_the_application_is_the_limit() {
         let grown = |pause: Duration| {
-            let mut cc = cc(Algorithm::Cubic, 100);
+            let mut cc = cc(CongestionAlgorithm::Cubic, 100);
             cc.on_congestion(MSS);
             cc.cwnd = cc.ssthresh;
             let now = run(&mut cc, Instant::ZERO, 10);
@@ -418,7 +418,7 @@ mod tests {
     #[test]
     fn reno_growth_is_chosen() {
         for (growth, segments) in [(RenoGrowth::EqualWindow, 10), (RenoGrowth::Segment, 20)] {
-            let mut cc = cc(Algorithm::Cubic, 100);
+            let mut cc = cc(CongestionAlgorithm::Cubic, 100);
             cc.set_reno_growth(growth);
             cc.on_congestion(MSS);
             cc.cwnd = cc.ssthresh;
@@ -435,7 +435,7 @@ mod tests {
     /// RFC 9438 section 4.9: the whole state is restored.
     #[test]
     fn a_reduction_is_undone_completely() {
-        let mut cc = cc(Algorithm::Cubic, 100);
+        let mut cc = cc(CongestionAlgorithm::Cubic, 100);
         cc.on_congestion(MSS);
         cc.cwnd = cc.ssthresh;
         run(&mut cc, Instant::ZERO, 20);
@@ -455,7 +455,7 @@ mod tests {
     /// RFC 9406 and RFC 9438 section 4.10: a growing round-trip time ends slow start.
     #[test]
     fn slow_start_ends_when_the_round_trip_grows() {
-        let mut cc = cc(Algorithm::Cubic, 100);
+        let mut cc = cc(CongestionAlgorithm::Cubic, 100);
         let (mut now, mut una) = (Instant::ZERO, 1_u64);
         let mut sizes = Vec::new();
         for round in 0..12_u64 {
@@ -477,7 +477,7 @@ mod tests {
 
     #[test]
     fn idle_decays_to_the_initial_window() {
-        let mut cc = cc(Algorithm::Cubic, 10);
+        let mut cc = cc(CongestionAlgorithm::Cubic, 10);
         cc.cwnd = 160 * MSS;
         let rto = Duration::from_millis(300);
         cc.on_idle(Duration::from_millis(700), rto, 10 * MSS);

@@ -12,7 +12,7 @@ use abi::l5o::RxMetadata;
 use abi::teardown::LateData;
 use base::{Instant, SeqNum};
 use tcp_rules::paws::TsRecent;
-use wire::tcp::{Flags, Segment};
+use wire::tcp::{TcpFlags, TcpHeader};
 
 use super::conn::{TcpConnection, TcpEnv};
 use super::rcv::RxSegment;
@@ -23,7 +23,7 @@ use crate::api::SocketError;
 
 /// A received TCP segment.
 pub(crate) struct RxTcpSegment {
-    pub(crate) segment: Segment,
+    pub(crate) segment: TcpHeader,
     /// The frame that holds the segment.
     pub(crate) packet: PacketBuf,
     pub(crate) payload: Range<usize>,
@@ -38,7 +38,7 @@ pub(crate) struct RxTcpSegment {
 impl RxTcpSegment {
     pub(crate) fn sequence_len(&self) -> u32 {
         let flags = self.segment.flags;
-        let controls = u32::from(flags.has(Flags::SYN)) + u32::from(flags.has(Flags::FIN));
+        let controls = u32::from(flags.has(TcpFlags::SYN)) + u32::from(flags.has(TcpFlags::FIN));
         // Frames are at most 66 KiB.
         u32::try_from(self.payload.len()).unwrap_or(u32::MAX) + controls
     }
@@ -83,7 +83,7 @@ impl<T: TxTransforms> TcpConnection<T> {
         self.take_timestamp_and_ecn(cx.now, arrival, una);
         let has_payload = !arrival.payload.is_empty();
         self.handle_acknowledgment(cx, &arrival.segment, una, has_payload);
-        self.state != TcpState::Closed && (has_payload || arrival.segment.flags.has(Flags::FIN))
+        self.state != TcpState::Closed && (has_payload || arrival.segment.flags.has(TcpFlags::FIN))
     }
 
     /// Returns the position that an acceptable segment acknowledges. Any other segment is answered
@@ -123,16 +123,16 @@ impl<T: TxTransforms> TcpConnection<T> {
             self.answer_unacceptable(cx, arrival);
             return false;
         }
-        if flags.has(Flags::RST) {
+        if flags.has(TcpFlags::RST) {
             self.handle_reset(cx, segment.seq);
             return false;
         }
-        if flags.has(Flags::SYN) {
+        if flags.has(TcpFlags::SYN) {
             // RFC 5961 section 4.2: a SYN never resets, whatever its sequence number.
             self.challenge(cx);
             return false;
         }
-        flags.has(Flags::ACK)
+        flags.has(TcpFlags::ACK)
     }
 
     /// Answers an unacceptable segment by an acknowledgment, so that a peer out of synchronization
@@ -140,14 +140,14 @@ impl<T: TxTransforms> TcpConnection<T> {
     fn answer_unacceptable(&mut self, cx: &mut TcpEnv<'_>, arrival: &RxTcpSegment) {
         cx.out.counters.tcp_out_of_window += 1;
         let flags = arrival.segment.flags;
-        if flags.has(Flags::RST) {
+        if flags.has(TcpFlags::RST) {
             return;
         }
-        if flags.has(Flags::SYN) {
+        if flags.has(TcpFlags::SYN) {
             self.challenge(cx);
             return;
         }
-        if arrival.payload.is_empty() && !flags.has(Flags::FIN) {
+        if arrival.payload.is_empty() && !flags.has(TcpFlags::FIN) {
             // A zero-window probe or a keep-alive; or both ends are out of synchronization and must
             // not answer each other forever.
             self.ack_within_limit(cx);
@@ -193,7 +193,7 @@ impl<T: TxTransforms> TcpConnection<T> {
         may
     }
 
-    fn note_timestamp(&mut self, now: Instant, segment: &Segment) {
+    fn note_timestamp(&mut self, now: Instant, segment: &TcpHeader) {
         let Some(ts) = segment.options.timestamps.filter(|_| self.options.timestamps) else {
             return;
         };
@@ -207,7 +207,7 @@ impl<T: TxTransforms> TcpConnection<T> {
         if arrival.payload.is_empty() {
             return;
         }
-        if arrival.segment.flags.has(Flags::CWR) {
+        if arrival.segment.flags.has(TcpFlags::CWR) {
             self.snd.echo_ce = false;
         }
         if arrival.ce {
@@ -222,7 +222,7 @@ impl<T: TxTransforms> TcpConnection<T> {
     /// packet if it was not taken.
     fn handle_payload(&mut self, cx: &mut TcpEnv<'_>, arrival: RxTcpSegment) -> Option<PacketBuf> {
         let RxTcpSegment { segment, packet, payload, packets, metadata, .. } = arrival;
-        let fin = segment.flags.has(Flags::FIN);
+        let fin = segment.flags.has(TcpFlags::FIN);
         let closing = matches!(self.state, TcpState::FinWait1 | TcpState::FinWait2);
         let shut = self.modes.held_by_app && self.modes.read_shut && closing;
         // The peer's FIN may come with retransmitted bytes, as in Linux.
@@ -254,27 +254,27 @@ impl<T: TxTransforms> TcpConnection<T> {
     }
 
     /// Processes a segment in SYN-SENT: RFC 9293 section 3.10.7.3.
-    fn handle_in_syn_sent(&mut self, cx: &mut TcpEnv<'_>, segment: &Segment) {
+    fn handle_in_syn_sent(&mut self, cx: &mut TcpEnv<'_>, segment: &TcpHeader) {
         let flags = segment.flags;
         // Acceptable only if our SYN was sent.
         let unacceptable = segment.ack != self.seq(1) || self.snd.nxt == 0;
-        if flags.has(Flags::ACK) && unacceptable {
-            if !flags.has(Flags::RST) {
+        if flags.has(TcpFlags::ACK) && unacceptable {
+            if !flags.has(TcpFlags::RST) {
                 cx.out.reset_unmatched_ack(cx.now, &self.tuple, segment.ack);
             }
             return;
         }
-        if flags.has(Flags::RST) {
-            if flags.has(Flags::ACK) {
+        if flags.has(TcpFlags::RST) {
+            if flags.has(TcpFlags::ACK) {
                 self.abort(cx, SocketError::Refused);
             }
             return;
         }
-        if !flags.has(Flags::SYN) {
+        if !flags.has(TcpFlags::SYN) {
             return;
         }
         self.apply_peer_syn(cx, segment);
-        if flags.has(Flags::ACK) {
+        if flags.has(TcpFlags::ACK) {
             self.handle_acknowledgment(cx, segment, 1, false);
             self.become_established(cx);
         } else {
@@ -288,7 +288,7 @@ impl<T: TxTransforms> TcpConnection<T> {
     }
 
     /// Takes over sequence number, window and options of the peer's SYN.
-    fn apply_peer_syn(&mut self, cx: &mut TcpEnv<'_>, segment: &Segment) {
+    fn apply_peer_syn(&mut self, cx: &mut TcpEnv<'_>, segment: &TcpHeader) {
         let theirs = &segment.options;
         self.rcv.synchronize(segment.seq);
         self.last_ack_sent = segment.seq + 1;
@@ -305,7 +305,7 @@ impl<T: TxTransforms> TcpConnection<T> {
         let ts_value = theirs.timestamps.map_or(0, |ts| ts.value);
         self.options.ts_recent = TsRecent::new(cx.now, ts_value);
         // RFC 3168 section 6.1.1: a SYN-ACK with ECE and without CWR agrees to ECN.
-        self.options.ecn &= segment.flags.has(Flags::ECE) && !segment.flags.has(Flags::CWR);
+        self.options.ecn &= segment.flags.has(TcpFlags::ECE) && !segment.flags.has(TcpFlags::CWR);
         self.snd.edge = u64::from(segment.window);
         self.snd.wnd_max = u32::from(segment.window);
         self.apply_negotiated_options(cx);

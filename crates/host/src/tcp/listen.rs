@@ -12,7 +12,7 @@ use base::{Duration, Instant, SeqNum};
 use tcp_rules::challenge::ChallengeLimiter;
 use tcp_rules::window::ReceiveWindow;
 use wire::Tuple;
-use wire::tcp::Segment;
+use wire::tcp::TcpHeader;
 
 use super::conn::Negotiated;
 
@@ -110,7 +110,7 @@ impl SynCacheEntry {
     pub(crate) fn is_acceptable(
         &self,
         now: Instant,
-        segment: &Segment,
+        segment: &TcpHeader,
         len: u32,
         window: u16,
     ) -> bool {

@@ -7,7 +7,7 @@
 
 use abi::{FlowId, TransmitPart, TransmitParts};
 use base::{Duration, Instant, SeqNum};
-use wire::tcp::{Flags, Segment, TcpOptions, Timestamps};
+use wire::tcp::{TcpFlags, TcpHeader, TcpOptions, TcpTimestamps};
 
 use super::ack::timestamp;
 use super::conn::{TcpConnection, TcpEnv};
@@ -86,12 +86,12 @@ impl<T: TxTransforms> TcpConnection<T> {
 
     pub(crate) fn send_syn(&mut self, cx: &mut TcpEnv<'_>) {
         let answering = self.state != TcpState::SynSent;
-        let mut flags = Flags::SYN;
+        let mut flags = TcpFlags::SYN;
         if answering {
-            flags = flags.with(Flags::ACK);
+            flags = flags.with(TcpFlags::ACK);
         }
         if self.options.ecn {
-            let ask = if answering { Flags::ECE } else { Flags::ECE.with(Flags::CWR) };
+            let ask = if answering { TcpFlags::ECE } else { TcpFlags::ECE.with(TcpFlags::CWR) };
             flags = flags.with(ask);
         }
         let mut segment = self.segment(cx, 0, flags);
@@ -112,7 +112,7 @@ impl<T: TxTransforms> TcpConnection<T> {
         let waiting = self.snd.flight.first_not_departed();
         let flow = if waiting.is_some() { FlowId::NONE } else { self.flow };
         let position = waiting.map_or(self.snd.nxt, |(start, _)| start);
-        let mut segment = self.segment(cx, position, Flags::ACK);
+        let mut segment = self.segment(cx, position, TcpFlags::ACK);
         if let (Some(ts), Some((_, handed))) = (&mut segment.options.timestamps, waiting) {
             // Not newer than the timestamp of the waiting transmit, which PAWS would drop otherwise
             // (RFC 7323 section 5.2).
@@ -172,7 +172,7 @@ impl<T: TxTransforms> TcpConnection<T> {
         // that if the disk fails.
         let waiting = self.snd.flight.first_not_departed();
         let position = waiting.map_or(self.snd.nxt, |(start, _)| start);
-        let segment = self.segment(cx, position, Flags::RST.with(Flags::ACK));
+        let segment = self.segment(cx, position, TcpFlags::RST.with(TcpFlags::ACK));
         cx.out.counters.tcp_out_rsts += 1;
         cx.out.send_tcp(cx.now, FlowId::NONE, &self.tuple, &segment, TcpPayload::default());
     }
@@ -180,21 +180,21 @@ impl<T: TxTransforms> TcpConnection<T> {
     /// Sends a segment that asks for an acknowledgment: no payload, sequence number one below
     /// SND.UNA. Used for zero-window probes and keep-alives, as Linux's `tcp_xmit_probe_skb`.
     pub(crate) fn send_probe(&mut self, cx: &mut TcpEnv<'_>) {
-        let mut segment = self.segment(cx, self.snd.una, Flags::ACK);
+        let mut segment = self.segment(cx, self.snd.una, TcpFlags::ACK);
         segment.seq = segment.seq - 1;
         cx.out.send_tcp(cx.now, self.flow, &self.tuple, &segment, TcpPayload::default());
         self.note_acked(segment.ack);
     }
 
     /// Returns the header of a segment that begins at `position`.
-    pub(super) fn segment(&mut self, cx: &TcpEnv<'_>, position: u64, flags: Flags) -> Segment {
-        let timestamps = self.options.timestamps.then(|| Timestamps {
+    pub(super) fn segment(&mut self, cx: &TcpEnv<'_>, position: u64, flags: TcpFlags) -> TcpHeader {
+        let timestamps = self.options.timestamps.then(|| TcpTimestamps {
             value: timestamp(cx.now, self.options.ts_offset),
             echo: self.options.ts_recent.value(),
         });
-        let acks = flags.has(Flags::ACK);
-        let flags = if self.snd.echo_ce && acks { flags.with(Flags::ECE) } else { flags };
-        Segment {
+        let acks = flags.has(TcpFlags::ACK);
+        let flags = if self.snd.echo_ce && acks { flags.with(TcpFlags::ECE) } else { flags };
+        TcpHeader {
             source: self.tuple.local.port,
             destination: self.tuple.remote.port,
             seq: self.seq(position),
@@ -437,12 +437,12 @@ impl<T: TxTransforms> TcpConnection<T> {
         if sent == 0 {
             return 0;
         }
-        let mut flags = if fin { Flags::ACK.with(Flags::FIN) } else { Flags::ACK };
+        let mut flags = if fin { TcpFlags::ACK.with(TcpFlags::FIN) } else { TcpFlags::ACK };
         if ends_write {
-            flags = flags.with(Flags::PSH);
+            flags = flags.with(TcpFlags::PSH);
         }
         if !again && len > 0 && core::mem::take(&mut self.snd.send_cwr) {
-            flags = flags.with(Flags::CWR);
+            flags = flags.with(TcpFlags::CWR);
         }
         let segment = self.segment(cx, start, flags);
         let from_file = parts.iter().any(|p| p.extent().is_some());

@@ -6,12 +6,12 @@
 use alloc::boxed::Box;
 
 use abi::teardown::{ClosingState, Teardown, TeardownLimits};
-use abi::{FileExtent, FileId, Header, Op, TransmitPart, TransmitParts};
+use abi::{FileExtent, FileId, Op, PacketHeader, TransmitPart, TransmitParts};
 use base::Instant;
 use smallvec::SmallVec;
 use wire::emit::set_lengths;
-use wire::frame::{Frame, parse as parse_frame, protocol};
-use wire::tcp::{Flags, Segment};
+use wire::frame::{ParsedFrame, parse as parse_frame, protocol};
+use wire::tcp::{TcpFlags, TcpHeader};
 use wire::{Endpoint, IPV4_BYTES, IPV6_BYTES, Tuple};
 
 use super::conn::{ConnParams, TcpConnection, TcpEnv};
@@ -76,7 +76,7 @@ impl<T: TxTransforms> TcpConnection<T> {
             return None;
         }
         let state = self.closing_state()?;
-        let segment = self.segment(cx, self.snd.nxt, Flags::ACK);
+        let segment = self.segment(cx, self.snd.nxt, TcpFlags::ACK);
         let (header, timestamp) = cx.out.tcp_header_to(cx.now, &self.tuple, &segment)?;
         let timestamp = timestamp.map(|ts| abi::TsvalPosition { sub_ms_us: past_us(cx.now), ..ts });
         let (parts, new_file_bytes) = self.collect_unacked()?;
@@ -200,7 +200,7 @@ fn file_bytes_without_prefix(part: &TransmitPart) -> u64 {
 }
 
 /// Parses the tuple and the segment from a header that `Outbox::tcp_header_to` made.
-pub(crate) fn parse_tcp_header(header: &Header) -> Option<(Tuple, Segment)> {
+pub(crate) fn parse_tcp_header(header: &PacketHeader) -> Option<(Tuple, TcpHeader)> {
     let mut header = header.clone();
     let (l3, end) = (header.l3(), header.len());
     let bytes = header.as_mut_slice();
@@ -209,11 +209,11 @@ pub(crate) fn parse_tcp_header(header: &Header) -> Option<(Tuple, Segment)> {
         return None;
     }
     set_lengths(bytes, l3, end, 0);
-    let Ok(Frame::Ip(ip)) = parse_frame(bytes) else { return None };
+    let Ok(ParsedFrame::Ip(ip)) = parse_frame(bytes) else { return None };
     if ip.protocol != protocol::TCP {
         return None;
     }
-    let (segment, _) = Segment::parse(bytes.get(ip.l4..ip.end)?).ok()?;
+    let (segment, _) = TcpHeader::parse(bytes.get(ip.l4..ip.end)?).ok()?;
     let local = Endpoint { addr: ip.source, port: segment.source };
     let remote = Endpoint { addr: ip.destination, port: segment.destination };
     Some((Tuple { local, remote }, segment))

@@ -7,9 +7,9 @@ use alloc::collections::VecDeque;
 use core::net::IpAddr;
 
 use abi::quic::{QuicProtect, QuicTxPacket};
-use abi::{ExtentCount, FileExtent, FlowId, Header, Transmit, TransmitPart, TransmitParts};
+use abi::{ExtentCount, FileExtent, FlowId, PacketHeader, Transmit, TransmitPart, TransmitParts};
 use base::Instant;
-use wire::emit::{self, IpHeader, Link};
+use wire::emit::{self, EthernetAddrs, IpHeader};
 use wire::frame::protocol;
 use wire::{ETHERNET_BYTES, Endpoint, Tuple, UDP_BYTES};
 
@@ -156,8 +156,10 @@ impl UdpSendBatch {
         let bytes: usize = parts.iter().map(|part| part.len() as usize).sum();
         let first = if segment_size > 0 { usize::from(segment_size) } else { bytes };
         let l4 = ETHERNET_BYTES + ip.len();
-        let Ok(mut header) = Header::zeroed(l4 + UDP_BYTES, ETHERNET_BYTES, l4) else { return };
-        let link = Link { source: out.net.mac, destination: [0; 6] };
+        let Ok(mut header) = PacketHeader::zeroed(l4 + UDP_BYTES, ETHERNET_BYTES, l4) else {
+            return;
+        };
+        let link = EthernetAddrs { source: out.net.mac, destination: [0; 6] };
         let ports = [tuple.local.port, tuple.remote.port];
         emit::udp_template(&link, &ip, ports, first, header.as_mut_slice());
         let protect = self.protect(count);
@@ -171,7 +173,7 @@ impl UdpSendBatch {
             timestamp: None,
             echo: self.send.echo.map(tag_of),
             retransmission: self.send.retransmission,
-            protect,
+            quic: protect,
         };
         out.route(now, tuple.remote.addr, transmit);
     }

@@ -14,9 +14,10 @@ use alloc::vec::Vec;
 use core::net::IpAddr;
 use core::ops::Range;
 
-use abi::quic::{Opened, QuicId, QuicLimits};
+use abi::quic::{QuicDecrypted, QuicId, QuicLimits};
 use abi::{
-    Capabilities, Checksum, FlowId, PacketBuf, Received, Refusal, TransmitDone, TransmitOutcome,
+    Capabilities, Checksum, FlowId, PacketBuf, ReceivedFrame, Refusal, TransmitDone,
+    TransmitOutcome,
 };
 use base::Instant;
 use wire::checksum::pseudo_header;
@@ -24,7 +25,7 @@ use wire::frame::{IpPacket, protocol};
 use wire::{Endpoint, Tuple, UDP_BYTES};
 
 use crate::api::{ListenError, Notice, UdpId};
-use crate::config::Config;
+use crate::config::HostConfig;
 use crate::net::icmp;
 use crate::net::outbox::Outbox;
 use crate::rate_limit::RateLimiter;
@@ -49,7 +50,7 @@ pub struct UdpReceived {
     /// Bytes of each datagram but the last; zero if there is only one.
     pub segment_size: u16,
     /// Result of the device's decryption of QUIC packets.
-    pub decrypted: Option<Box<Opened>>,
+    pub decrypted: Option<Box<QuicDecrypted>>,
 }
 
 #[derive(Debug)]
@@ -80,7 +81,7 @@ pub(crate) struct UdpSockets {
 }
 
 impl UdpSockets {
-    pub(crate) fn new(config: &Config, capabilities: &Capabilities) -> Self {
+    pub(crate) fn new(config: &HostConfig, capabilities: &Capabilities) -> Self {
         Self {
             sockets: Vec::new(),
             flows: 0,
@@ -205,7 +206,7 @@ impl UdpSockets {
         &mut self,
         out: &mut Outbox,
         now: Instant,
-        received: Received,
+        received: ReceivedFrame,
         ip: &IpPacket,
     ) {
         let Some((tuple, payload)) = check(out, &received, ip) else {
@@ -231,7 +232,7 @@ impl UdpSockets {
         }
         counters.udp_in_datagrams += count;
         socket.bytes += footprint;
-        let Received { packet, segment_size, quic: opened, .. } = received;
+        let ReceivedFrame { packet, segment_size, quic: opened, .. } = received;
         let ecn = ip.ecn;
         socket.queue.push_back(UdpReceived {
             tuple,
@@ -252,7 +253,11 @@ impl UdpSockets {
 
 /// Checks addresses, lengths and checksum. Returns tuple and payload range; `None`, counted, if
 /// they are wrong.
-fn check(out: &mut Outbox, received: &Received, ip: &IpPacket) -> Option<(Tuple, Range<usize>)> {
+fn check(
+    out: &mut Outbox,
+    received: &ReceivedFrame,
+    ip: &IpPacket,
+) -> Option<(Tuple, Range<usize>)> {
     let counters = &mut out.counters;
     if !out.net.is_ours(ip.destination) {
         counters.received_not_ours += 1;

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 
 use abi::aligned::{AlignedBuf, PAGE_BYTES};
-use abi::disk::{DiskAccess, DiskFile, RequestId};
+use abi::disk::{DiskAccess, DiskFile, DiskRequestId};
 use abi::{FileKind, FileStat};
 use tempfile::TempDir;
 
@@ -69,9 +69,9 @@ impl DiskTester {
         Self { disk, next_id: 0 }
     }
 
-    pub(super) fn id(&mut self) -> RequestId {
+    pub(super) fn id(&mut self) -> DiskRequestId {
         self.next_id += 1;
-        RequestId(self.next_id)
+        DiskRequestId(self.next_id)
     }
 
     pub(super) fn wait(&mut self) -> DiskCompletion {

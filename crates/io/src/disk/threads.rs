@@ -14,7 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use abi::aligned::AlignedBuf;
-use abi::disk::{DiskAccess, DiskCompletion, DiskRequest, RequestId};
+use abi::disk::{DiskAccess, DiskCompletion, DiskRequest, DiskRequestId};
 use abi::{FileFault, FileStat};
 
 use super::root::{DiskRoot, OpenFile, c_path, read_whole};
@@ -27,11 +27,36 @@ use crate::notify::Notifier;
 const THREADS: usize = 8;
 
 enum DiskJob {
-    Open { id: RequestId, path: CString, access: DiskAccess },
-    Read { id: RequestId, file: Arc<OpenFile>, offset: u64, buf: AlignedBuf },
-    Write { id: RequestId, file: Arc<OpenFile>, offset: u64, buf: AlignedBuf, len: u32, fua: bool },
-    Flush { id: RequestId, file: Arc<OpenFile> },
-    Zero { id: RequestId, file: Arc<OpenFile>, offset: u64, len: u64, deallocate: bool },
+    Open {
+        id: DiskRequestId,
+        path: CString,
+        access: DiskAccess,
+    },
+    Read {
+        id: DiskRequestId,
+        file: Arc<OpenFile>,
+        offset: u64,
+        buf: AlignedBuf,
+    },
+    Write {
+        id: DiskRequestId,
+        file: Arc<OpenFile>,
+        offset: u64,
+        buf: AlignedBuf,
+        len: u32,
+        fua: bool,
+    },
+    Flush {
+        id: DiskRequestId,
+        file: Arc<OpenFile>,
+    },
+    Zero {
+        id: DiskRequestId,
+        file: Arc<OpenFile>,
+        offset: u64,
+        len: u64,
+        deallocate: bool,
+    },
 }
 
 type OpenOutcome = Result<(OpenFile, FileStat), FileFault>;
@@ -40,27 +65,27 @@ type ReadOutcome = Result<(u32, FileStat, bool), FileFault>;
 
 enum DiskJobResult {
     Open {
-        id: RequestId,
+        id: DiskRequestId,
         result: OpenOutcome,
     },
     Read {
-        id: RequestId,
+        id: DiskRequestId,
         buf: AlignedBuf,
         result: ReadOutcome,
     },
     /// Bytes written, and whether it took more than one call.
     Write {
-        id: RequestId,
+        id: DiskRequestId,
         buf: AlignedBuf,
         result: Result<(u32, bool), FileFault>,
     },
     Flush {
-        id: RequestId,
+        id: DiskRequestId,
         result: Result<(), FileFault>,
     },
     /// Whether zeros were written.
     Zero {
-        id: RequestId,
+        id: DiskRequestId,
         result: Result<bool, FileFault>,
     },
 }

@@ -21,7 +21,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use abi::aligned::AlignedBuf;
-use abi::disk::{DiskAccess, DiskCompletion, DiskFile, DiskRequest, RequestId};
+use abi::disk::{DiskAccess, DiskCompletion, DiskFile, DiskRequest, DiskRequestId};
 use abi::{FileFault, FileStat};
 use io_uring::types::{Fd, FsyncFlags, OpenHow};
 use io_uring::{IoUring, Probe, opcode, squeue};
@@ -42,7 +42,7 @@ const UNTRACKED: u64 = u64::MAX;
 
 /// A read that the kernel has, or will have at the next flush.
 struct UringRead {
-    id: RequestId,
+    id: DiskRequestId,
     file: Arc<OpenFile>,
     offset: u64,
     buf: AlignedBuf,
@@ -51,7 +51,7 @@ struct UringRead {
 }
 
 struct UringOpen {
-    id: RequestId,
+    id: DiskRequestId,
     /// Directory that the path is relative to.
     dir: Arc<File>,
     path: CString,
@@ -68,7 +68,7 @@ struct UringSample {
 }
 
 struct UringWrite {
-    id: RequestId,
+    id: DiskRequestId,
     file: Arc<OpenFile>,
     offset: u64,
     buf: AlignedBuf,
@@ -79,13 +79,13 @@ struct UringWrite {
 }
 
 struct UringFlush {
-    id: RequestId,
+    id: DiskRequestId,
     file: Arc<OpenFile>,
     retries: u8,
 }
 
 struct UringZero {
-    id: RequestId,
+    id: DiskRequestId,
     file: Arc<OpenFile>,
     /// Bytes that are left to zero.
     range: Range<u64>,

@@ -21,14 +21,14 @@ use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
 
-use abi::port::{RxFrame, TxFrame, WireCaps};
+use abi::link::{LinkCaps, RxFrame, TxFrame};
 use abi::{PacketBuf, PacketPool};
 use base::Instant;
 
 pub use error::TapError;
 pub use setup::{IpPrefix, TapConfig, run_bytes_max};
 
-use crate::link::{Link, TxStatus};
+use crate::link::{Link, LinkTxStatus};
 use vnet::VNET_BYTES;
 
 /// `IoSlice`s of one frame that need no allocation: both headers and 62 slices of payload.
@@ -81,7 +81,7 @@ struct TapOffloads {
 pub struct Tap {
     file: File,
     name: String,
-    caps: WireCaps,
+    caps: LinkCaps,
     /// Buffer of the largest size, for the next frame.
     rx_buffer: Option<PacketBuf>,
     counters: TapCounters,
@@ -100,7 +100,7 @@ impl Tap {
 
     fn new(file: File, name: &str, mtu: u16, offloads: TapOffloads) -> Self {
         let TapOffloads { tcp, udp } = offloads;
-        let caps = WireCaps { segmentation: tcp, udp_segmentation: udp, checksum: tcp, mtu };
+        let caps = LinkCaps { segmentation: tcp, udp_segmentation: udp, checksum: tcp, mtu };
         let (name, counters) = (name.to_owned(), TapCounters::default());
         Self { file, name, caps, rx_buffer: None, counters }
     }
@@ -183,35 +183,35 @@ fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
 }
 
 impl Link for Tap {
-    fn capabilities(&self) -> WireCaps {
+    fn capabilities(&self) -> LinkCaps {
         self.caps
     }
 
-    fn transmit(&mut self, _now: Instant, frame: &TxFrame) -> TxStatus {
+    fn transmit(&mut self, _now: Instant, frame: &TxFrame) -> LinkTxStatus {
         let Some(vnet) = vnet::encode(frame) else {
             self.counters.tap_tx_refused += 1;
-            return TxStatus::Failed;
+            return LinkTxStatus::Failed;
         };
         match write_frame(&self.file, &vnet, frame) {
             Ok(_) => {
                 self.counters.tap_tx_frames += 1;
                 self.counters.tap_tx_bytes += frame.len() as u64;
                 self.counters.tap_tx_runs += u64::from(vnet::is_run(vnet));
-                TxStatus::Sent
+                LinkTxStatus::Sent
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 self.counters.tap_tx_full += 1;
-                TxStatus::Full
+                LinkTxStatus::Full
             }
             // The kernel stores a frame in at most 17 fragments, whose size depends on how
             // fragmented its memory is. It can always store 64 KiB.
             Err(error) if is_long(frame) && is_no_memory(&error) => {
                 self.counters.tap_tx_too_long += 1;
-                TxStatus::TooLong
+                LinkTxStatus::TooLong
             }
             Err(_) => {
                 self.counters.tap_tx_errors += 1;
-                TxStatus::Failed
+                LinkTxStatus::Failed
             }
         }
     }

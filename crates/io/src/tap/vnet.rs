@@ -5,7 +5,7 @@
 //! `tun_put_user`).
 
 use abi::Checksum;
-use abi::port::TxFrame;
+use abi::link::TxFrame;
 
 /// Size of the header.
 pub(super) const VNET_BYTES: usize = 10;
@@ -102,8 +102,8 @@ pub(super) fn decode(vnet: [u8; VNET_BYTES]) -> (Checksum, u16) {
 
 #[cfg(test)]
 mod tests {
-    use abi::Header;
-    use abi::port::Payload;
+    use abi::PacketHeader;
+    use abi::link::FramePayload;
     use bytes::Bytes;
 
     use super::*;
@@ -114,8 +114,8 @@ mod tests {
         header[14] = version << 4;
         header[if version == 4 { 23 } else { 20 }] = protocol;
         TxFrame {
-            header: Header::from_bytes(&header, 14, l4).unwrap(),
-            payload: [Payload::Host(Bytes::from(vec![0; payload]))].into_iter().collect(),
+            header: PacketHeader::from_bytes(&header, 14, l4).unwrap(),
+            payload: [FramePayload::Host(Bytes::from(vec![0; payload]))].into_iter().collect(),
             segment_size: 0,
             checksum_partial: true,
         }

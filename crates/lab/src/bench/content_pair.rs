@@ -4,7 +4,7 @@ use std::path::Path;
 
 use apps::content::{self, ContentServer};
 use base::Duration;
-use host::Listen;
+use host::ListenConfig;
 use io::memory_link::memory_link_pair;
 use nic::LONG_TRANSMIT_BYTES;
 
@@ -57,13 +57,13 @@ pub(crate) fn content_pair(
     server.host.tcp.echo = sending.echo;
     let disk = if sending.offload { &mut server.device_disk } else { &mut server.host_disk };
     *disk = testbed::disk(folder, sending.disk)?;
-    let content = content::Config {
-        listen: vec![Listen { addr: None, port: 80, backlog: 8192 }],
+    let content = content::ContentServerConfig {
+        listen: vec![ListenConfig { addr: None, port: 80, backlog: 8192 }],
         // Every file stays open: only sending is measured.
         files_max: 8192,
         file_validity: Duration::from_secs(3600),
         requests_per_connection_max: u32::MAX,
-        ..content::Config::default()
+        ..content::ContentServerConfig::default()
     };
     let server = server.start(Box::new(server_wire), |host| {
         ContentServer::new(content, host).map_err(testbed::cannot_listen)

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use abi::disk::{DiskCompletion, DiskRequest};
-use abi::port::{RxFrame, TxFrame, TxStatus};
+use abi::link::{LinkTxStatus, RxFrame, TxFrame};
 use abi::ring::{RingConsumer, RingProducer, ring};
 use abi::{Event, Op, PacketBuf, PacketPool};
 use apps::content::ContentServer;
@@ -305,7 +305,7 @@ impl DevicePorts for DeviceSide {
         self.received.pop_front()
     }
 
-    fn transmit(&mut self, now: Instant, frame: &TxFrame) -> TxStatus {
+    fn transmit(&mut self, now: Instant, frame: &TxFrame) -> LinkTxStatus {
         let from = cycles();
         let status = self.wire.transmit(now, frame);
         self.wire_cycles += cycles() - from;

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use base::{Duration, Instant};
 use bytes::Bytes;
 use host::{
-    Application, Host, Listen, ListenerOption, Notice, SocketError, SocketId, SocketOption,
+    Application, Host, ListenConfig, ListenerOption, Notice, SocketError, SocketId, SocketOption,
 };
 use wire::Endpoint;
 
@@ -92,7 +92,7 @@ impl ShortServer {
     ) -> Self {
         let mut errors = Vec::new();
         for port in 0..PORTS {
-            match host.listen(Listen { addr: None, port: 80 + port, backlog: BACKLOG }) {
+            match host.listen(ListenConfig { addr: None, port: 80 + port, backlog: BACKLOG }) {
                 Ok(id) => options.iter().for_each(|&o| host.set_listener_option(id, o)),
                 Err(e) => errors.push(e.to_string()),
             }

@@ -6,7 +6,7 @@
 //! Clients and backend are on one machine. Then persistent connections: the host's remaining work
 //! once all of them are spliced, and the device's cost per packet.
 
-use apps::proxy::{self, Listener, Mode, Pool, Proxy, Table};
+use apps::proxy::{self, Proxy, ProxyListener, ProxyMode, ProxyPool, ProxyTable};
 use base::Duration;
 use clap::Args;
 use io::memory_link::memory_link_pair;
@@ -193,28 +193,34 @@ fn headline(rows: &[SpliceRow], most: u32) -> Value {
 
 fn build(setting: SpliceSetting) -> Result<AccountedPair<Proxy, ProxyPeers>, Failure> {
     let (proxy_wire, peers_wire) = memory_link_pair(&testbed::link_config(TRANSMIT_RING));
-    let listener = |port| Listener {
+    let listener = |port| ProxyListener {
         addr: None,
         port,
-        mode: Mode::Tcp,
+        mode: ProxyMode::Tcp,
         routes: Vec::new(),
         default: Some(0),
-        insert: proxy::Insert::default(),
-        policy: proxy::HeaderPolicy::Append,
+        insert: proxy::InsertedFields::default(),
+        policy: proxy::ForwardingPolicy::Append,
         keep_alive: true,
     };
     let ports = 80..80 + PORTS;
-    let table = Table {
+    let table = ProxyTable {
         listeners: ports.clone().map(listener).collect(),
-        pools: vec![Pool {
+        pools: vec![ProxyPool {
             backends: ports.map(|port| testbed::endpoint(2, port).into()).collect(),
-            check: proxy::Check { interval: Duration::ZERO, ..proxy::Check::default() },
-            ..Pool::default()
+            check: proxy::HealthCheckConfig {
+                interval: Duration::ZERO,
+                ..proxy::HealthCheckConfig::default()
+            },
+            ..ProxyPool::default()
         }],
-        ..Table::default()
+        ..ProxyTable::default()
     };
-    let config =
-        proxy::Config { backlog: 65_536, splice: setting.splice, ..proxy::Config::default() };
+    let config = proxy::ProxyConfig {
+        backlog: 65_536,
+        splice: setting.splice,
+        ..proxy::ProxyConfig::default()
+    };
     let server = MachineConfig::new(1).start(Box::new(proxy_wire), |host| {
         Proxy::new(START, config, table, host).map_err(testbed::cannot_listen)
     })?;

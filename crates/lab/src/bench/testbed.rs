@@ -9,7 +9,7 @@ use std::path::Path;
 
 use abi::Refusal;
 use base::Duration;
-use host::{Cidr, Host, Listen};
+use host::{Cidr, Host, ListenConfig};
 use io::disk::{DiskKind, open_disk};
 use io::fault::{FaultConfig, FaultLink};
 use io::link::Link;
@@ -61,7 +61,7 @@ pub(crate) fn file_config() -> FileConfig {
 pub(crate) struct MachineConfig {
     number: u8,
     pub(crate) device: DeviceConfig,
-    pub(crate) host: host::Config,
+    pub(crate) host: host::HostConfig,
     pub(crate) device_disk: Option<ModelledDisk>,
     pub(crate) host_disk: Option<ModelledDisk>,
 }
@@ -73,9 +73,9 @@ impl MachineConfig {
         Self {
             number,
             device: DeviceConfig::new([2, 0, 0, 0, 0, number]),
-            host: host::Config {
+            host: host::HostConfig {
                 addrs: vec![Cidr { addr, prefix_len: 24 }],
-                ..host::Config::default()
+                ..host::HostConfig::default()
             },
             device_disk: None,
             host_disk: None,
@@ -108,7 +108,7 @@ pub(crate) const fn offload(wanted: bool) -> Result<(), Refusal> {
 /// # Errors
 /// Reports a port that is in use.
 pub(crate) fn listen(host: &mut Host, port: u16, backlog: usize) -> Result<(), Failure> {
-    let listened = host.listen(Listen { addr: None, port, backlog });
+    let listened = host.listen(ListenConfig { addr: None, port, backlog });
     listened.map(drop).map_err(cannot_listen)
 }
 

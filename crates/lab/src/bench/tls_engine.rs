@@ -9,9 +9,9 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use abi::crypto::{Aead, CryptoProvider as _, Suite};
-use abi::l5o::{Direction, L5oContent, L5oCreate, L5oId, L5oState, RecordRange, TlsState};
-use abi::port::{RxFrame, WireCaps};
-use abi::{Checksum, Event, FlowId, Header, Op, Transmit, TransmitPart, TransmitParts};
+use abi::l5o::{L5oContent, L5oCreate, L5oDirection, L5oId, L5oState, RecordRange, TlsState};
+use abi::link::{LinkCaps, RxFrame};
+use abi::{Checksum, Event, FlowId, Op, PacketHeader, Transmit, TransmitPart, TransmitParts};
 use base::{Duration, Instant, Prng, SeqNum};
 use bytes::Bytes;
 use clap::Args;
@@ -19,9 +19,9 @@ use host::TlsVersion;
 use io::clock::MonotonicClock;
 use nic::{Device, DeviceConfig, L5oConfig};
 use serde_json::{Value, json};
-use wire::emit::{IpHeader, Link, tcp_headers};
+use wire::emit::{EthernetAddrs, IpHeader, tcp_headers};
 use wire::frame::protocol;
-use wire::tcp::{Flags, Segment};
+use wire::tcp::{TcpFlags, TcpHeader};
 use wire::tls::TlsRecordRun;
 use wire::{Endpoint, Tuple};
 
@@ -199,13 +199,13 @@ fn device(mtu: u16, segmentation: bool) -> Device {
     config.transmit_bytes_max = nic::LONG_TRANSMIT_BYTES;
     config.l5o =
         Some(L5oConfig { contexts_max: 1 << 17, ..L5oConfig::new(Arc::new(crypto::Provider)) });
-    Device::new(config, WireCaps { segmentation, udp_segmentation: false, checksum: true, mtu })
+    Device::new(config, LinkCaps { segmentation, udp_segmentation: false, checksum: true, mtu })
 }
 
 const LOCAL_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const FLOW: FlowId = FlowId(1);
 
-fn create(suite: Suite, context: u64, direction: Direction) -> Op {
+fn create(suite: Suite, context: u64, direction: L5oDirection) -> Op {
     let state =
         TlsState { version: TlsVersion::Tls13, suite, key: [1; 32].into(), iv: [2; 12], number: 0 };
     Op::L5oCreate(Box::new(L5oCreate {
@@ -225,7 +225,7 @@ fn tuple(port: u16) -> Tuple {
 }
 
 /// Returns the headers of a packet from the peer of [`tuple`].
-fn header(seq: u32) -> Header {
+fn header(seq: u32) -> PacketHeader {
     let Tuple { local, remote } = tuple(40_000);
     let ip = IpHeader {
         source: remote.addr,
@@ -234,17 +234,17 @@ fn header(seq: u32) -> Header {
         ecn: 0,
         hop_limit: 64,
     };
-    let link = Link { source: [2, 0, 0, 0, 0, 2], destination: LOCAL_MAC };
-    let segment = Segment {
+    let link = EthernetAddrs { source: [2, 0, 0, 0, 0, 2], destination: LOCAL_MAC };
+    let segment = TcpHeader {
         source: remote.port,
         destination: local.port,
         seq: SeqNum(seq),
-        flags: Flags::ACK,
+        flags: TcpFlags::ACK,
         window: 1000,
-        ..Segment::default()
+        ..TcpHeader::default()
     };
     let l4 = 14 + ip.len();
-    let mut header = Header::zeroed(l4 + segment.header_len(), 14, l4).expect("it fits");
+    let mut header = PacketHeader::zeroed(l4 + segment.header_len(), 14, l4).expect("it fits");
     tcp_headers(&link, &ip, &segment, 0, header.as_mut_slice());
     header
 }
@@ -276,14 +276,14 @@ fn transmit_records(number: u64, seq: u32, content: &Bytes, records: u32) -> Op 
         timestamp: None,
         echo: None,
         retransmission: false,
-        protect: None,
+        quic: None,
     })
 }
 
 fn transmit(clock: &MonotonicClock, suite: Suite) -> Result<f64, Failure> {
     let mut device = device(1500, true);
     let content = Bytes::from(stream::content());
-    device.handle_op(Instant::ZERO, 0, create(suite, 1, Direction::Transmit));
+    device.handle_op(Instant::ZERO, 0, create(suite, 1, L5oDirection::Transmit));
     let (mut number, mut seq) = (0, 0_u32);
     let rate = rate(clock, || {
         device.handle_op(Instant::ZERO, 0, transmit_records(number, seq, &content, RECORDS));
@@ -307,7 +307,7 @@ fn transmit(clock: &MonotonicClock, suite: Suite) -> Result<f64, Failure> {
 fn frames(suite: Suite, segment_size: u16, records: u64) -> Vec<Vec<u8>> {
     let merged = segment_size == 0;
     let mut device = device(1500, merged);
-    device.handle_op(Instant::ZERO, 0, create(suite, 1, Direction::Transmit));
+    device.handle_op(Instant::ZERO, 0, create(suite, 1, L5oDirection::Transmit));
     let content = Bytes::from(stream::content());
     let (mut all, mut number, mut seq) = (Vec::new(), 0, 0_u32);
     // Three records fit a frame of 64 KiB. Packets are cut across transmits, as TCP does.
@@ -347,7 +347,7 @@ fn receive(
     let mut best = 0.0_f64;
     for _ in 0..2 * ROUNDS {
         let mut device = device(1500, true);
-        device.handle_op(Instant::ZERO, 0, create(suite, 1, Direction::Receive(tuple(40_000))));
+        device.handle_op(Instant::ZERO, 0, create(suite, 1, L5oDirection::Receive(tuple(40_000))));
         let (mut took, mut verified) = (Duration::ZERO, 0);
         let (mut packets, mut done) = (Vec::new(), Vec::new());
         // A batch at a time, from buffers that are recycled like those of a ring.
@@ -381,7 +381,7 @@ fn contexts(clock: &MonotonicClock) -> Result<Value, Failure> {
     for suite in SUITES {
         let mut device = device(1500, true);
         let ops: Vec<Op> =
-            (0..CONTEXTS).map(|n| create(suite, n + 1, Direction::Transmit)).collect();
+            (0..CONTEXTS).map(|n| create(suite, n + 1, L5oDirection::Transmit)).collect();
         let mut each = Vec::with_capacity(ops.len());
         let from = clock.now();
         for op in ops {

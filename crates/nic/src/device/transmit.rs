@@ -5,7 +5,7 @@
 //! order in which they arrived, no matter how long each waits; after one that failed, those that
 //! wait behind it are dropped too, so that no data follows a hole.
 
-use abi::port::Payload;
+use abi::link::FramePayload;
 use abi::quic::{QuicFailure, QuicId, QuicStatus};
 use abi::{
     Event, FileFault, FlowId, Refusal, Transmit, TransmitDone, TransmitOutcome, TransmitPart,
@@ -111,7 +111,7 @@ impl Device {
         for part in parts {
             if let TransmitPart::Host(bytes) = part {
                 if !bytes.is_empty() {
-                    resolved.payloads.push(Payload::Host(bytes));
+                    resolved.payloads.push(FramePayload::Host(bytes));
                 }
             }
         }

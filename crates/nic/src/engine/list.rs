@@ -3,7 +3,7 @@
 //! A new engine is added here and nowhere else in the device. Calls are static, so a default method
 //! of [`Engine`] costs nothing.
 
-use abi::{Capabilities, Header, Op};
+use abi::{Capabilities, Op, PacketHeader};
 use base::Instant;
 
 use super::count::CountEngine;

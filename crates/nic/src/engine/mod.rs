@@ -10,8 +10,8 @@
 //! once or later. [`crate::flow`] keeps transmits in order.
 
 use abi::l5o::L5oId;
-use abi::port::Payloads;
-use abi::{Capabilities, Event, FileExtent, FileFault, FlowId, Header, Op, Transmit};
+use abi::link::FramePayloads;
+use abi::{Capabilities, Event, FileExtent, FileFault, FlowId, Op, PacketHeader, Transmit};
 use base::Instant;
 use smallvec::SmallVec;
 
@@ -78,11 +78,12 @@ pub(crate) trait Engine: Sized {
     fn process_frame(&mut self, _arrived: &mut OfferedRxFrame<'_>, _out: &mut Egress) {}
 
     /// Handles a frame that is about to leave, as `packets` packets with `bytes` bytes on the wire.
-    fn on_frame_sent(&mut self, _now: Instant, _header: &Header, _packets: u64, _bytes: u64) {}
+    fn on_frame_sent(&mut self, _now: Instant, _header: &PacketHeader, _packets: u64, _bytes: u64) {
+    }
 
     /// Undoes [`Engine::on_frame_sent`] for a frame that was too long for the link: it leaves in
     /// shorter frames, each announced again.
-    fn on_frame_refused(&mut self, _header: &Header, _packets: u64, _bytes: u64) {}
+    fn on_frame_refused(&mut self, _header: &PacketHeader, _packets: u64, _bytes: u64) {}
 
     /// True if [`Engine::poll_request`] may return a request. Called after every call that may
     /// change the engine.
@@ -154,7 +155,7 @@ pub(crate) enum EngineRequest {
 #[derive(Debug, Default)]
 pub(crate) struct ResolvedPayload {
     /// The bytes to send.
-    pub(crate) payloads: Payloads,
+    pub(crate) payloads: FramePayloads,
     /// Cached blocks to hold after the transmit has left, with the number of bytes taken from each.
     /// Empty for a retransmission.
     pub(crate) holds: SmallVec<[(SlabKey, u32); 2]>,

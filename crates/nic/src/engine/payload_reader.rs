@@ -3,18 +3,18 @@
 //! Used while a transmit is encrypted. Each byte is read once. A read beyond the end yields nothing
 //! and leaves the output unchanged; transmits are checked beforehand, so this cannot happen.
 
-use abi::port::{Payload, Payloads};
+use abi::link::{FramePayload, FramePayloads};
 
 /// A reading position in a list of payloads.
 pub(crate) struct PayloadReader<'a> {
-    payloads: &'a [Payload],
+    payloads: &'a [FramePayload],
     /// Bytes already read of the first payload.
     at: usize,
 }
 
 impl<'a> PayloadReader<'a> {
     /// Creates a reader at the start of `payloads`.
-    pub(crate) const fn new(payloads: &'a [Payload]) -> Self {
+    pub(crate) const fn new(payloads: &'a [FramePayload]) -> Self {
         Self { payloads, at: 0 }
     }
 
@@ -44,7 +44,7 @@ impl<'a> PayloadReader<'a> {
     }
 
     /// Appends the next `bytes` bytes to `out` by reference.
-    pub(crate) fn share(&mut self, bytes: u32, out: &mut Payloads) {
+    pub(crate) fn share(&mut self, bytes: u32, out: &mut FramePayloads) {
         let mut left = bytes as usize;
         while left > 0 {
             let Some(here) = self.next_slice(left) else { return };

@@ -8,7 +8,7 @@
 //! Invariant: `echoes` is the number of queued echoes of transmits, because no frame leaves while
 //! one is queued.
 
-use abi::{Event, PacketBuf, PacketPool, Received};
+use abi::{Event, PacketBuf, PacketPool, ReceivedFrame};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
@@ -106,7 +106,7 @@ impl Egress {
     }
 
     /// Delivers a frame to a host, or drops and counts it if the host's queue is full.
-    pub(crate) fn deliver_or_drop(&mut self, queue: usize, received: Received) {
+    pub(crate) fn deliver_or_drop(&mut self, queue: usize, received: ReceivedFrame) {
         if self.has_room(queue) {
             self.push_frame(queue, received);
         } else {
@@ -117,7 +117,7 @@ impl Egress {
 
     /// Delivers a frame to a host whose queue has room.
     #[inline]
-    pub(crate) fn push_frame(&mut self, queue: usize, mut received: Received) {
+    pub(crate) fn push_frame(&mut self, queue: usize, mut received: ReceivedFrame) {
         self.delivered.count(&received);
         received.teardowns_taken = self.queues.get(queue).map_or(0, |queue| queue.teardowns);
         self.emit(queue, Event::Received(received));
@@ -128,8 +128,8 @@ impl Egress {
     pub(crate) fn merge(
         &mut self,
         queue: usize,
-        next: &Received,
-        append: impl FnOnce(&mut Received, &mut PacketPool) -> bool,
+        next: &ReceivedFrame,
+        append: impl FnOnce(&mut ReceivedFrame, &mut PacketPool) -> bool,
     ) -> bool {
         let last = self.queues.get_mut(queue).and_then(|queue| queue.events.back_mut());
         let merged = match last {

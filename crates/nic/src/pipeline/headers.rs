@@ -4,10 +4,10 @@
 //! The template comes from the host and may contain anything; [`classify`] accepts only templates
 //! that the rest of the pipeline can modify without further checks.
 
-use abi::Header;
-use abi::port::Payload;
+use abi::PacketHeader;
+use abi::link::FramePayload;
 use wire::frame::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, protocol};
-use wire::segment::Layout;
+use wire::segment::HeaderLayout;
 use wire::{ETHERNET_BYTES, IPV4_BYTES, IPV6_BYTES, TCP_BYTES, UDP_BYTES, emit};
 
 /// Bytes of an IEEE 802.1Q tag.
@@ -46,7 +46,7 @@ impl TemplateKind {
 }
 
 /// Classifies a template; `None` if its offsets and fields contradict each other.
-pub(crate) fn classify(header: &Header) -> Option<TemplateKind> {
+pub(crate) fn classify(header: &PacketHeader) -> Option<TemplateKind> {
     let bytes = header.as_slice();
     let (mut ethertype, mut l3) = (u16_at(bytes, 12)?, ETHERNET_BYTES);
     if ethertype == ETHERTYPE_VLAN {
@@ -83,9 +83,9 @@ pub(crate) fn classify(header: &Header) -> Option<TemplateKind> {
 /// checksum, UDP length, transport checksum. With `offload` the checksum of TCP and UDP is left to
 /// the link. Returns whether it was.
 pub(crate) fn complete_headers(
-    header: &mut Header,
+    header: &mut PacketHeader,
     kind: TemplateKind,
-    payload: &[Payload],
+    payload: &[FramePayload],
     identification: u16,
     offload: bool,
 ) -> bool {
@@ -99,7 +99,7 @@ pub(crate) fn complete_headers(
         emit::set_lengths(frame, l3, end, identification);
         return false;
     };
-    let layout = Layout { l3, l4, protocol };
+    let layout = HeaderLayout { l3, l4, protocol };
     layout.set_lengths(frame, end, identification);
     match layout
         .checksum()
@@ -112,7 +112,7 @@ pub(crate) fn complete_headers(
             true
         }
         None => {
-            layout.set_checksum(frame, end, payload.iter().map(Payload::as_slice));
+            layout.set_checksum(frame, end, payload.iter().map(FramePayload::as_slice));
             false
         }
     }
@@ -130,15 +130,15 @@ pub(crate) fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
 mod tests {
     use super::*;
     use crate::tests::frames::{tcp_header, verify};
-    use abi::port::Payloads;
+    use abi::link::FramePayloads;
     use alloc::vec::Vec;
     use bytes::Bytes;
     use smallvec::smallvec;
-    use wire::tcp::Flags;
+    use wire::tcp::TcpFlags;
 
-    fn icmp(version: u8) -> Header {
+    fn icmp(version: u8) -> PacketHeader {
         let (ethertype, ip_bytes) = if version == 4 { (0x0800_u16, 20) } else { (0x86dd, 40) };
-        let mut header = Header::zeroed(14 + ip_bytes + 8, 14, 14 + ip_bytes).unwrap();
+        let mut header = PacketHeader::zeroed(14 + ip_bytes + 8, 14, 14 + ip_bytes).unwrap();
         let bytes = header.as_mut_slice();
         bytes[12..14].copy_from_slice(&ethertype.to_be_bytes());
         bytes[14] = if version == 4 { 0x45 } else { 0x60 };
@@ -151,18 +151,18 @@ mod tests {
 
     #[test]
     fn templates_are_told_apart() {
-        assert_eq!(classify(&tcp_header(4, 1, Flags::ACK)), Some(TemplateKind::Tcp));
-        assert_eq!(classify(&tcp_header(6, 1, Flags::ACK)), Some(TemplateKind::Tcp));
+        assert_eq!(classify(&tcp_header(4, 1, TcpFlags::ACK)), Some(TemplateKind::Tcp));
+        assert_eq!(classify(&tcp_header(6, 1, TcpFlags::ACK)), Some(TemplateKind::Tcp));
         assert_eq!(classify(&icmp(4)), Some(TemplateKind::Icmp));
         assert_eq!(classify(&icmp(6)), Some(TemplateKind::Icmpv6));
-        let mut arp = Header::zeroed(42, 14, 14).unwrap();
+        let mut arp = PacketHeader::zeroed(42, 14, 14).unwrap();
         arp.as_mut_slice()[12..14].copy_from_slice(&[8, 6]);
         assert_eq!(classify(&arp), Some(TemplateKind::Raw));
     }
 
     #[test]
     fn contradictions_are_refused() {
-        let good = tcp_header(4, 1, Flags::ACK);
+        let good = tcp_header(4, 1, TcpFlags::ACK);
         let broken = |at: usize, byte: u8| {
             let mut header = good.clone();
             header.as_mut_slice()[at] = byte;
@@ -172,10 +172,10 @@ mod tests {
         assert_eq!(broken(14, 0x65), None, "version");
         assert_eq!(broken(34 + 12, 0xf0), None, "data offset behind the header");
         assert_eq!(broken(34 + 12, 0x50), None, "data offset inside the header");
-        let moved = Header::from_bytes(good.as_slice(), 14, 38).unwrap();
+        let moved = PacketHeader::from_bytes(good.as_slice(), 14, 38).unwrap();
         assert_eq!(classify(&moved), None, "transport offset");
-        assert_eq!(classify(&Header::zeroed(13, 0, 0).unwrap()), None, "no Ethernet header");
-        let cut = Header::from_bytes(&good.as_slice()[..40], 14, 34).unwrap();
+        assert_eq!(classify(&PacketHeader::zeroed(13, 0, 0).unwrap()), None, "no Ethernet header");
+        let cut = PacketHeader::from_bytes(&good.as_slice()[..40], 14, 34).unwrap();
         assert_eq!(classify(&cut), None, "half a TCP header");
     }
 
@@ -184,7 +184,8 @@ mod tests {
         for version in [4, 6] {
             let mut header = icmp(version);
             let kind = classify(&header).unwrap();
-            let payload: Payloads = smallvec![Payload::Host(Bytes::from_static(b"ping!"))];
+            let payload: FramePayloads =
+                smallvec![FramePayload::Host(Bytes::from_static(b"ping!"))];
             assert!(
                 !complete_headers(&mut header, kind, &payload, 0, true),
                 "never left to the wire"

@@ -7,14 +7,14 @@
 use core::net::IpAddr;
 use core::ops::Range;
 
-use abi::port::RxFrame;
+use abi::link::RxFrame;
 use abi::quic::QuicSteering;
-use abi::{Checksum, PacketBuf, Received};
+use abi::{Checksum, PacketBuf, ReceivedFrame};
 use base::{Prng, SeqNum};
 use wire::checksum::{ChecksumSum, pseudo_header};
-use wire::frame::{Frame, FrameHeaderError, IpPacket, parse, protocol};
+use wire::frame::{FrameHeaderError, IpPacket, ParsedFrame, parse, protocol};
 use wire::rss::Toeplitz;
-use wire::tcp::Flags;
+use wire::tcp::TcpFlags;
 use wire::{Endpoint, TCP_BYTES, Tuple, UDP_BYTES};
 
 use super::headers::u16_at;
@@ -48,7 +48,7 @@ impl RxFacts {
 pub(crate) struct ParsedRxFrame {
     /// Queue of the frame's flow.
     pub(crate) queue: usize,
-    pub(crate) received: Received,
+    pub(crate) received: ReceivedFrame,
     pub(crate) transport: RxTransport,
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct ParsedRxFrame {
 #[derive(Debug)]
 pub(crate) struct OfferedRxFrame<'a> {
     pub(crate) queue: usize,
-    pub(crate) received: &'a mut Received,
+    pub(crate) received: &'a mut ReceivedFrame,
     pub(crate) transport: &'a RxTransport,
 }
 
@@ -64,7 +64,7 @@ impl OfferedRxFrame<'_> {
     /// Returns the frame and the position of its TCP segment, if it is a TCP segment with a correct
     /// checksum.
     #[inline]
-    pub(crate) fn segment(&mut self) -> Option<(&mut Received, &TransportPosition)> {
+    pub(crate) fn segment(&mut self) -> Option<(&mut ReceivedFrame, &TransportPosition)> {
         match self.transport {
             RxTransport::Tcp(at) if self.received.checksum.is_good() => {
                 Some((&mut *self.received, at))
@@ -130,7 +130,7 @@ impl RxPipeline {
             return Err(packet);
         }
         let facts = match parse(bytes) {
-            Ok(Frame::Ip(ip)) => self.parse_transport(bytes, &ip, checksum),
+            Ok(ParsedFrame::Ip(ip)) => self.parse_transport(bytes, &ip, checksum),
             Ok(_) => Ok(RxFacts::NONE),
             Err(error) => Err(error),
         };
@@ -143,7 +143,7 @@ impl RxPipeline {
         };
         let RxFacts { checksum, flow_hash, transport } = facts;
         let queue = (flow_hash % self.queues) as usize;
-        let received = Received::new(packet, checksum, flow_hash, segment_size);
+        let received = ReceivedFrame::new(packet, checksum, flow_hash, segment_size);
         Ok(ParsedRxFrame { queue, received, transport })
     }
 
@@ -237,7 +237,7 @@ pub(crate) struct RxTcpPayload {
 pub(crate) fn tcp_payload(bytes: &[u8], tcp: &TransportPosition) -> Option<RxTcpPayload> {
     let header = bytes.get(tcp.l4..tcp.end)?;
     let start = usize::from(header.get(12)? >> 4) * 4;
-    let odd = Flags::SYN.with(Flags::RST).with(Flags::URG);
+    let odd = TcpFlags::SYN.with(TcpFlags::RST).with(TcpFlags::URG);
     if start < TCP_BYTES || start >= header.len() || header[13] & odd.0 != 0 {
         return None;
     }
@@ -294,7 +294,7 @@ mod tests {
     type Moved = Vec<(String, u64)>;
 
     /// Passes in one frame and returns the result and the counters that changed.
-    fn one(bytes: &[u8], by_wire: Checksum) -> (Option<(usize, Received)>, Moved) {
+    fn one(bytes: &[u8], by_wire: Checksum) -> (Option<(usize, ReceivedFrame)>, Moved) {
         let mut receiver = RxPipeline::new(MAC, 4, 1);
         let mut delivered = DeliveryCounters::default();
         let before = walk(&receiver, &delivered);

@@ -8,10 +8,10 @@
 //!
 //! Called by [`crate::Device::poll_frame`]. It neither orders nor waits.
 
-use abi::Header;
-use abi::port::{Payloads, TxFrame, WireCaps};
+use abi::PacketHeader;
+use abi::link::{FramePayloads, LinkCaps, TxFrame};
 use wire::segment::{FLAGS_AT, advance_seq};
-use wire::tcp::Flags;
+use wire::tcp::TcpFlags;
 
 use super::headers::{TemplateKind, classify, complete_headers, u16_at};
 use crate::config::RUN_BYTES_MAX;
@@ -20,9 +20,9 @@ use crate::config::RUN_BYTES_MAX;
 #[derive(Debug)]
 pub(crate) struct TxRun {
     /// Header of the next packet, without lengths and checksums.
-    header: Header,
+    header: PacketHeader,
     kind: TemplateKind,
-    payload: Payloads,
+    payload: FramePayloads,
     /// Payload bytes of each packet but the last; zero if the run is one packet.
     segment_size: u16,
     /// Payload bytes not sent yet.
@@ -49,9 +49,9 @@ impl TxRun {
     /// Creates a run of `payload` under `header`, which [`super::tx::check`] has accepted as a
     /// `kind`.
     pub(crate) fn new(
-        header: Header,
+        header: PacketHeader,
         kind: TemplateKind,
-        payload: Payloads,
+        payload: FramePayloads,
         segment_size: u16,
     ) -> Self {
         let left = payload.iter().map(|p| p.as_slice().len()).sum();
@@ -75,15 +75,15 @@ impl TxRun {
 
     /// Creates one packet of `payload` under a header made by an engine; `None` if the header is
     /// malformed.
-    pub(crate) fn from_header(header: Header, payload: Payloads) -> Option<Self> {
+    pub(crate) fn from_header(header: PacketHeader, payload: FramePayloads) -> Option<Self> {
         let kind = classify(&header)?;
         Some(Self::new(header, kind, payload, 0))
     }
 
     /// As [`Self::from_header`], cut into segments of `segment_size`; zero for one packet.
     pub(crate) fn from_header_segmented(
-        header: Header,
-        payload: Payloads,
+        header: PacketHeader,
+        payload: FramePayloads,
         segment_size: u16,
     ) -> Option<Self> {
         let kind = classify(&header)?;
@@ -91,7 +91,7 @@ impl TxRun {
     }
 
     /// Creates one packet whose header is complete, including checksums.
-    pub(crate) fn from_complete_header(header: Header, payload: Payloads) -> Self {
+    pub(crate) fn from_complete_header(header: PacketHeader, payload: FramePayloads) -> Self {
         Self::new(header, TemplateKind::Raw, payload, 0)
     }
 
@@ -116,7 +116,7 @@ impl TxRun {
 
     /// Returns the next frame, of at most `run_bytes_max` payload bytes if the link segments it.
     /// After the frame with [`TxRunFrame::last`] the run is used up.
-    pub(crate) fn next_frame(&mut self, caps: &WireCaps, run_bytes_max: u32) -> TxRunFrame {
+    pub(crate) fn next_frame(&mut self, caps: &LinkCaps, run_bytes_max: u32) -> TxRunFrame {
         let size = usize::from(self.segment_size);
         if size == 0 {
             return self.cut(caps, self.bytes_left, 0);
@@ -141,7 +141,7 @@ impl TxRun {
     }
 
     /// Returns the next frame: `most` payload bytes or the rest, to be segmented by `frame_size`.
-    fn cut(&mut self, caps: &WireCaps, most: usize, frame_size: u16) -> TxRunFrame {
+    fn cut(&mut self, caps: &LinkCaps, most: usize, frame_size: u16) -> TxRunFrame {
         let bytes = self.bytes_left.min(most);
         let payload = self.take(bytes);
         self.bytes_left -= bytes;
@@ -155,7 +155,7 @@ impl TxRun {
         if self.kind == TemplateKind::Tcp {
             let flags = &mut header.as_mut_slice()[flags_at];
             // Flags of the first packet alone are cleared in the template after it was sent.
-            *flags = Flags(*flags).for_packet_of_run(true, last).0;
+            *flags = TcpFlags(*flags).for_packet_of_run(true, last).0;
         }
         let identification = self.identification;
         let checksum_partial =
@@ -181,16 +181,16 @@ impl TxRun {
         }
         let l4 = self.header.l4();
         let bytes = self.header.as_mut_slice();
-        bytes[flags_at] = Flags(bytes[flags_at]).for_packet_of_run(false, true).0;
+        bytes[flags_at] = TcpFlags(bytes[flags_at]).for_packet_of_run(false, true).0;
         advance_seq(&mut bytes[l4..], by as u32);
     }
 
     /// Removes the next `bytes` of the payload, which has at least as many.
-    fn take(&mut self, mut bytes: usize) -> Payloads {
+    fn take(&mut self, mut bytes: usize) -> FramePayloads {
         if bytes == self.bytes_left && self.part == 0 && self.part_at == 0 {
             return core::mem::take(&mut self.payload);
         }
-        let mut out = Payloads::new();
+        let mut out = FramePayloads::new();
         while bytes > 0 {
             let part = &self.payload[self.part];
             let here = (part.as_slice().len() - self.part_at).min(bytes);
@@ -213,42 +213,42 @@ mod tests {
     use super::*;
     use crate::tests::frames::{bytes_of, tcp_header, udp_header, verify};
     use abi::aligned::AlignedBuf;
-    use abi::port::Payload;
+    use abi::link::FramePayload;
     use alloc::sync::Arc;
     use alloc::vec;
     use alloc::vec::Vec;
     use bytes::Bytes;
     use proptest::prelude::*;
-    use wire::frame::{Frame, parse};
-    use wire::tcp::Segment;
+    use wire::frame::{ParsedFrame, parse};
+    use wire::tcp::TcpHeader;
 
-    const SOFTWARE: WireCaps =
-        WireCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: 1500 };
+    const SOFTWARE: LinkCaps =
+        LinkCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: 1500 };
 
     /// Payloads of the given lengths, alternately in host memory and in blocks, with consecutive
     /// byte values.
-    fn payloads(lens: &[usize]) -> Payloads {
+    fn payloads(lens: &[usize]) -> FramePayloads {
         let mut at = 0_usize;
         let mut next = |len: usize| -> Vec<u8> {
             at += len;
             (at - len..at).map(|i| u8::try_from(i % 251).unwrap()).collect()
         };
-        let mut out = Payloads::new();
+        let mut out = FramePayloads::new();
         for (i, &len) in lens.iter().enumerate() {
             let content = next(len);
             out.push(if i % 2 == 0 {
-                Payload::Host(Bytes::from(content))
+                FramePayload::Host(Bytes::from(content))
             } else {
                 let mut block = AlignedBuf::new(20);
                 block.as_mut_slice()[7..7 + len].copy_from_slice(&content);
                 let len = u32::try_from(len).unwrap();
-                Payload::Block { block: Arc::new(block), start: 7, len }
+                FramePayload::Block { block: Arc::new(block), start: 7, len }
             });
         }
         out
     }
 
-    fn frames(mut run: TxRun, caps: WireCaps) -> Vec<TxFrame> {
+    fn frames(mut run: TxRun, caps: LinkCaps) -> Vec<TxFrame> {
         let mut out = vec![];
         loop {
             let cut = run.next_frame(&caps, RUN_BYTES_MAX);
@@ -264,8 +264,8 @@ mod tests {
     fn a_run_for_a_segmenting_link_is_one_frame() {
         for version in [4, 6] {
             let caps =
-                WireCaps { segmentation: true, udp_segmentation: false, checksum: true, mtu: 1500 };
-            let header = tcp_header(version, 5, Flags::ACK.with(Flags::PSH));
+                LinkCaps { segmentation: true, udp_segmentation: false, checksum: true, mtu: 1500 };
+            let header = tcp_header(version, 5, TcpFlags::ACK.with(TcpFlags::PSH));
             let mut run =
                 TxRun::new(header.clone(), TemplateKind::Tcp, payloads(&[3000, 70]), 1448);
             let cut = run.next_frame(&caps, RUN_BYTES_MAX);
@@ -285,8 +285,9 @@ mod tests {
 
     #[test]
     fn checksums_alone_can_be_left_to_the_link() {
-        let caps = WireCaps { checksum: true, ..SOFTWARE };
-        let run = TxRun::new(tcp_header(4, 5, Flags::ACK), TemplateKind::Tcp, payloads(&[100]), 60);
+        let caps = LinkCaps { checksum: true, ..SOFTWARE };
+        let run =
+            TxRun::new(tcp_header(4, 5, TcpFlags::ACK), TemplateKind::Tcp, payloads(&[100]), 60);
         let frames = frames(run, caps);
         assert_eq!(frames.len(), 2);
         assert!(frames.iter().all(|f| f.checksum_partial && f.segment_size == 0));
@@ -296,8 +297,8 @@ mod tests {
     #[test]
     fn long_runs_are_cut_only_where_needed() {
         let caps =
-            WireCaps { segmentation: true, udp_segmentation: false, checksum: true, mtu: 1500 };
-        let flags = Flags::ACK.with(Flags::PSH).with(Flags::CWR);
+            LinkCaps { segmentation: true, udp_segmentation: false, checksum: true, mtu: 1500 };
+        let flags = TcpFlags::ACK.with(TcpFlags::PSH).with(TcpFlags::CWR);
         let lens = [80_000, 60_000, 1000];
         let long = |version| {
             TxRun::new(tcp_header(version, 5, flags), TemplateKind::Tcp, payloads(&lens), 1448)
@@ -312,12 +313,12 @@ mod tests {
                 assert_eq!(run.packets(), (141_000 - u64::from(at)).div_ceil(1448));
                 let cut = run.next_frame(&caps, most);
                 let (frame, l4) = (bytes_of(&cut.frame), cut.frame.header.l4());
-                let (segment, _) = Segment::parse(&frame[l4..]).unwrap();
+                let (segment, _) = TcpHeader::parse(&frame[l4..]).unwrap();
                 assert_eq!(segment.seq.0, 5 + at);
-                let expected = if at == 0 { flags.without(Flags::PSH) } else { Flags::ACK };
+                let expected = if at == 0 { flags.without(TcpFlags::PSH) } else { TcpFlags::ACK };
                 assert_eq!(
                     segment.flags,
-                    if cut.last { Flags::ACK.with(Flags::PSH) } else { expected }
+                    if cut.last { TcpFlags::ACK.with(TcpFlags::PSH) } else { expected }
                 );
                 let length =
                     usize::from(u16_at(&frame, if version == 4 { 16 } else { 18 }).unwrap());
@@ -342,7 +343,7 @@ mod tests {
     #[test]
     fn datagrams_are_cut() {
         let caps =
-            WireCaps { segmentation: true, udp_segmentation: false, checksum: true, mtu: 1500 };
+            LinkCaps { segmentation: true, udp_segmentation: false, checksum: true, mtu: 1500 };
         for (version, caps) in [(4, SOFTWARE), (6, SOFTWARE), (4, caps)] {
             let header = udp_header(version);
             let run =
@@ -373,7 +374,7 @@ mod tests {
     #[test]
     fn datagrams_for_a_segmenting_link_are_one_frame() {
         let able =
-            WireCaps { segmentation: true, udp_segmentation: true, checksum: true, mtu: 1500 };
+            LinkCaps { segmentation: true, udp_segmentation: true, checksum: true, mtu: 1500 };
         for (version, lens, whole) in
             [(4, [2000, 600], 2600), (6, [2000, 600], 2600), (4, [60_000, 9000], 64_800)]
         {
@@ -388,7 +389,7 @@ mod tests {
             assert_eq!(usize::from(u16_at(&bytes, header.l4() + 4).unwrap()), whole + 8);
         }
         // Without checksum offload there is no segmentation.
-        let caps = WireCaps { checksum: false, ..able };
+        let caps = LinkCaps { checksum: false, ..able };
         let mut run = TxRun::new(udp_header(4), TemplateKind::Udp, payloads(&[2600]), 1200);
         assert_eq!(run.next_frame(&caps, 200_000).frame.segment_size, 0);
     }
@@ -401,7 +402,7 @@ mod tests {
             lens in proptest::collection::vec(0_usize..9000, 1..7),
             segment_size in 1_u16..3000, v6: bool, flags: u8, seq: u32,
         ) {
-            let flags = Flags(flags);
+            let flags = TcpFlags(flags);
             let header = tcp_header(if v6 { 6 } else { 4 }, seq, flags);
             let total: usize = lens.iter().sum();
             let whole: Vec<u8> = (0..total).map(|i| u8::try_from(i % 251).unwrap()).collect();
@@ -418,15 +419,15 @@ mod tests {
             for (i, (frame, expected)) in frames.iter().zip(&reference).enumerate() {
                 let bytes = bytes_of(frame);
                 verify(&bytes);
-                let Ok(Frame::Ip(ip)) = parse(&bytes) else { panic!("well-formed") };
-                let (segment, header_len) = Segment::parse(&bytes[ip.l4..]).unwrap();
+                let Ok(ParsedFrame::Ip(ip)) = parse(&bytes) else { panic!("well-formed") };
+                let (segment, header_len) = TcpHeader::parse(&bytes[ip.l4..]).unwrap();
                 prop_assert_eq!(&bytes[ip.l4 + header_len..], *expected);
                 prop_assert_eq!(segment.seq.0, at);
                 at = at.wrapping_add(u32::try_from(expected.len()).unwrap());
                 let last = i + 1 == frames.len();
-                let ends = Flags::FIN.with(Flags::PSH);
+                let ends = TcpFlags::FIN.with(TcpFlags::PSH);
                 let mut expect = if last { flags } else { flags.without(ends) };
-                expect = if i == 0 { expect } else { expect.without(Flags::CWR) };
+                expect = if i == 0 { expect } else { expect.without(TcpFlags::CWR) };
                 prop_assert_eq!(segment.flags, expect);
                 if !v6 {
                     let id = u16::from_be_bytes([bytes[18], bytes[19]]);

@@ -4,8 +4,8 @@
 //! checks. [`CheckedTransmit::into_run`] makes a [`TxRun`] of a transmit whose payload is at hand, and
 //! corrects its timestamp.
 
-use abi::port::Payloads;
-use abi::{FlowId, Header, Transmit, TransmitPart, TransmitParts, TsvalPosition};
+use abi::link::FramePayloads;
+use abi::{FlowId, PacketHeader, Transmit, TransmitPart, TransmitParts, TsvalPosition};
 use alloc::boxed::Box;
 use base::{Duration, Instant, SeqNum};
 use wire::{ETHERNET_BYTES, TCP_BYTES, UDP_BYTES};
@@ -27,7 +27,7 @@ pub(crate) struct CheckedTransmit {
     pub(crate) taken_at: Instant,
     /// Tag of the echo, if one was requested.
     pub(crate) echo: Option<u32>,
-    header: Header,
+    header: PacketHeader,
     kind: TemplateKind,
     /// Plan for making the payload of the parts; empty if the parts are the payload.
     pub(crate) l5o_plan: TxPieces,
@@ -120,7 +120,7 @@ impl CheckedTransmit {
     /// section 3.5).
     pub(crate) fn into_run(
         mut self,
-        payload: Payloads,
+        payload: FramePayloads,
         delay: Duration,
         stamps: Option<&mut TimestampGuard>,
     ) -> TxRun {
@@ -146,13 +146,13 @@ mod tests {
     use super::*;
     use crate::config::RUN_BYTES_MAX;
     use crate::tests::frames::{TS_AT, bytes_of, tcp_header, transmit, udp_header};
-    use abi::port::WireCaps;
+    use abi::link::LinkCaps;
     use abi::{FileExtent, FileId, TransmitPart};
     use bytes::Bytes;
-    use wire::tcp::Flags;
+    use wire::tcp::TcpFlags;
 
-    const CAPS: WireCaps =
-        WireCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: 1500 };
+    const CAPS: LinkCaps =
+        LinkCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: 1500 };
 
     fn accepted(transmit: Transmit) -> bool {
         check_transmit(0, Instant::ZERO, transmit, 1500, RUN_BYTES_MAX).is_some()
@@ -194,15 +194,15 @@ mod tests {
 
     #[test]
     fn only_segments_and_datagrams_are_cut() {
-        let of = |header: Header, protocol: u8| {
+        let of = |header: PacketHeader, protocol: u8| {
             let mut t = Transmit { header, ..transmit(FlowId::NONE, 1, 100) };
             t.header.as_mut_slice()[23] = protocol;
             t.parts.push(TransmitPart::Host(Bytes::from_static(&[0; 101])));
             accepted(t)
         };
-        assert!(of(tcp_header(4, 1, Flags::ACK), 6) && of(udp_header(4), 17));
+        assert!(of(tcp_header(4, 1, TcpFlags::ACK), 6) && of(udp_header(4), 17));
         assert!(!of(udp_header(4), 1), "ICMP");
-        assert!(!of(tcp_header(4, 1, Flags::ACK), 17), "payload in the template");
+        assert!(!of(tcp_header(4, 1, TcpFlags::ACK), 17), "payload in the template");
     }
 
     #[test]
@@ -213,7 +213,7 @@ mod tests {
             let (out, _) = check_transmit(0, Instant::ZERO, t, 1500, RUN_BYTES_MAX).unwrap();
             let mut stamps = correct.then(TimestampGuard::new);
             let delay = Duration::from_micros(delay_us);
-            let mut run = out.into_run(Payloads::new(), delay, stamps.as_mut());
+            let mut run = out.into_run(FramePayloads::new(), delay, stamps.as_mut());
             let bytes = bytes_of(&run.next_frame(&CAPS, RUN_BYTES_MAX).frame);
             let at = usize::from(TS_AT);
             u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap())

@@ -2,9 +2,9 @@
 //! pending has been completed.
 
 use abi::aligned::AlignedBuf;
-use abi::disk::{DiskCompletion, DiskFile, DiskRequest, RequestId};
+use abi::disk::{DiskCompletion, DiskFile, DiskRequest, DiskRequestId};
 use abi::{
-    Event, FileAccess, FileExtent, FileFault, FileId, FileKind, FileStat, FlowId, Header, Op,
+    Event, FileAccess, FileExtent, FileFault, FileId, FileKind, FileStat, FlowId, Op, PacketHeader,
     PacketPool, Transmit, TransmitOutcome, TransmitPart, TsvalPosition,
 };
 use alloc::vec::Vec;
@@ -12,7 +12,7 @@ use base::Instant;
 use bytes::Bytes;
 use proptest::prelude::*;
 use testkit::PLAIN_LINK;
-use wire::tcp::Flags;
+use wire::tcp::TcpFlags;
 
 use super::frames::{MAC, packet, rx_frame, tcp_header};
 use super::rig::{Rig, echoed, plain};
@@ -22,16 +22,16 @@ fn open(file: u32) -> Op {
     Op::FileOpen { file: FileId(file), path: b"a"[..].into(), access: FileAccess::Content }
 }
 
-fn header() -> impl Strategy<Value = Header> {
+fn header() -> impl Strategy<Value = PacketHeader> {
     let any_bytes = (proptest::collection::vec(any::<u8>(), 0..=120), 0..=120_usize, 0..=120_usize)
         .prop_map(|(bytes, a, b)| {
             let l4 = a.max(b).min(bytes.len());
-            Header::from_bytes(&bytes, a.min(b).min(l4), l4).unwrap()
+            PacketHeader::from_bytes(&bytes, a.min(b).min(l4), l4).unwrap()
         });
     // A valid header with a few bytes overwritten passes more checks.
     let damaged = (any::<bool>(), proptest::collection::vec((0..86_usize, any::<u8>()), 0..4))
         .prop_map(|(v6, damage)| {
-            let mut header = tcp_header(if v6 { 6 } else { 4 }, 1, Flags::ACK);
+            let mut header = tcp_header(if v6 { 6 } else { 4 }, 1, TcpFlags::ACK);
             for (at, byte) in damage {
                 if let Some(place) = header.as_mut_slice().get_mut(at) {
                     *place = byte;
@@ -76,7 +76,7 @@ fn op() -> impl Strategy<Value = Op> {
                         .map(|(offset, past_us)| TsvalPosition { offset, sub_ms_us: past_us }),
                     echo: Some(1),
                     retransmission,
-                    protect: None,
+                    quic: None,
                 })
             });
     prop_oneof![
@@ -124,7 +124,7 @@ proptest! {
             kind: FileKind::Regular, size, modified_s: i64::MIN, modified_ns: u32::MAX, version,
         };
         let bogus = |id, buf| DiskCompletion::Read { id, buf, result: Ok((len, stat(1, 1))) };
-        device.handle_disk(now, bogus(RequestId(id), AlignedBuf::new(pages)));
+        device.handle_disk(now, bogus(DiskRequestId(id), AlignedBuf::new(pages)));
         device.handle_op(now, 0, open(1));
         let Some(DiskRequest::Open { id: open, .. }) = device.poll_disk() else { panic!() };
         for file in 0..2 {
@@ -134,7 +134,7 @@ proptest! {
         device.handle_op(now, 0, Op::Transmit(super::rig::extent(1, 1, 1, offset, extent_len)));
         while let Some(request) = device.poll_disk() {
             let DiskRequest::Read { id, .. } = request else { continue };
-            device.handle_disk(now, bogus(RequestId(id.0 ^ 1 << 40), AlignedBuf::new(pages)));
+            device.handle_disk(now, bogus(DiskRequestId(id.0 ^ 1 << 40), AlignedBuf::new(pages)));
             device.handle_disk(now, DiskCompletion::Opened { id, result: Err(FileFault::Io) });
             let result = Ok((len, stat(sizes.1, 1)));
             let buf = AlignedBuf::new(pages);
@@ -163,7 +163,7 @@ fn malformed_transmits_are_counted_and_reported() {
     let mut wrong = plain(7, 10, &[0; 3000]);
     wrong.segment_size = 0;
     rig.send(0, wrong);
-    rig.send(0, Transmit { header: Header::zeroed(5, 0, 0).unwrap(), ..echoed(7, 20) });
+    rig.send(0, Transmit { header: PacketHeader::zeroed(5, 0, 0).unwrap(), ..echoed(7, 20) });
     let bad = TransmitOutcome::Dropped(FileFault::BadExtent);
     assert_eq!(rig.outcomes(), [(10, bad), (20, bad)]);
     assert_eq!(rig.moved(&["tx_"]), ["tx_dropped_malformed +2"]);

@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use base::Prng;
 use core::ops::Range;
 use proptest::prelude::*;
-use wire::tls::Version;
+use wire::tls::TlsRecordVersion;
 
 use super::l5o_stream::{NUMBER, START, TlsRxFlow, config};
 use super::l5o_tx::{ALL, TlsTestPeer};
@@ -78,7 +78,7 @@ fn run(flow: &mut TlsRxFlow, packets: &[Range<usize>]) -> usize {
 }
 
 fn peer() -> TlsTestPeer {
-    TlsTestPeer::new((Version::Tls13, Suite::Aes128Gcm))
+    TlsTestPeer::new((TlsRecordVersion::Tls13, Suite::Aes128Gcm))
 }
 
 #[test]
@@ -338,7 +338,7 @@ fn a_context_re_anchors_after_a_jump() {
 /// A stream of records, and the arrival of its packets.
 #[derive(Clone, Debug)]
 struct RecordArrivals {
-    suite: (Version, Suite),
+    suite: (TlsRecordVersion, Suite),
     out_of_order: bool,
     mode: ResyncMode,
     /// Content length of each record in bytes.

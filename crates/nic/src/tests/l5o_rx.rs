@@ -1,8 +1,8 @@
 //! Decryption on receive: in order, cut at every position, and figure 8 of the paper as exact
 //! exchanges.
 
-use abi::l5o::{Direction, L5oId, ResyncMode, ResyncRequest};
-use abi::port::RxFrame;
+use abi::l5o::{L5oDirection, L5oId, ResyncMode, ResyncRequest};
+use abi::link::RxFrame;
 use abi::{Checksum, Event, Op, PacketPool};
 use alloc::vec::Vec;
 use base::SeqNum;
@@ -263,7 +263,7 @@ fn a_new_key_replaces_the_old() {
     flow.wire.truncate(122);
     flow.wire.extend(next);
     let seq = START.wrapping_add(122);
-    flow.rig.op(0, new.create(L5oId(81), Direction::Receive(tuple()), seq, 0));
+    flow.rig.op(0, new.create(L5oId(81), L5oDirection::Receive(tuple()), seq, 0));
     assert_eq!((flow.rig.counter("rx_tls_del"), flow.rig.counter("rx_tls_ctx")), (1, 2));
     flow.rig.op(0, Op::L5oDestroy { context: CONTEXT });
     flow.peer = new;

@@ -1,8 +1,8 @@
 //! A stream of TLS records delivered in arbitrary packets, and a host model that verifies every
 //! claim of the device.
 
-use abi::l5o::{Direction, L5oDecrypted, L5oId, ResyncMode, ResyncRequest};
-use abi::port::RxFrame;
+use abi::l5o::{L5oDecrypted, L5oDirection, L5oId, ResyncMode, ResyncRequest};
+use abi::link::RxFrame;
 use abi::{Checksum, Event, Op, PacketPool};
 use alloc::collections::BTreeMap;
 use alloc::string::String;
@@ -86,7 +86,7 @@ impl TlsRxFlow {
     ) -> Self {
         let config = DeviceConfig { l5o: Some(config), ..DeviceConfig::new(MAC) };
         let mut rig = Rig::with(config, PLAIN_LINK);
-        rig.op(0, peer.create(CONTEXT, Direction::Receive(tuple()), START, NUMBER));
+        rig.op(0, peer.create(CONTEXT, L5oDirection::Receive(tuple()), START, NUMBER));
         rig.moved(&[]);
         Self {
             rig,

@@ -1,7 +1,9 @@
 //! Encryption on transmit, against a software reference that encrypts whole records only.
 
 use abi::crypto::{CryptoProvider, NONCE_BYTES, Suite};
-use abi::l5o::{Direction, L5oContent, L5oCreate, L5oId, L5oState, RecordRange, TlsState, framing};
+use abi::l5o::{
+    L5oContent, L5oCreate, L5oDirection, L5oId, L5oState, RecordRange, TlsState, framing,
+};
 use abi::{
     Event, FileExtent, FileFault, FileId, FlowId, Op, Refusal, Transmit, TransmitOutcome,
     TransmitPart,
@@ -14,20 +16,20 @@ use base::{Prng, SeqNum};
 use bytes::Bytes;
 use proptest::prelude::*;
 use testkit::PLAIN_LINK;
-use wire::tls::{Framing, TlsRecordRun, Version};
+use wire::tls::{TlsFraming, TlsRecordRun, TlsRecordVersion};
 
 use super::frames::MAC;
 use super::rig::{Rig, content, echoed, pattern};
 use crate::{DeviceConfig, FileConfig, L5oConfig};
 
 /// All versions and suites.
-pub(super) const ALL: [(Version, Suite); 6] = [
-    (Version::Tls12, Suite::Aes128Gcm),
-    (Version::Tls12, Suite::Aes256Gcm),
-    (Version::Tls12, Suite::ChaCha20Poly1305),
-    (Version::Tls13, Suite::Aes128Gcm),
-    (Version::Tls13, Suite::Aes256Gcm),
-    (Version::Tls13, Suite::ChaCha20Poly1305),
+pub(super) const ALL: [(TlsRecordVersion, Suite); 6] = [
+    (TlsRecordVersion::Tls12, Suite::Aes128Gcm),
+    (TlsRecordVersion::Tls12, Suite::Aes256Gcm),
+    (TlsRecordVersion::Tls12, Suite::ChaCha20Poly1305),
+    (TlsRecordVersion::Tls13, Suite::Aes128Gcm),
+    (TlsRecordVersion::Tls13, Suite::Aes256Gcm),
+    (TlsRecordVersion::Tls13, Suite::ChaCha20Poly1305),
 ];
 /// Sequence number of the first encrypted byte.
 const START: u32 = 0xffff_f000;
@@ -37,25 +39,25 @@ const CONTEXT: L5oId = L5oId(70);
 /// Keys of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TlsTestPeer {
-    pub(super) version: Version,
+    pub(super) version: TlsRecordVersion,
     pub(super) suite: Suite,
     pub(super) key: [u8; 32],
     pub(super) iv: [u8; NONCE_BYTES],
 }
 
 impl TlsTestPeer {
-    pub(super) fn new((version, suite): (Version, Suite)) -> Self {
+    pub(super) fn new((version, suite): (TlsRecordVersion, Suite)) -> Self {
         Self { version, suite, key: [0x5a; 32], iv: *b"twelve bytes" }
     }
 
-    pub(super) fn framing(&self) -> Framing {
+    pub(super) fn framing(&self) -> TlsFraming {
         framing(self.version, self.suite)
     }
 
     pub(super) fn create(
         &self,
         context: L5oId,
-        direction: Direction,
+        direction: L5oDirection,
         tcpsn: u32,
         number: u64,
     ) -> Op {
@@ -151,7 +153,7 @@ pub(super) fn config() -> DeviceConfig {
 
 fn rig(peer: TlsTestPeer, number: u64) -> Rig {
     let mut rig = Rig::with(config(), PLAIN_LINK);
-    rig.op(0, peer.create(CONTEXT, Direction::Transmit, START, number));
+    rig.op(0, peer.create(CONTEXT, L5oDirection::Transmit, START, number));
     rig.moved(&[]);
     rig
 }
@@ -262,28 +264,28 @@ fn contexts_come_and_go() {
     let refused = |rig: &mut Rig| -> Vec<Refusal> {
         let events = core::mem::take(&mut rig.events);
         let why = events.into_iter().filter_map(|(_, event)| match event {
-            Event::L5oRefused(refused) => Some(refused.why),
+            Event::L5oRefused(refused) => Some(refused.reason),
             _ => None,
         });
         why.collect()
     };
     assert_eq!(sent(&mut rig, stream.transmit(0, 10, false)), [0; 0]);
     assert_eq!(rig.counter("tx_tls_drop_bypass_req"), 1);
-    rig.op(0, peer.create(CONTEXT, Direction::Transmit, START, 0));
+    rig.op(0, peer.create(CONTEXT, L5oDirection::Transmit, START, 0));
     assert_eq!(refused(&mut rig), []);
-    rig.op(0, peer.create(L5oId(71), Direction::Transmit, START, 0));
+    rig.op(0, peer.create(L5oId(71), L5oDirection::Transmit, START, 0));
     assert_eq!(refused(&mut rig), [Refusal::TableFull]);
     assert_eq!((rig.counter("l5o_refused"), rig.counter("l5o_contexts")), (1, 1));
     assert_eq!(sent(&mut rig, stream.transmit(0, 10, false)), stream.wire[..10]);
     rig.op(0, Op::L5oDestroy { context: CONTEXT });
     assert_eq!(rig.counter("l5o_contexts"), 0);
     assert_eq!(sent(&mut rig, stream.transmit(10, 10, false)), [0; 0]);
-    rig.op(0, peer.create(L5oId(72), Direction::Transmit, START, 0));
+    rig.op(0, peer.create(L5oId(72), L5oDirection::Transmit, START, 0));
     rig.device.reset();
     rig.collect();
     assert_eq!((rig.counter("l5o_contexts"), rig.counter("tx_tls_ctx")), (0, 2));
     let mut rig = Rig::with(DeviceConfig { l5o: None, ..config() }, PLAIN_LINK);
-    rig.op(0, peer.create(CONTEXT, Direction::Transmit, START, 0));
+    rig.op(0, peer.create(CONTEXT, L5oDirection::Transmit, START, 0));
     assert_eq!(refused(&mut rig), [Refusal::Disabled]);
     assert_eq!(rig.device.capabilities().l5o, Err(Refusal::Disabled));
 }
@@ -298,7 +300,7 @@ fn files_are_encrypted_and_not_changed() {
     let mut rig = Rig::with(config, PLAIN_LINK);
     rig.put("a", 60_000, 3);
     rig.open(0, 1, "a").unwrap();
-    rig.op(0, peer.create(CONTEXT, Direction::Transmit, START, 0));
+    rig.op(0, peer.create(CONTEXT, L5oDirection::Transmit, START, 0));
     let stream = TlsTxStream::new(peer, 0, content(3, 100, 40_000), 16_000);
     let file = |from: usize, len: usize, prefix: bool| {
         let mut sealed = stream.sealed(from, len, prefix);
@@ -320,7 +322,7 @@ fn files_are_encrypted_and_not_changed() {
     assert_eq!(&out[len..], b"between");
     assert_eq!(rig.counter("l5o_contexts"), 0, "the last transmit has left");
     // Retransmitted by another context: the blocks still have the bytes that were read.
-    rig.op(0, peer.create(CONTEXT, Direction::Transmit, START, 0));
+    rig.op(0, peer.create(CONTEXT, L5oDirection::Transmit, START, 0));
     let mut again = transmit_of(17_000, vec![file(17_000, 5000, true)]);
     again.retransmission = true;
     rig.send(0, again);

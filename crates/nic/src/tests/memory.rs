@@ -1,7 +1,7 @@
 //! The memory limit of the file engine: back-pressure, eviction and progress.
 
 use abi::aligned::PAGE_BYTES;
-use abi::port::TxFrame;
+use abi::link::TxFrame;
 use abi::{FileExtent, FileFault, FileId, Op, TransmitOutcome, TransmitPart};
 use alloc::vec;
 use alloc::vec::Vec;

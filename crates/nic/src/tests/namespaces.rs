@@ -1,7 +1,7 @@
 //! Namespaces: files that the host writes to while the device sends them.
 
 use abi::aligned::PAGE_BYTES;
-use abi::disk::{DiskRequest, RequestId};
+use abi::disk::{DiskRequest, DiskRequestId};
 use abi::{FileAccess, FileFault, FileId, FileKind, Op, TransmitOutcome, TransmitPart};
 use alloc::collections::BTreeMap;
 use alloc::rc::Rc;
@@ -202,7 +202,7 @@ fn step() -> impl Strategy<Value = NamespaceStep> {
 
 /// Content of the disk when each waiting read was submitted: the oldest bytes that it can return.
 #[derive(Default)]
-struct DiskSnapshots(BTreeMap<RequestId, Rc<Vec<u8>>>);
+struct DiskSnapshots(BTreeMap<DiskRequestId, Rc<Vec<u8>>>);
 
 impl DiskSnapshots {
     fn note(&mut self, rig: &mut Rig) {

@@ -3,8 +3,8 @@
 
 use abi::aligned::AlignedBuf;
 use abi::l5o::{L5oId, ResyncMode};
+use abi::link::RxFrame;
 use abi::nvme_tcp::{DdpId, DdpSetup, NvmeTcpState, TlsCarrier};
-use abi::port::RxFrame;
 use abi::{Checksum, Event, FlowId, Op, PacketPool};
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -100,7 +100,7 @@ fn state() -> impl Strategy<Value = NvmeTcpState> {
         header_digest: header,
         data_digest: data,
         pdu_bytes_max: most,
-        over: over.map(|(id, number, skip)| TlsCarrier {
+        tls: over.map(|(id, number, skip)| TlsCarrier {
             context: L5oId(id),
             first_record: number,
             skip,

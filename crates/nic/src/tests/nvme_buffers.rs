@@ -105,7 +105,9 @@ fn a_bad_set_up_comes_back_at_once() {
     assert_eq!(rig.counter("nvme_tcp_buffer_bytes"), 5 * 4096);
     // Neither a second context nor one with the same number.
     rig.op(0, create(L5oId(3), state(BOTH)));
-    assert!(matches!(&rig.events[..], [(0, Event::L5oRefused(r))] if r.why == Refusal::TableFull));
+    assert!(
+        matches!(&rig.events[..], [(0, Event::L5oRefused(r))] if r.reason == Refusal::TableFull)
+    );
     assert_eq!(rig.counter("rx_nvmeotcp_sk_add_fail"), 1);
 }
 

@@ -3,10 +3,10 @@
 
 use abi::aligned::AlignedBuf;
 use abi::crypto::CryptoProvider as _;
-use abi::l5o::{Direction, L5oCreate, L5oId, L5oState, ResyncRequest};
+use abi::l5o::{L5oCreate, L5oDirection, L5oId, L5oState, ResyncRequest};
+use abi::link::RxFrame;
 use abi::nvme_tcp::{DdpId, DdpSetup, DdpTeardownDone, NvmeRxClaims, NvmeTcpState, TlsCarrier};
-use abi::port::RxFrame;
-use abi::{Checksum, Event, FlowId, Op, PacketPool, Received};
+use abi::{Checksum, Event, FlowId, Op, PacketPool, ReceivedFrame};
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::string::String;
@@ -177,7 +177,7 @@ pub(super) fn state(digests: Digests) -> NvmeTcpState {
         header_digest: digests.header,
         data_digest: digests.data,
         pdu_bytes_max: 2 << 20,
-        over: None,
+        tls: None,
     }
 }
 
@@ -185,7 +185,7 @@ pub(super) fn create(id: L5oId, state: NvmeTcpState) -> Op {
     Op::L5oCreate(Box::new(L5oCreate {
         context: id,
         flow: FLOW,
-        direction: Direction::Receive(tuple()),
+        direction: L5oDirection::Receive(tuple()),
         tcpsn: SeqNum(START),
         state: L5oState::NvmeTcp(state),
     }))
@@ -252,9 +252,9 @@ impl NvmeRxFlow {
         }
         let mut flow = Self::of(content, config, wire, places);
         flow.records = records;
-        flow.rig.op(0, peer.create(TLS, Direction::Receive(tuple()), START, NUMBER));
+        flow.rig.op(0, peer.create(TLS, L5oDirection::Receive(tuple()), START, NUMBER));
         let over = Some(TlsCarrier { context: TLS, first_record: NUMBER, skip: 0 });
-        flow.rig.op(0, create(CONTEXT, NvmeTcpState { over, ..state(flow.content.digests) }));
+        flow.rig.op(0, create(CONTEXT, NvmeTcpState { tls: over, ..state(flow.content.digests) }));
         flow
     }
 
@@ -353,7 +353,7 @@ impl NvmeRxFlow {
     }
 
     /// Receives a packet as a host that checks each claim.
-    fn take(&mut self, at: usize, len: usize, received: Received) {
+    fn take(&mut self, at: usize, len: usize, received: ReceivedFrame) {
         if let Some(opened) = received.metadata.decrypted {
             self.records_verified.extend(opened.verified);
         }

@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 use base::Prng;
 use core::ops::Range;
 use proptest::prelude::*;
-use wire::tls::Version;
+use wire::tls::TlsRecordVersion;
 
 use super::l5o_disorder::{FaultyNetwork, arrivals};
 use super::l5o_tx::{ALL as SUITES, TlsTestPeer};
@@ -178,7 +178,7 @@ fn a_stream_that_begins_with_the_rest_of_a_pdu() {
             flow.rig.op(0, Op::L5oDestroy { context: CONTEXT });
             let skip = u32::try_from(first).unwrap();
             let over = Some(TlsCarrier { context: TLS, first_record: NUMBER, skip });
-            flow.rig.op(0, create(CONTEXT, NvmeTcpState { over, ..state(BOTH) }));
+            flow.rig.op(0, create(CONTEXT, NvmeTcpState { tls: over, ..state(BOTH) }));
             flow.setup_all();
             flow.deliver_in(0..flow.wire.len(), step);
             let begins = flow.content.pdus.iter().map(|pdu| pdu.at.start);
@@ -212,7 +212,7 @@ fn only_decrypted_content_is_used() {
         assert_eq!(flow.placed, None, "its tag is wrong");
         // Another stream, on a TLS context that does not exist.
         let over = Some(TlsCarrier { context: L5oId(TLS.0 + 1), first_record: NUMBER, skip: 0 });
-        flow.rig.op(0, create(L5oId(1), NvmeTcpState { over, ..state(BOTH) }));
+        flow.rig.op(0, create(L5oId(1), NvmeTcpState { tls: over, ..state(BOTH) }));
         flow.collect();
         flow.moved();
         flow.deliver_in(second.end..flow.wire.len(), 500);
@@ -239,7 +239,7 @@ fn a_packet_outside_the_window_is_not_decrypted() {
 /// PDUs in TLS records, and the arrival of their packets.
 #[derive(Clone, Debug)]
 struct NvmeTlsArrivals {
-    suite: (Version, Suite),
+    suite: (TlsRecordVersion, Suite),
     /// Index into [`ALL`].
     which: usize,
     out_of_order: bool,

@@ -1,6 +1,6 @@
 //! Data digests on transmit, against a bitwise CRC, on plain TCP and in TLS records.
 
-use abi::l5o::{Direction, L5oContent, L5oCreate, L5oId, L5oState, RecordRange};
+use abi::l5o::{L5oContent, L5oCreate, L5oDirection, L5oId, L5oState, RecordRange};
 use abi::nvme_tcp::{NvmeTcpState, PREFIX_BYTES_MAX, PduDataSource, PduRange, TlsCarrier};
 use abi::{
     Event, FileExtent, FileFault, FileId, FlowId, Op, Refusal, Transmit, TransmitOutcome,
@@ -41,12 +41,12 @@ fn crc32c(bytes: &[u8]) -> u32 {
 }
 
 fn state(over: Option<TlsCarrier>) -> NvmeTcpState {
-    NvmeTcpState { header_digest: true, data_digest: true, pdu_bytes_max: 1 << 20, over }
+    NvmeTcpState { header_digest: true, data_digest: true, pdu_bytes_max: 1 << 20, tls: over }
 }
 
 fn create(context: L5oId, state: NvmeTcpState) -> Op {
     let (flow, state) = (FlowId(FLOW), L5oState::NvmeTcp(state));
-    let (direction, tcpsn) = (Direction::Transmit, SeqNum(START));
+    let (direction, tcpsn) = (L5oDirection::Transmit, SeqNum(START));
     Op::L5oCreate(Box::new(L5oCreate { context, flow, direction, tcpsn, state }))
 }
 
@@ -203,7 +203,7 @@ impl NvmeTxStream {
         rig.put("a", 60_000, VERSION);
         rig.open(0, FILE, "a").unwrap();
         let over = self.peer.map(|peer| {
-            rig.op(0, peer.create(TLS, Direction::Transmit, START, 0));
+            rig.op(0, peer.create(TLS, L5oDirection::Transmit, START, 0));
             TlsCarrier { context: TLS, first_record: 0, skip: 0 }
         });
         rig.op(0, create(NVME, state(over)));
@@ -341,7 +341,7 @@ fn contexts_come_and_go() {
     let refused = |rig: &mut Rig| -> Vec<Refusal> {
         let why =
             core::mem::take(&mut rig.events).into_iter().filter_map(|(_, event)| match event {
-                Event::L5oRefused(refused) => Some(refused.why),
+                Event::L5oRefused(refused) => Some(refused.reason),
                 _ => None,
             });
         why.collect()
@@ -436,7 +436,7 @@ fn content_of_records_stays_in_them() {
     assert_eq!(rig.counter("tx_dropped_malformed"), 1);
     assert_eq!(sent(&mut rig, inside.transmit(0, 150, false)), inside.wire);
     let mut rig = plain.rig();
-    rig.op(0, peer.create(TLS, Direction::Transmit, START, 0));
+    rig.op(0, peer.create(TLS, L5oDirection::Transmit, START, 0));
     assert_eq!(sent(&mut rig, inside.transmit(0, 150, false)), [0; 0]);
     assert_eq!(rig.counter("tx_dropped_malformed"), 1);
 }

@@ -3,10 +3,10 @@
 
 use abi::crypto::Suite;
 use abi::quic::{
-    Direction, QuicAdd, QuicConnectionId, QuicFailure, QuicId, QuicKeys, QuicProtect, QuicRouteKey,
-    QuicStatus, QuicTxPacket, Reorder,
+    QuicAdd, QuicConnectionId, QuicDirection, QuicFailure, QuicId, QuicKeys, QuicProtect,
+    QuicReorderBounds, QuicRouteKey, QuicStatus, QuicTxPacket,
 };
-use abi::{Event, FlowId, Op, Received, Transmit, TransmitPart, TransmitParts};
+use abi::{Event, FlowId, Op, ReceivedFrame, Transmit, TransmitPart, TransmitParts};
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -163,8 +163,8 @@ pub(super) fn route(id: &[u8]) -> QuicRouteKey {
     QuicRouteKey::Id { port: PORT, id: QuicConnectionId::new(id).unwrap() }
 }
 
-pub(super) fn receive(suite: Suite, reorder: Option<Reorder>) -> QuicAdd {
-    let direction = Direction::Receive { routes: SmallVec::from_slice(&[route(&ID)]), reorder };
+pub(super) fn receive(suite: Suite, reorder: Option<QuicReorderBounds>) -> QuicAdd {
+    let direction = QuicDirection::Receive { routes: SmallVec::from_slice(&[route(&ID)]), reorder };
     QuicAdd { direction, ..send(suite, 0) }
 }
 
@@ -173,7 +173,7 @@ pub(super) fn send(suite: Suite, next: u64) -> QuicAdd {
     QuicAdd {
         quic: QUIC,
         flow: FLOW,
-        direction: Direction::Transmit,
+        direction: QuicDirection::Transmit,
         suite,
         header_key: secrets.header.into(),
         keys: keys_of(&secrets, false),
@@ -199,7 +199,7 @@ pub(super) fn frame(datagram: &[u8]) -> Vec<u8> {
 }
 
 /// Delivers frames while the host does not poll; returns the events that it polls afterwards.
-pub(super) fn burst(rig: &mut Rig, frames: &[Vec<u8>]) -> Vec<Received> {
+pub(super) fn burst(rig: &mut Rig, frames: &[Vec<u8>]) -> Vec<ReceivedFrame> {
     for bytes in frames {
         let frame = rx_frame(rig.device.pool(), bytes);
         rig.device.handle_frame(rig.now, frame);
@@ -208,7 +208,7 @@ pub(super) fn burst(rig: &mut Rig, frames: &[Vec<u8>]) -> Vec<Received> {
 }
 
 /// Returns the frames delivered to the host since the last call.
-pub(super) fn delivered(rig: &mut Rig) -> Vec<Received> {
+pub(super) fn delivered(rig: &mut Rig) -> Vec<ReceivedFrame> {
     rig.collect();
     let events = core::mem::take(&mut rig.events);
     let received = |(_, event)| match event {
@@ -219,12 +219,12 @@ pub(super) fn delivered(rig: &mut Rig) -> Vec<Received> {
 }
 
 /// Returns the packet numbers of a frame that was decrypted.
-pub(super) fn numbers(received: &Received) -> Vec<u64> {
+pub(super) fn numbers(received: &ReceivedFrame) -> Vec<u64> {
     received.quic.as_ref().map_or(Vec::new(), |opened| opened.numbers.to_vec())
 }
 
 /// Returns the packet numbers of several frames, concatenated.
-pub(super) fn order(received: &[Received]) -> Vec<u64> {
+pub(super) fn order(received: &[ReceivedFrame]) -> Vec<u64> {
     received.iter().flat_map(numbers).collect()
 }
 
@@ -253,7 +253,7 @@ pub(super) fn batch(
     Transmit {
         header: udp_header(4),
         parts: TransmitParts::from_iter(parts.iter().cloned()),
-        protect: Some(Box::new(QuicProtect { quic: QUIC, packets: SmallVec::from_slice(packets) })),
+        quic: Some(Box::new(QuicProtect { quic: QUIC, packets: SmallVec::from_slice(packets) })),
         ..transmit(FLOW, 1, segment_size)
     }
 }

@@ -3,8 +3,8 @@
 
 use abi::crypto::Suite;
 use abi::quic::{
-    Direction, QuicAdd, QuicConnectionId, QuicId, QuicKeys, QuicProtect, QuicRekey,
-    QuicRouteChange, QuicRouteKey, QuicTxPacket, Reorder,
+    QuicAdd, QuicConnectionId, QuicDirection, QuicId, QuicKeys, QuicProtect, QuicRekey,
+    QuicReorderBounds, QuicRouteChange, QuicRouteKey, QuicTxPacket,
 };
 use abi::{Event, FileExtent, FileId, FlowId, Op, Transmit, TransmitPart, TransmitParts};
 use alloc::boxed::Box;
@@ -49,17 +49,19 @@ fn keys() -> impl Strategy<Value = QuicKeys> {
     })
 }
 
-fn direction() -> impl Strategy<Value = Direction> {
-    let reorder =
-        (any::<u16>(), any::<u32>(), 0..100_u64).prop_map(|(packets, bytes, ms)| Reorder {
+fn direction() -> impl Strategy<Value = QuicDirection> {
+    let reorder = (any::<u16>(), any::<u32>(), 0..100_u64).prop_map(|(packets, bytes, ms)| {
+        QuicReorderBounds {
             packets: packets % 70,
             bytes: bytes >> (ms % 32),
             time: Duration::from_millis(ms),
-        });
+        }
+    });
     prop_oneof![
-        Just(Direction::Transmit),
-        (proptest::collection::vec(route(), 0..4), proptest::option::of(reorder))
-            .prop_map(|(routes, reorder)| Direction::Receive { routes: routes.into(), reorder }),
+        Just(QuicDirection::Transmit),
+        (proptest::collection::vec(route(), 0..4), proptest::option::of(reorder)).prop_map(
+            |(routes, reorder)| QuicDirection::Receive { routes: routes.into(), reorder }
+        ),
     ]
 }
 
@@ -82,7 +84,7 @@ fn batch() -> impl Strategy<Value = Op> {
         Op::Transmit(Transmit {
             header: udp_header(4),
             parts: parts.into_iter().map(part).collect::<TransmitParts>(),
-            protect: Some(Box::new(QuicProtect { quic: QuicId(quic), packets: packets.into() })),
+            quic: Some(Box::new(QuicProtect { quic: QuicId(quic), packets: packets.into() })),
             ..transmit(FlowId(quic), 1, segment_size)
         })
     })
@@ -97,7 +99,7 @@ fn sane_batch() -> impl Strategy<Value = Op> {
         Op::Transmit(Transmit {
             header: udp_header(4),
             parts: numbers.map(|number| host(&datagram(number))).collect::<TransmitParts>(),
-            protect: Some(Box::new(QuicProtect { quic: QuicId(1), packets })),
+            quic: Some(Box::new(QuicProtect { quic: QuicId(1), packets })),
             ..transmit(FLOW, 1, 46)
         })
     })
@@ -148,18 +150,18 @@ proptest! {
     fn any_operations_and_datagrams(steps in proptest::collection::vec(step(), 1..200)) {
         let mut config = config();
         config.quic = config.quic
-            .map(|quic| QuicConfig { entries_max: 5, waiting_max: 6, ..quic });
+            .map(|quic| QuicConfig { entries_max: 5, waiting_datagrams_max: 6, ..quic });
         let mut rig = Rig::with(config, PLAIN_LINK);
         rig.put("f", 1000, 1);
         rig.open(0, 5, "f").unwrap();
         let peers = [0, 1].map(|generation| RustlsQuicPeer::new(Suite::ChaCha20Poly1305, generation));
         let (mut came, mut delivered) = (0, 0);
         // Two valid entries, so that there is something to disturb.
-        let reorder = Reorder { packets: 20, bytes: 250, time: Duration::from_millis(20) };
+        let reorder = QuicReorderBounds { packets: 20, bytes: 250, time: Duration::from_millis(20) };
         let way = send(Suite::ChaCha20Poly1305, 0);
         let routes = [0, 1].map(|id| super::quic::route(&[id; 8]));
         rig.op(0, Op::QuicAdd(Box::new(QuicAdd { quic: QuicId(1), ..way })));
-        let direction = Direction::Receive { routes: routes.into(), reorder: Some(reorder) };
+        let direction = QuicDirection::Receive { routes: routes.into(), reorder: Some(reorder) };
         let way = receive(Suite::ChaCha20Poly1305, None);
         rig.op(0, Op::QuicAdd(Box::new(QuicAdd { quic: QuicId(0), direction, ..way })));
         for step in steps {

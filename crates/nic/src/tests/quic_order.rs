@@ -1,8 +1,8 @@
 //! The reordering window, and merging of datagrams into one frame.
 
 use abi::crypto::Suite;
-use abi::quic::{Direction, QuicAdd, QuicId, Reorder};
-use abi::{FlowId, Op, Received};
+use abi::quic::{QuicAdd, QuicDirection, QuicId, QuicReorderBounds};
+use abi::{FlowId, Op, ReceivedFrame};
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec;
@@ -11,7 +11,7 @@ use base::{Duration, Instant};
 use proptest::prelude::*;
 use smallvec::SmallVec;
 use testkit::PLAIN_LINK;
-use wire::frame::{Frame, parse, protocol};
+use wire::frame::{ParsedFrame, parse, protocol};
 
 use super::frames::{packet, rx_frame};
 use super::quic::*;
@@ -19,9 +19,10 @@ use super::rig::Rig;
 use crate::QuicConfig;
 
 const CHACHA: Suite = Suite::ChaCha20Poly1305;
-const BOUNDS: Reorder = Reorder { packets: 8, bytes: 10_000, time: Duration::from_millis(5) };
+const BOUNDS: QuicReorderBounds =
+    QuicReorderBounds { packets: 8, bytes: 10_000, time: Duration::from_millis(5) };
 
-fn rig_and_peer(reorder: Option<Reorder>) -> (RustlsQuicPeer, Rig) {
+fn rig_and_peer(reorder: Option<QuicReorderBounds>) -> (RustlsQuicPeer, Rig) {
     (RustlsQuicPeer::new(CHACHA, 0), rig(receive(CHACHA, reorder)))
 }
 
@@ -40,9 +41,9 @@ fn all(peer: &RustlsQuicPeer, numbers: &[u64]) -> Vec<Vec<u8>> {
 }
 
 /// Returns every datagram of a frame, in plaintext without its tag; checks the frame's headers.
-fn datagrams(received: &Received) -> Vec<Vec<u8>> {
+fn datagrams(received: &ReceivedFrame) -> Vec<Vec<u8>> {
     let bytes = received.packet.as_slice();
-    let Ok(Frame::Ip(ip)) = parse(bytes) else { panic!("well-formed") };
+    let Ok(ParsedFrame::Ip(ip)) = parse(bytes) else { panic!("well-formed") };
     assert_eq!((ip.protocol, ip.end), (protocol::UDP, bytes.len()));
     let len = u16::from_be_bytes([bytes[ip.l4 + 4], bytes[ip.l4 + 5]]);
     assert_eq!(usize::from(len), ip.end - ip.l4);
@@ -54,7 +55,7 @@ fn datagrams(received: &Received) -> Vec<Vec<u8>> {
     payload.chunks(size).map(|datagram| datagram[..datagram.len() - 16].to_vec()).collect()
 }
 
-fn check(received: &[Received]) {
+fn check(received: &[ReceivedFrame]) {
     for received in received.iter().filter(|received| received.quic.is_some()) {
         let (numbers, datagrams) = (numbers(received), datagrams(received));
         assert_eq!(numbers.len(), datagrams.len());
@@ -102,7 +103,7 @@ fn a_burst_becomes_one_frame() {
 #[test]
 fn unrelated_datagrams_are_not_merged() {
     let (peer, mut rig) = rig_and_peer(None);
-    let lens = |got: &[Received]| got.iter().map(|r| numbers(r).len()).collect::<Vec<_>>();
+    let lens = |got: &[ReceivedFrame]| got.iter().map(|r| numbers(r).len()).collect::<Vec<_>>();
     // Datagrams longer than the first, and any after a shorter one.
     let sizes = [100, 100, 101, 100, 100, 90, 90, 90];
     let frames: Vec<_> = (0..).zip(sizes).map(|(n, len)| sized(&peer, n, len)).collect();
@@ -223,7 +224,7 @@ fn gaps_end_at_each_bound() {
     assert_eq!(order(&burst(&mut rig, &all(&peer, &[107, 108]))), [100, 101]);
     assert_eq!(given_up(&mut rig), ["quic_gap_given_up_packets +3"]);
     // Bytes of datagrams: 129 each.
-    let (peer, mut rig) = rig_and_peer(Some(Reorder { bytes: 387, ..BOUNDS }));
+    let (peer, mut rig) = rig_and_peer(Some(QuicReorderBounds { bytes: 387, ..BOUNDS }));
     assert!(burst(&mut rig, &all(&peer, &[4, 3, 2])).is_empty());
     assert_eq!(rig.counter("quic_waiting_bytes"), 387);
     assert_eq!(order(&burst(&mut rig, &all(&peer, &[0, 1]))), [0, 1, 2, 3, 4]);
@@ -294,11 +295,11 @@ fn gaps_end_one_by_one() {
 #[test]
 fn waiting_is_bounded_over_all() {
     let mut config = config();
-    config.quic = config.quic.map(|quic| QuicConfig { waiting_max: 3, ..quic });
+    config.quic = config.quic.map(|quic| QuicConfig { waiting_datagrams_max: 3, ..quic });
     let mut rig = Rig::with(config, PLAIN_LINK);
     for n in 0..2_u8 {
         let routes = SmallVec::from_slice(&[route(&[n; 8])]);
-        let direction = Direction::Receive { routes, reorder: Some(BOUNDS) };
+        let direction = QuicDirection::Receive { routes, reorder: Some(BOUNDS) };
         let (quic, flow) = (QuicId(n.into()), FlowId(n.into()));
         rig.op(
             0,
@@ -397,7 +398,7 @@ proptest! {
     fn equals_an_ordered_map(
         steps in proptest::collection::vec((0_u64..14, 80_usize..83, 0_u8..20), 1..80),
     ) {
-        let (peer, mut rig) = rig_and_peer(Some(Reorder { bytes: 1 << 20, ..BOUNDS }));
+        let (peer, mut rig) = rig_and_peer(Some(QuicReorderBounds { bytes: 1 << 20, ..BOUNDS }));
         let (mut model, mut expected, mut got) = (ReorderModel::default(), vec![], vec![]);
         let mut frames = 0;
         for (ahead, len, event) in steps {

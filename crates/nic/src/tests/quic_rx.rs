@@ -2,7 +2,8 @@
 
 use abi::crypto::Suite;
 use abi::quic::{
-    Direction, QuicAdd, QuicFailure, QuicId, QuicRekey, QuicRouteChange, QuicRouteKey, Reorder,
+    QuicAdd, QuicDirection, QuicFailure, QuicId, QuicRekey, QuicReorderBounds, QuicRouteChange,
+    QuicRouteKey,
 };
 use abi::{Checksum, Event, FlowId, Op, Refusal};
 use alloc::boxed::Box;
@@ -62,7 +63,7 @@ fn the_short_packet_of_the_rfc() {
         header_key: secrets.header.into(),
         keys: keys_of(&secrets, false),
         next_packet_number: 654_360_564,
-        direction: Direction::Receive {
+        direction: QuicDirection::Receive {
             routes: SmallVec::from_slice(&[QuicRouteKey::Tuple(tuple())]),
             reorder: None,
         },
@@ -222,7 +223,7 @@ fn a_stateless_reset_arrives() {
     for by_tuple in [false, true] {
         let routes = if by_tuple { QuicRouteKey::Tuple(tuple()) } else { route(&ID) };
         let direction =
-            Direction::Receive { routes: SmallVec::from_slice(&[routes]), reorder: None };
+            QuicDirection::Receive { routes: SmallVec::from_slice(&[routes]), reorder: None };
         let mut rig = rig(QuicAdd { direction, ..receive(CHACHA, None) });
         let came = frame(&[&[0x51], &[0xa7; 25][..], b"the reset token."].concat());
         let got = burst(&mut rig, slice::from_ref(&came));
@@ -261,8 +262,8 @@ fn a_flood_of_unknown_ids_moves_its_counter_only() {
     );
 }
 
-fn reorder() -> Reorder {
-    Reorder { packets: 64, bytes: 1 << 20, time: Duration::from_millis(5) }
+fn reorder() -> QuicReorderBounds {
+    QuicReorderBounds { packets: 64, bytes: 1 << 20, time: Duration::from_millis(5) }
 }
 
 fn rekey(rig: &mut Rig, generation: u8) {
@@ -377,8 +378,10 @@ fn a_full_table_refuses() {
     let mut rig = Rig::with(config, PLAIN_LINK);
     assert_eq!(rig.device.capabilities().quic.unwrap().entries_max, 2);
     let add = |n: u8| {
-        let direction =
-            Direction::Receive { routes: SmallVec::from_slice(&[route(&[n; 8])]), reorder: None };
+        let direction = QuicDirection::Receive {
+            routes: SmallVec::from_slice(&[route(&[n; 8])]),
+            reorder: None,
+        };
         let (quic, flow) = (QuicId(n.into()), FlowId(n.into()));
         Op::QuicAdd(Box::new(QuicAdd { quic, flow, direction, ..receive(CHACHA, None) }))
     };

@@ -9,7 +9,7 @@ use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
 use testkit::PLAIN_LINK;
-use wire::frame::{Frame, parse};
+use wire::frame::{ParsedFrame, parse};
 
 use super::frames::{bytes_of, tcp_header, udp_header};
 use super::quic::*;
@@ -31,7 +31,7 @@ fn sent(rig: &mut Rig) -> Vec<Vec<u8>> {
         .drain(..)
         .map(|frame| {
             let bytes = bytes_of(&frame);
-            let Ok(Frame::Ip(ip)) = parse(&bytes) else { panic!("well-formed") };
+            let Ok(ParsedFrame::Ip(ip)) = parse(&bytes) else { panic!("well-formed") };
             let len = u16::from_be_bytes([bytes[ip.l4 + 4], bytes[ip.l4 + 5]]);
             assert_eq!(usize::from(len), ip.end - ip.l4);
             bytes[ip.l4 + 8..].to_vec()
@@ -164,7 +164,7 @@ fn an_unencryptable_batch_is_dropped_whole() {
     };
     let first = Some(at(10, 2));
     let tcp = Transmit {
-        header: tcp_header(4, 1, wire::tcp::Flags::ACK),
+        header: tcp_header(4, 1, wire::tcp::TcpFlags::ACK),
         ..two(&[first, Some(at(11, 2))])
     };
     let mut short = second.clone();

@@ -2,7 +2,7 @@
 //! completions are triggered by the test.
 
 use abi::disk::DiskRequest;
-use abi::port::{TxFrame, WireCaps};
+use abi::link::{LinkCaps, TxFrame};
 use abi::{
     Event, FileAccess, FileExtent, FileFault, FileId, FileStat, FlowId, Op, Transmit, TransmitDone,
     TransmitOutcome, TransmitPart,
@@ -14,8 +14,8 @@ use base::Instant;
 use base::counters::{collect_counters, moved};
 use bytes::Bytes;
 use testkit::{MemDisk, PLAIN_LINK};
-use wire::frame::{Frame, parse};
-use wire::tcp::Segment;
+use wire::frame::{ParsedFrame, parse};
+use wire::tcp::TcpHeader;
 
 use super::frames::{MAC, bytes_of, transmit, verify};
 use crate::{Device, DeviceConfig, FileConfig};
@@ -42,7 +42,7 @@ impl Rig {
         Self::with(config, PLAIN_LINK)
     }
 
-    pub(crate) fn with(config: DeviceConfig, wire: WireCaps) -> Self {
+    pub(crate) fn with(config: DeviceConfig, wire: LinkCaps) -> Self {
         let device = Device::new(config, wire);
         let counted = collect_counters(|f| device.visit(f));
         Self {
@@ -184,8 +184,8 @@ impl Rig {
             .drain(..)
             .map(|frame| {
                 let bytes = bytes_of(&frame);
-                let Ok(Frame::Ip(ip)) = parse(&bytes) else { panic!("well-formed") };
-                let (segment, header) = Segment::parse(&bytes[ip.l4..]).unwrap();
+                let Ok(ParsedFrame::Ip(ip)) = parse(&bytes) else { panic!("well-formed") };
+                let (segment, header) = TcpHeader::parse(&bytes[ip.l4..]).unwrap();
                 (segment.seq.0, bytes[ip.l4 + header..].to_vec())
             })
             .collect()
@@ -231,8 +231,8 @@ impl Rig {
     }
 }
 
-fn host(bytes: &[u8]) -> abi::port::Payload {
-    abi::port::Payload::Host(Bytes::copy_from_slice(bytes))
+fn host(bytes: &[u8]) -> abi::link::FramePayload {
+    abi::link::FramePayload::Host(Bytes::copy_from_slice(bytes))
 }
 
 /// Byte `at` of the file with version `version`.

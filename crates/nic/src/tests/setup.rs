@@ -1,7 +1,7 @@
 //! Set-up offload as exchanges of frames: handshakes, SYNs passed to the host, floods and
 //! forgeries.
 
-use abi::port::WireCaps;
+use abi::link::LinkCaps;
 use abi::setup::{Established, ListenId, SetupListen};
 use abi::{Event, Op};
 use alloc::boxed::Box;
@@ -12,10 +12,10 @@ use base::{Duration, Instant, Prng, SeqNum};
 use core::net::IpAddr;
 use proptest::prelude::*;
 use testkit::PLAIN_LINK;
-use wire::emit::{IpHeader, Link};
+use wire::emit::{EthernetAddrs, IpHeader};
 use wire::frame::protocol;
-use wire::segment::{Layout, tcp_packet};
-use wire::tcp::{Flags, Segment, TcpOptions, Timestamps};
+use wire::segment::{HeaderLayout, tcp_packet};
+use wire::tcp::{TcpFlags, TcpHeader, TcpOptions, TcpTimestamps};
 use wire::{Endpoint, Tuple};
 
 use super::frames::{MAC, bytes_of, rx_frame};
@@ -57,7 +57,7 @@ pub(super) fn listen(id: u32) -> SetupListen {
     }
 }
 
-pub(super) fn rig_with(queues: usize, listeners_max: u32, wire: WireCaps) -> Rig {
+pub(super) fn rig_with(queues: usize, listeners_max: u32, wire: LinkCaps) -> Rig {
     let mut config = DeviceConfig::new(MAC);
     (config.file, config.queues) = (None, queues);
     config.setup = Some(SetupConfig { listeners_max });
@@ -74,35 +74,35 @@ pub(super) fn rig(listen: SetupListen) -> Rig {
     rig
 }
 
-pub(super) fn segment(tuple: &Tuple, flags: Flags, seq: SeqNum, ack: SeqNum) -> Segment {
+pub(super) fn segment(tuple: &Tuple, flags: TcpFlags, seq: SeqNum, ack: SeqNum) -> TcpHeader {
     let (source, destination) = (tuple.remote.port, tuple.local.port);
     let mut segment =
-        Segment { source, destination, seq, ack, flags, window: 502, ..Segment::default() };
-    segment.options.timestamps = Some(Timestamps { value: 5000, echo: 0 });
+        TcpHeader { source, destination, seq, ack, flags, window: 502, ..TcpHeader::default() };
+    segment.options.timestamps = Some(TcpTimestamps { value: 5000, echo: 0 });
     segment
 }
 
 /// Returns a SYN as sent by Linux.
-pub(super) fn syn(tuple: &Tuple) -> Segment {
-    let mut syn = segment(tuple, Flags::SYN, IRS, SeqNum(0));
+pub(super) fn syn(tuple: &Tuple) -> TcpHeader {
+    let mut syn = segment(tuple, TcpFlags::SYN, IRS, SeqNum(0));
     let options = &mut syn.options;
     (options.mss, options.window_scale, options.sack_permitted) = (Some(1460), Some(7), true);
     syn
 }
 
 /// Returns the peer's acknowledgment of a SYN-ACK.
-pub(super) fn ack(tuple: &Tuple, syn_ack: &Segment) -> Segment {
-    let mut ack = segment(tuple, Flags::ACK, syn_ack.ack, syn_ack.seq + 1);
+pub(super) fn ack(tuple: &Tuple, syn_ack: &TcpHeader) -> TcpHeader {
+    let mut ack = segment(tuple, TcpFlags::ACK, syn_ack.ack, syn_ack.seq + 1);
     let echo = syn_ack.options.timestamps.expect("timestamps").value;
-    ack.options.timestamps = Some(Timestamps { value: 5001, echo });
+    ack.options.timestamps = Some(TcpTimestamps { value: 5001, echo });
     ack
 }
 
 /// Returns a frame from the peer.
-pub(super) fn frame(tuple: &Tuple, segment: &Segment, payload: &[u8]) -> Vec<u8> {
+pub(super) fn frame(tuple: &Tuple, segment: &TcpHeader, payload: &[u8]) -> Vec<u8> {
     let (source, destination) = (tuple.remote.addr, tuple.local.addr);
     let ip = IpHeader { source, destination, protocol: protocol::TCP, ecn: 0, hop_limit: 61 };
-    tcp_packet(&Link { source: PEER, destination: MAC }, &ip, segment, payload)
+    tcp_packet(&EthernetAddrs { source: PEER, destination: MAC }, &ip, segment, payload)
 }
 
 /// Result of a received frame.
@@ -138,17 +138,17 @@ pub(super) fn deliver_bytes(rig: &mut Rig, bytes: &[u8]) -> SetupOutcome {
 pub(super) fn deliver(
     rig: &mut Rig,
     tuple: &Tuple,
-    segment: &Segment,
+    segment: &TcpHeader,
     payload: &[u8],
 ) -> SetupOutcome {
     deliver_bytes(rig, &frame(tuple, segment, payload))
 }
 
 /// Sends a SYN and returns the SYN-ACK.
-pub(super) fn send_syn(rig: &mut Rig, tuple: &Tuple, syn: &Segment) -> Segment {
+pub(super) fn send_syn(rig: &mut Rig, tuple: &Tuple, syn: &TcpHeader) -> TcpHeader {
     let SetupOutcome::Answered(bytes) = deliver(rig, tuple, syn, b"") else { panic!("no answer") };
     let l4 = if tuple.local.addr.is_ipv4() { 34 } else { 54 };
-    let (answer, len) = Segment::parse(&bytes[l4..]).unwrap();
+    let (answer, len) = TcpHeader::parse(&bytes[l4..]).unwrap();
     assert_eq!(bytes.len(), l4 + len);
     answer
 }
@@ -203,7 +203,7 @@ fn a_handshake_byte_by_byte() {
         assert_eq!(bytes, expected, "{version}");
         assert_eq!(moved(&mut rig), ["setup_syns_answered +1"]);
 
-        let (syn_ack, _) = Segment::parse(tcp).unwrap();
+        let (syn_ack, _) = TcpHeader::parse(tcp).unwrap();
         let fate = deliver(&mut rig, &tuple, &ack(&tuple, &syn_ack), b"");
         assert_eq!(fate, SetupOutcome::Established(0, established()));
         assert_eq!(moved(&mut rig), ["setup_established +1"]);
@@ -249,7 +249,7 @@ struct AnyHandshake {
     scale: Option<u8>,
     sack: bool,
     /// Its ECE and CWR flags.
-    ecn: Flags,
+    ecn: TcpFlags,
     listen: SetupListen,
     /// Time of arrival in milliseconds.
     ms: u64,
@@ -274,7 +274,7 @@ prop_compose! {
         mss in proptest::option::of(536_u16..),
         scale: Option<u8>,
         sack: bool,
-        ecn in any::<u8>().prop_map(|flags| Flags(flags & 0xc0)),
+        ecn in any::<u8>().prop_map(|flags| TcpFlags(flags & 0xc0)),
         listen in any_listener(),
         ms in 0..u64::MAX / 2_000_000,
     ) -> AnyHandshake {
@@ -292,21 +292,21 @@ proptest! {
         rig.now = Instant::from_millis(ms);
         let mut syn = syn(&tuple);
         syn.seq = SeqNum(seq);
-        syn.flags = Flags::SYN.with(syn_ecn);
+        syn.flags = TcpFlags::SYN.with(syn_ecn);
         (syn.options.mss, syn.options.window_scale) = (mss, scale);
         syn.options.sack_permitted = sack;
-        let ecn = syn_ecn == Flags::ECE.with(Flags::CWR) && listen.ecn;
+        let ecn = syn_ecn == TcpFlags::ECE.with(TcpFlags::CWR) && listen.ecn;
 
         let answer = send_syn(&mut rig, &tuple, &syn);
-        let ece = if ecn { Flags::ECE } else { Flags::NONE };
-        prop_assert_eq!(answer.flags, Flags::SYN.with(Flags::ACK).with(ece));
+        let ece = if ecn { TcpFlags::ECE } else { TcpFlags::NONE };
+        prop_assert_eq!(answer.flags, TcpFlags::SYN.with(TcpFlags::ACK).with(ece));
         prop_assert_eq!((answer.ack, answer.window), (SeqNum(seq) + 1, 64_240));
         let stamp = answer.options.timestamps.unwrap().value;
         prop_assert_eq!(answer.options, TcpOptions {
             mss: Some(if v6 { 1440 } else { 1460 }),
             window_scale: scale.map(|_| listen.window_scale),
             sack_permitted: sack && listen.sack,
-            timestamps: Some(Timestamps { value: stamp, echo: 5000 }),
+            timestamps: Some(TcpTimestamps { value: stamp, echo: 5000 }),
             ..TcpOptions::default()
         });
         rig.now += EPOCH;
@@ -336,8 +336,8 @@ proptest! {
         let sent = match kind {
             0 => syn(&tuple),
             1 => ack(&tuple, &syn_ack),
-            2 => segment(&tuple, Flags::RST, syn_ack.ack, syn_ack.seq + 1),
-            _ => segment(&tuple, Flags::SYN.with(Flags::ACK), syn_ack.ack, syn_ack.seq + 1),
+            2 => segment(&tuple, TcpFlags::RST, syn_ack.ack, syn_ack.seq + 1),
+            _ => segment(&tuple, TcpFlags::SYN.with(TcpFlags::ACK), syn_ack.ack, syn_ack.seq + 1),
         };
         let mut bytes = frame(&tuple, &sent, &[7; 4][..payload]);
         for (at, byte) in damage {
@@ -364,7 +364,7 @@ proptest! {
 #[test]
 fn syns_a_cookie_cannot_encode_are_passed_on() {
     let tuple = tuple(4, 40_000);
-    let with = |f: &dyn Fn(&mut Segment)| {
+    let with = |f: &dyn Fn(&mut TcpHeader)| {
         let mut syn = syn(&tuple);
         f(&mut syn);
         frame(&tuple, &syn, b"")
@@ -373,7 +373,7 @@ fn syns_a_cookie_cannot_encode_are_passed_on() {
         // Replaces SACK-permitted, a window scale and padding.
         let mut frame = frame(&tuple, &syn(&tuple), b"");
         frame[34 + 20..34 + 20 + bytes.len()].copy_from_slice(bytes);
-        Layout::of(&frame, 14, 34).unwrap().complete(&mut frame, 0);
+        HeaderLayout::of(&frame, 14, 34).unwrap().complete(&mut frame, 0);
         frame
     };
     let edited = |f: &dyn Fn(&mut Vec<u8>)| {
@@ -386,7 +386,7 @@ fn syns_a_cookie_cannot_encode_are_passed_on() {
         tuple.remote.addr = addr.into();
         frame(&tuple, &syn(&tuple), b"")
     };
-    let flagged = |flag: Flags| with(&|syn| syn.flags = syn.flags.with(flag));
+    let flagged = |flag: TcpFlags| with(&|syn| syn.flags = syn.flags.with(flag));
     let cases = [
         ("no_timestamps", with(&|syn| syn.options.timestamps = None)),
         ("payload", frame(&tuple, &syn(&tuple), b"GET /")),
@@ -394,9 +394,9 @@ fn syns_a_cookie_cannot_encode_are_passed_on() {
         ("fast_open", options(&[34, 4, 1, 2])),
         ("fast_open", options(&[254, 4, 0xf9, 0x89])),
         ("small_mss", with(&|syn| syn.options.mss = Some(535))),
-        ("odd_flags", flagged(Flags::FIN)),
-        ("odd_flags", flagged(Flags::RST)),
-        ("odd_flags", flagged(Flags::URG)),
+        ("odd_flags", flagged(TcpFlags::FIN)),
+        ("odd_flags", flagged(TcpFlags::RST)),
+        ("odd_flags", flagged(TcpFlags::URG)),
         ("malformed", options(&[2, 3, 5, 0])),
         ("malformed", options(&[77, 0, 5, 0])),
         ("malformed", options(&[77, 1, 5, 0])),
@@ -420,10 +420,10 @@ fn syns_a_cookie_cannot_encode_are_passed_on() {
     // Passed without being counted: the segment cannot begin a connection here, or its checksum is
     // wrong.
     let silent = [
-        flagged(Flags::ACK),
-        with(&|syn| syn.flags = Flags::NONE),
-        with(&|syn| syn.flags = Flags::RST),
-        with(&|syn| syn.flags = Flags::RST.with(Flags::ACK)),
+        flagged(TcpFlags::ACK),
+        with(&|syn| syn.flags = TcpFlags::NONE),
+        with(&|syn| syn.flags = TcpFlags::RST),
+        with(&|syn| syn.flags = TcpFlags::RST.with(TcpFlags::ACK)),
         edited(&|bytes| bytes[14 + 20 + 15] ^= 1),
     ];
     for bytes in silent {
@@ -431,7 +431,7 @@ fn syns_a_cookie_cannot_encode_are_passed_on() {
         assert_eq!(moved(&mut rig), [""; 0]);
     }
     // PSH has no meaning on a SYN, and an unknown option is skipped.
-    for bytes in [flagged(Flags::PSH), options(&[254, 4, 0, 0])] {
+    for bytes in [flagged(TcpFlags::PSH), options(&[254, 4, 0, 0])] {
         assert!(matches!(deliver_bytes(&mut rig, &bytes), SetupOutcome::Answered(_)));
         assert_eq!(moved(&mut rig), ["setup_syns_answered +1"]);
     }
@@ -458,11 +458,11 @@ fn payload_completes_a_handshake_whose_ack_was_lost() {
     assert_eq!(moved(&mut rig), ["setup_passed_acks +2"]);
     // The peer closes without sending data.
     let mut fin = data;
-    fin.flags = fin.flags.with(Flags::FIN);
+    fin.flags = fin.flags.with(TcpFlags::FIN);
     assert_eq!(deliver(&mut rig, &tuple, &fin, b""), expected());
     // Resets are never accepted here.
     let mut reset = data;
-    reset.flags = reset.flags.with(Flags::RST);
+    reset.flags = reset.flags.with(TcpFlags::RST);
     assert_eq!(deliver(&mut rig, &tuple, &reset, b""), SetupOutcome::Passed(0));
     assert_eq!(moved(&mut rig), ["setup_established +1"]);
 }
@@ -478,7 +478,7 @@ fn defer_accept_drops_the_bare_acknowledgment() {
     assert_eq!(moved(&mut rig), ["setup_deferred +2"]);
     assert_eq!(deliver(&mut rig, &tuple, &bare, b"G"), SetupOutcome::Established(0, established()));
     let mut fin = bare;
-    fin.flags = fin.flags.with(Flags::FIN);
+    fin.flags = fin.flags.with(TcpFlags::FIN);
     assert_eq!(deliver(&mut rig, &tuple, &fin, b""), SetupOutcome::Established(0, established()));
     assert_eq!(moved(&mut rig), ["setup_established +2"]);
 }
@@ -490,7 +490,7 @@ fn a_syn_that_comes_again_gets_the_same_number() {
     rig.now += Duration::from_secs(1);
     let second = send_syn(&mut rig, &tuple, &syn(&tuple));
     assert_eq!(first.seq, second.seq);
-    let value = |s: &Segment| s.options.timestamps.unwrap().value;
+    let value = |s: &TcpHeader| s.options.timestamps.unwrap().value;
     assert_eq!(value(&second).wrapping_sub(value(&first)) & !63, 1000 & !63);
     for syn_ack in [first, second] {
         let fate = deliver(&mut rig, &tuple, &ack(&tuple, &syn_ack), b"");
@@ -547,7 +547,7 @@ fn a_cookie_is_for_one_connection() {
         (replayed.source, replayed.destination) = (other.remote.port, other.local.port);
         assert_eq!(deliver(&mut rig, &other, &replayed, b""), SetupOutcome::Passed(0), "{other:?}");
     }
-    let changed: [fn(&mut Segment); 6] = [
+    let changed: [fn(&mut TcpHeader); 6] = [
         |ack| ack.seq += 1,
         |ack| ack.seq = ack.seq - 1,
         |ack| ack.ack += 1,
@@ -628,9 +628,9 @@ fn forged_acknowledgments_make_no_connection() {
             ack = SeqNum(ack.0 & 0x07ff_ffff | 2 << 27);
         }
         of_epoch += u64::from([1, 2].contains(&((ack - 1).0 >> 27)));
-        let mut forged = segment(&tuple, Flags::ACK, seq, ack);
+        let mut forged = segment(&tuple, TcpFlags::ACK, seq, ack);
         let echo = if i % 3 == 0 { 100_000 - (prng.next_u32() & 0xffff) } else { prng.next_u32() };
-        forged.options.timestamps = Some(Timestamps { value: 1, echo });
+        forged.options.timestamps = Some(TcpTimestamps { value: 1, echo });
         let payload: &[u8] = if i % 5 == 0 { b"x" } else { b"" };
         assert_eq!(deliver(&mut rig, &tuple, &forged, payload), SetupOutcome::Passed(0));
     }
@@ -655,11 +655,11 @@ fn floods_leave_nothing_behind() {
     rig.collect();
     assert_eq!((rig.sent.len(), rig.events.len()), (4096, 0));
     rig.sent.clear();
-    let floods: [(Flags, &[&str]); 4] = [
-        (Flags::RST, &[]),
-        (Flags::RST.with(Flags::ACK), &[]),
-        (Flags::SYN.with(Flags::ACK), &[]),
-        (Flags::ACK, &["setup_passed_acks +5000"]),
+    let floods: [(TcpFlags, &[&str]); 4] = [
+        (TcpFlags::RST, &[]),
+        (TcpFlags::RST.with(TcpFlags::ACK), &[]),
+        (TcpFlags::SYN.with(TcpFlags::ACK), &[]),
+        (TcpFlags::ACK, &["setup_passed_acks +5000"]),
     ];
     for (flags, counted) in floods {
         for port in 1..=N {

@@ -228,6 +228,6 @@ fn a_disabled_engine_refuses() {
     unlisten(&mut rig, 0, 1);
     let tuple = tuple(4, 40_000);
     assert_eq!(deliver(&mut rig, &tuple, &syn(&tuple), b""), SetupOutcome::Passed(0));
-    let reply = super::setup::segment(&tuple, wire::tcp::Flags::ACK, SeqNum(1), SeqNum(1));
+    let reply = super::setup::segment(&tuple, wire::tcp::TcpFlags::ACK, SeqNum(1), SeqNum(1));
     assert_eq!(deliver(&mut rig, &tuple, &reply, b""), SetupOutcome::Passed(0));
 }

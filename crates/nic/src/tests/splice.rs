@@ -5,7 +5,7 @@
 //! acknowledgment numbers from SND.NXT. So a segment looks the same where it is sent and where it
 //! is received, whatever the absolute numbers are.
 
-use abi::port::{Payload, RxFrame, TxFrame, WireCaps};
+use abi::link::{FramePayload, LinkCaps, RxFrame, TxFrame};
 use abi::splice::{Splice, SpliceClosed, SpliceEnd, SpliceId, SpliceSide, SpliceTimestamps};
 use abi::{Checksum, Event, Op, Refusal};
 use alloc::boxed::Box;
@@ -16,10 +16,10 @@ use base::{Duration, Instant, Prng, SeqNum};
 use core::net::IpAddr;
 use proptest::prelude::*;
 use testkit::PLAIN_LINK;
-use wire::emit::{IpHeader, Link};
-use wire::frame::{Frame, parse, protocol};
-use wire::segment::{Layout, tcp_packet};
-use wire::tcp::{Flags, SackBlock, Segment, Timestamps};
+use wire::emit::{EthernetAddrs, IpHeader};
+use wire::frame::{ParsedFrame, parse, protocol};
+use wire::segment::{HeaderLayout, tcp_packet};
+use wire::tcp::{SackBlock, TcpFlags, TcpHeader, TcpTimestamps};
 use wire::{Endpoint, Tuple};
 
 use super::frames::{MAC, bytes_of, verify};
@@ -27,14 +27,14 @@ use super::rig::Rig;
 use crate::{DeviceConfig, SpliceConfig};
 
 const ID: SpliceId = SpliceId(7);
-const ACK: Flags = Flags::ACK;
+const ACK: TcpFlags = TcpFlags::ACK;
 
 /// A segment that a peer sends or receives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct RelaySegment {
     seq: i32,
     ack: i32,
-    flags: Flags,
+    flags: TcpFlags,
     window: u16,
     payload: Vec<u8>,
     /// TSval and TSecr, absolute.
@@ -96,7 +96,7 @@ struct SpliceRig {
 }
 
 impl SpliceRig {
-    fn with(config: SpliceConfig, caps: WireCaps, sides: [SpliceSide; 2]) -> Self {
+    fn with(config: SpliceConfig, caps: LinkCaps, sides: [SpliceSide; 2]) -> Self {
         let mut device = DeviceConfig::new(MAC);
         (device.file, device.splice) = (None, Some(config));
         let mut world = Self { rig: Rig::with(device, caps), sides };
@@ -145,19 +145,19 @@ impl SpliceRig {
     fn frame(&self, from: usize, seg: &RelaySegment) -> Vec<u8> {
         let side = &self.sides[from];
         let Tuple { local, remote } = side.tuple;
-        let mut segment = Segment {
+        let mut segment = TcpHeader {
             source: remote.port,
             destination: local.port,
             seq: side.rcv_nxt + modulo(seg.seq),
             ack: side.snd_nxt + modulo(seg.ack),
             flags: seg.flags,
             window: seg.window,
-            ..Segment::default()
+            ..TcpHeader::default()
         };
         if !seg.flags.has(ACK) {
             segment.ack = SeqNum(0);
         }
-        segment.options.timestamps = seg.ts.map(|(value, echo)| Timestamps { value, echo });
+        segment.options.timestamps = seg.ts.map(|(value, echo)| TcpTimestamps { value, echo });
         for &(start, end) in &seg.sack {
             let (start, end) = (side.snd_nxt + modulo(start), side.snd_nxt + modulo(end));
             segment.options.push_sack(SackBlock { start, end });
@@ -169,7 +169,7 @@ impl SpliceRig {
             ecn: 0,
             hop_limit: seg.hop_limit,
         };
-        let link = Link { source: side.next_hop_mac, destination: MAC };
+        let link = EthernetAddrs { source: side.next_hop_mac, destination: MAC };
         let mut frame = tcp_packet(&link, &ip, &segment, &seg.payload);
         if remote.addr.is_ipv4() {
             frame[15] = seg.class;
@@ -177,7 +177,7 @@ impl SpliceRig {
             frame[14] = 0x60 | seg.class >> 4;
             frame[15] = seg.class << 4;
         }
-        let layout = Layout::of(&frame, 14, 14 + ip.len()).unwrap();
+        let layout = HeaderLayout::of(&frame, 14, 14 + ip.len()).unwrap();
         layout.complete(&mut frame, 0x1234);
         frame
     }
@@ -201,8 +201,8 @@ impl SpliceRig {
     }
 
     fn decode(&self, bytes: &[u8]) -> (usize, RelaySegment) {
-        let Ok(Frame::Ip(ip)) = parse(bytes) else { panic!("well-formed") };
-        let (segment, header) = Segment::parse(&bytes[ip.l4..ip.end]).unwrap();
+        let Ok(ParsedFrame::Ip(ip)) = parse(bytes) else { panic!("well-formed") };
+        let (segment, header) = TcpHeader::parse(&bytes[ip.l4..ip.end]).unwrap();
         let tuple = Tuple {
             local: Endpoint { addr: ip.source, port: segment.source },
             remote: Endpoint { addr: ip.destination, port: segment.destination },
@@ -285,7 +285,7 @@ fn segments_pass_both_ways() {
         let mut world = SpliceRig::live([side(a, 0), side(b, 1)]);
         world.passes(0, &seg(0, 0, b"request"));
         world.passes(1, &seg(0, 7, b""));
-        world.passes(1, &RelaySegment { flags: ACK.with(Flags::PSH), ..seg(0, 7, &[9; 1440]) });
+        world.passes(1, &RelaySegment { flags: ACK.with(TcpFlags::PSH), ..seg(0, 7, &[9; 1440]) });
         world.passes(0, &seg(7, 1440, b""));
         // Across the wrap of the sequence numbers of each side.
         world.passes(1, &seg(1440, 7, &[1; 1000]));
@@ -454,7 +454,7 @@ fn other_options() {
         frame.extend_from_slice(options);
         frame.extend_from_slice(b"payload");
         frame[34 + 12] = u8::try_from((20 + options.len()) / 4).unwrap() << 4;
-        Layout::of(&frame, 14, 34).unwrap().complete(&mut frame, 1);
+        HeaderLayout::of(&frame, 14, 34).unwrap().complete(&mut frame, 1);
         frame
     };
     let ts = |odd: bool, value: u32, echo: u32| {
@@ -495,7 +495,7 @@ fn ecn_passes_if_both_agreed() {
             let (mut a, mut b) = (side(a, 0), side(b, 1));
             (a.ecn, b.ecn) = (a_ecn, b_ecn);
             let mut world = SpliceRig::live([a, b]);
-            let flags = ACK.with(Flags::ECE).with(Flags::CWR);
+            let flags = ACK.with(TcpFlags::ECE).with(TcpFlags::CWR);
             let sent = RelaySegment { flags, class: 0xbb, ..seg(0, 0, b"marked") };
             if a_ecn && b_ecn {
                 world.passes(0, &sent);
@@ -526,7 +526,7 @@ fn hop_limits_count_down() {
 fn urgent_pointers_stay() {
     let mut world = SpliceRig::plain();
     let mut frame =
-        world.frame(0, &RelaySegment { flags: ACK.with(Flags::URG), ..seg(0, 0, b"urgent") });
+        world.frame(0, &RelaySegment { flags: ACK.with(TcpFlags::URG), ..seg(0, 0, b"urgent") });
     frame[34 + 18..34 + 20].copy_from_slice(&[0, 3]);
     let sum = wire::checksum::adjust(u16::from_be_bytes([frame[50], frame[51]]), 0, 3);
     frame[50..52].copy_from_slice(&sum.to_be_bytes());
@@ -568,7 +568,7 @@ fn damage_stays_visible() {
 fn partial_checksums_are_completed() {
     for (a, b) in FAMILIES {
         for checksum in [false, true] {
-            let caps = WireCaps { checksum, ..PLAIN_LINK };
+            let caps = LinkCaps { checksum, ..PLAIN_LINK };
             let sides = [side(a, 0), side(b, 1)];
             let mut world = SpliceRig::with(SpliceConfig::default(), caps, sides);
             world.begin(ID).unwrap();
@@ -603,7 +603,7 @@ fn runs_stay_runs() {
         for whole in [true, false] {
             let mut b = side(6, 1);
             b.mss = other;
-            let caps = WireCaps {
+            let caps = LinkCaps {
                 segmentation: whole,
                 udp_segmentation: false,
                 checksum: whole,
@@ -612,7 +612,7 @@ fn runs_stay_runs() {
             let mut world = SpliceRig::with(SpliceConfig::default(), caps, [side(4, 0), b]);
             world.begin(ID).unwrap();
             world.start(vec![]);
-            let flags = ACK.with(Flags::PSH);
+            let flags = ACK.with(TcpFlags::PSH);
             let sent = RelaySegment { flags, ..seg(0, 0, &payload) };
             let frame = world.frame(0, &sent);
             world.inject(&frame, Checksum::Partial, own);
@@ -668,7 +668,7 @@ fn buffers_are_shared_and_come_back() {
         let frame = RxFrame { packet, checksum: Checksum::Good, segment_size: 0 };
         world.rig.device.handle_frame(world.rig.now, frame);
         let out = world.rig.device.poll_frame(world.rig.now).unwrap();
-        let [Payload::Packet { .. }] = &out.payload[..] else { panic!("{out:?}") };
+        let [FramePayload::Packet { .. }] = &out.payload[..] else { panic!("{out:?}") };
         assert_eq!(out.payload[0].as_slice().as_ptr(), came);
         world.rig.device.recycle(out);
     }
@@ -690,7 +690,7 @@ fn frames_keep_their_order_at_the_start() {
     world.send(0, &seg(13, 0, b"third "));
     assert_eq!((world.rig.counter("splice_kept_frames"), world.out().len()), (3, 0));
     world.start(before.to_vec());
-    world.send(0, &RelaySegment { flags: ACK.with(Flags::FIN), ..seg(19, 0, b"last") });
+    world.send(0, &RelaySegment { flags: ACK.with(TcpFlags::FIN), ..seg(19, 0, b"last") });
     let of = |to: usize, out: &[(usize, RelaySegment)]| -> Vec<u8> {
         out.iter().filter(|o| o.0 == to).flat_map(|o| o.1.payload.clone()).collect()
     };
@@ -743,7 +743,7 @@ fn frames_of_other_connections_are_not_relayed() {
 /// Frames beyond the limit are dropped and counted; the peers retransmit them.
 #[test]
 fn keeping_is_bounded() {
-    let by_count = SpliceConfig { kept_max: 3, ..SpliceConfig::default() };
+    let by_count = SpliceConfig { kept_frames_max: 3, ..SpliceConfig::default() };
     let by_bytes = SpliceConfig { kept_bytes_max: 3 * 256, ..SpliceConfig::default() };
     for config in [by_count, by_bytes] {
         let mut world = SpliceRig::with(config, PLAIN_LINK, [side(4, 0), side(4, 1)]);
@@ -772,7 +772,7 @@ fn keeping_is_bounded() {
 /// challenged.
 #[test]
 fn blind_resets_change_nothing() {
-    let rst = |seq| RelaySegment { flags: Flags::RST, window: 0, ..seg(seq, 0, b"") };
+    let rst = |seq| RelaySegment { flags: TcpFlags::RST, window: 0, ..seg(seq, 0, b"") };
     let mut world = SpliceRig::plain();
     world.passes(0, &seg(0, 0, b"data"));
     world.passes(1, &seg(0, 4, b""));
@@ -803,10 +803,10 @@ fn blind_resets_change_nothing() {
 fn a_reset_reaches_a_receiver_that_is_ahead() {
     let mut world = SpliceRig::plain();
     world.passes(1, &seg(0, 0, b"on its way"));
-    world.send(1, &RelaySegment { flags: Flags::RST, ..seg(10, 0, b"") });
+    world.send(1, &RelaySegment { flags: TcpFlags::RST, ..seg(10, 0, b"") });
     let out = world.out();
     assert_eq!((out.len(), out[0].0, out[0].1.ack), (1, 1, 0), "asked");
-    world.send(1, &RelaySegment { flags: Flags::RST, ..seg(0, 0, b"") });
+    world.send(1, &RelaySegment { flags: TcpFlags::RST, ..seg(0, 0, b"") });
     assert_eq!(world.out()[0].1.seq, 10, "behind what was relayed");
     assert_eq!(world.closed().end, SpliceEnd::Reset(1));
 }
@@ -826,7 +826,7 @@ fn blind_injection_does_not_pass() {
     world.dropped(0, &seg(4, 6 - 70_000, b"x"), &["splice_dropped_bad_ack +1"]);
     world.dropped(
         0,
-        &RelaySegment { flags: Flags::NONE, ..seg(4, 0, b"x") },
+        &RelaySegment { flags: TcpFlags::NONE, ..seg(4, 0, b"x") },
         &["splice_dropped_no_ack +1"],
     );
     // Old segments pass, because the receiver answers them: its acknowledgment may have been lost.
@@ -836,7 +836,7 @@ fn blind_injection_does_not_pass() {
     world.passes(0, &seg(4 + 64_000, 6, b"p"));
     // A SYN is challenged.
     world.moved();
-    world.send(1, &RelaySegment { flags: Flags::SYN, ..seg(900, 0, b"") });
+    world.send(1, &RelaySegment { flags: TcpFlags::SYN, ..seg(900, 0, b"") });
     let challenge = (1, RelaySegment { ack: 6, ..seg(64_005, 0, b"") });
     assert_eq!(world.out(), [challenge]);
     assert_eq!(world.moved(), ["splice_challenges +1", "splice_dropped_syn +1"]);
@@ -852,7 +852,7 @@ fn challenges_carry_timestamps() {
     world.send(0, &RelaySegment { ts: Some((60, 1000)), ..seg(0, 0, b"data") });
     world.send(1, &RelaySegment { ts: Some((940, 7010)), ..seg(0, 4, b"") });
     world.out();
-    world.send(0, &RelaySegment { flags: Flags::SYN, ..seg(9, 0, b"") });
+    world.send(0, &RelaySegment { flags: TcpFlags::SYN, ..seg(9, 0, b"") });
     assert_eq!(world.out(), [(0, RelaySegment { ts: Some((1040, 60)), ack: 4, ..seg(0, 0, b"") })]);
 }
 
@@ -863,12 +863,12 @@ fn challenges_offer_the_latest_window() {
     world.passes(0, &seg(0, 0, b"data"));
     world.passes(1, &RelaySegment { window: 300, ..seg(0, 4, b"") });
     world.passes(1, &seg(0, 0, b""));
-    world.send(0, &RelaySegment { flags: Flags::SYN, ..seg(9, 0, b"") });
+    world.send(0, &RelaySegment { flags: TcpFlags::SYN, ..seg(9, 0, b"") });
     assert_eq!(world.out(), [(0, RelaySegment { window: 300, ..seg(0, 4, b"") })]);
 }
 
 fn fin(seq: i32, ack: i32, payload: &[u8]) -> RelaySegment {
-    RelaySegment { flags: ACK.with(Flags::FIN), ..seg(seq, ack, payload) }
+    RelaySegment { flags: ACK.with(TcpFlags::FIN), ..seg(seq, ack, payload) }
 }
 
 /// Both directions close, in either order. The pair stays for a while in case the last
@@ -909,7 +909,7 @@ fn a_syn_ends_the_lingering() {
     world.passes(0, &fin(0, 0, b""));
     world.passes(1, &fin(0, 1, b""));
     assert_eq!(world.closes(0, &seg(1, 1, b"")).end, SpliceEnd::Closed);
-    world.send(0, &RelaySegment { flags: Flags::SYN, ..seg(90_000, 0, b"") });
+    world.send(0, &RelaySegment { flags: TcpFlags::SYN, ..seg(90_000, 0, b"") });
     let events: Vec<Event> = world.rig.events.drain(..).map(|(_, event)| event).collect();
     assert!(matches!(&events[..], [Event::Received(_)]), "{events:?}");
     assert_eq!(world.rig.counter("splice_lingers_cut_short"), 1);
@@ -926,7 +926,7 @@ fn idle_pairs_are_reset() {
     let due = world.rig.now + Duration::from_secs(1);
     assert_eq!(world.rig.device.poll_timeout(world.rig.now), Some(due));
     world.after(Duration::from_secs(1));
-    let rst = |seq| RelaySegment { flags: Flags::RST, window: 0, ..seg(seq, 0, b"") };
+    let rst = |seq| RelaySegment { flags: TcpFlags::RST, window: 0, ..seg(seq, 0, b"") };
     assert_eq!(world.out(), [(0, rst(0)), (1, rst(4))]);
     assert_eq!(world.closed().end, SpliceEnd::IdleTimeout);
     assert_eq!(world.rig.device.poll_timeout(world.rig.now), None);
@@ -941,7 +941,7 @@ fn unspliced_pairs_are_reset() {
     world.rig.op(1, Op::Unsplice { id: ID });
     assert_eq!(world.moved(), ["splice_ops_ignored +1"], "another queue's names are its own");
     world.rig.op(0, Op::Unsplice { id: ID });
-    let rst = |seq| RelaySegment { flags: Flags::RST, window: 0, ..seg(seq, 0, b"") };
+    let rst = |seq| RelaySegment { flags: TcpFlags::RST, window: 0, ..seg(seq, 0, b"") };
     assert_eq!(world.out(), [(0, rst(6)), (1, rst(4))]);
     let closed = world.closed();
     assert_eq!((closed.end, closed.bytes), (SpliceEnd::Unspliced, [4, 0]));
@@ -1131,7 +1131,7 @@ impl GoBackNPeer {
         self.nxt += len;
         self.ack_due = false;
         if self.nxt == end {
-            out.flags = ACK.with(Flags::FIN);
+            out.flags = ACK.with(TcpFlags::FIN);
             self.nxt += 1;
         }
         Some(out)
@@ -1143,7 +1143,7 @@ impl GoBackNPeer {
         self.una = self.una.max(ack);
         self.nxt = self.nxt.max(self.una);
         self.done |= ack == self.send.len() + 1;
-        if !seg.payload.is_empty() || seg.flags.has(Flags::FIN) {
+        if !seg.payload.is_empty() || seg.flags.has(TcpFlags::FIN) {
             self.ack_due = true;
         }
         let start = usize::try_from(seg.seq).unwrap();
@@ -1152,7 +1152,7 @@ impl GoBackNPeer {
             let skip = (have - start).min(seg.payload.len());
             self.received.extend_from_slice(&seg.payload[skip..]);
             let all = start + seg.payload.len() == self.received.len();
-            self.fin_received = seg.flags.has(Flags::FIN) && all;
+            self.fin_received = seg.flags.has(TcpFlags::FIN) && all;
         }
     }
 }

@@ -20,10 +20,10 @@ use base::{Duration, Instant, SeqNum};
 use bytes::Bytes;
 use smallvec::SmallVec;
 use testkit::PLAIN_LINK;
-use wire::emit::{IpHeader, Link};
-use wire::frame::{Frame, parse, protocol};
+use wire::emit::{EthernetAddrs, IpHeader};
+use wire::frame::{ParsedFrame, parse, protocol};
 use wire::segment::tcp_packet;
-use wire::tcp::{Flags, Segment, Timestamps};
+use wire::tcp::{TcpFlags, TcpHeader, TcpTimestamps};
 
 use super::frames::{MAC, TS_AT, bytes_of, rx_frame, tcp_header};
 use super::rig::Rig;
@@ -32,7 +32,7 @@ use crate::{DeviceConfig, TeardownConfig};
 /// SND.UNA and RCV.NXT of the connection.
 const UNA: u32 = 1000;
 const RCV: u32 = 5000;
-const FIN_ACK: Flags = Flags::FIN.with(Flags::ACK);
+const FIN_ACK: TcpFlags = TcpFlags::FIN.with(TcpFlags::ACK);
 
 fn config(teardown: TeardownConfig) -> DeviceConfig {
     DeviceConfig { teardown: Some(teardown), ..DeviceConfig::new(MAC) }
@@ -68,7 +68,7 @@ fn host_parts(lens: &[usize]) -> TransmitParts {
 fn teardown_of(lens: &[usize]) -> Teardown {
     Teardown {
         flow: FlowId(3),
-        header: tcp_header(4, 77, Flags::NONE),
+        header: tcp_header(4, 77, TcpFlags::NONE),
         timestamp: Some(TsvalPosition { offset: TS_AT, sub_ms_us: 0 }),
         una: SeqNum(UNA),
         nxt: SeqNum(UNA),
@@ -95,7 +95,7 @@ struct PeerSegment {
     version: u8,
     seq: u32,
     ack: u32,
-    flags: Flags,
+    flags: TcpFlags,
     window: u16,
     stamps: Option<(u32, u32)>,
     payload: Vec<u8>,
@@ -105,7 +105,7 @@ struct PeerSegment {
     port: u16,
 }
 
-fn peer(seq: u32, ack: u32, flags: Flags) -> PeerSegment {
+fn peer(seq: u32, ack: u32, flags: TcpFlags) -> PeerSegment {
     let stamps = Some((5, 7777));
     let (version, window, payload, vlan) = (4, 500, Vec::new(), None);
     PeerSegment { version, seq, ack, flags, window, stamps, payload, vlan, host: 1, port: 40_000 }
@@ -132,17 +132,17 @@ impl PeerSegment {
             ),
         };
         let ip = IpHeader { source, destination, protocol: protocol::TCP, ecn: 0, hop_limit: 64 };
-        let link = Link { source: [2, 0, 0, 0, 0, 2], destination: MAC };
-        let mut segment = Segment {
+        let link = EthernetAddrs { source: [2, 0, 0, 0, 0, 2], destination: MAC };
+        let mut segment = TcpHeader {
             source: port,
             destination: 80,
             seq: SeqNum(self.seq),
             ack: SeqNum(self.ack),
             flags: self.flags,
             window: self.window,
-            ..Segment::default()
+            ..TcpHeader::default()
         };
-        segment.options.timestamps = self.stamps.map(|(value, echo)| Timestamps { value, echo });
+        segment.options.timestamps = self.stamps.map(|(value, echo)| TcpTimestamps { value, echo });
         let mut out = tcp_packet(&link, &ip, &segment, &self.payload);
         if let Some(vlan) = self.vlan {
             let [high, low] = vlan.to_be_bytes();
@@ -165,18 +165,18 @@ fn sent_lines(rig: &mut Rig) -> Vec<String> {
 }
 
 fn line(frame: &[u8]) -> String {
-    let Ok(Frame::Ip(ip)) = parse(frame) else { panic!("well-formed") };
-    let (segment, header) = Segment::parse(&frame[ip.l4..ip.end]).unwrap();
+    let Ok(ParsedFrame::Ip(ip)) = parse(frame) else { panic!("well-formed") };
+    let (segment, header) = TcpHeader::parse(&frame[ip.l4..ip.end]).unwrap();
     let len = ip.end - ip.l4 - header;
     format!("{:?} {}+{len} {}", segment.flags, segment.seq.0, segment.ack.0)
 }
 
 /// Returns the timestamps of the packets sent since the last call.
 fn stamps(rig: &mut Rig) -> Vec<(u32, u32)> {
-    let stamps = |frame: &abi::port::TxFrame| {
+    let stamps = |frame: &abi::link::TxFrame| {
         let bytes = bytes_of(frame);
-        let Ok(Frame::Ip(ip)) = parse(&bytes) else { panic!("well-formed") };
-        let ts = Segment::parse(&bytes[ip.l4..]).unwrap().0.options.timestamps;
+        let Ok(ParsedFrame::Ip(ip)) = parse(&bytes) else { panic!("well-formed") };
+        let ts = TcpHeader::parse(&bytes[ip.l4..]).unwrap().0.options.timestamps;
         ts.map(|ts| (ts.value, ts.echo))
     };
     rig.sent.drain(..).filter_map(|frame| stamps(&frame)).collect()

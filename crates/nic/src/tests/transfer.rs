@@ -1,7 +1,7 @@
 //! Files: opening and closing, sharing, acknowledgments, changes during a transfer, reset.
 
 use abi::disk::{DiskCompletion, DiskRequest};
-use abi::port::WireCaps;
+use abi::link::LinkCaps;
 use abi::{Event, FileAccess, FileFault, FileId, FileKind, FlowId, Op, Refusal, TransmitOutcome};
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -364,7 +364,7 @@ fn a_run_too_long_for_the_link_is_cut() {
         run_bytes_max: 200_000,
         ..DeviceConfig::new(MAC)
     };
-    let wire = WireCaps { segmentation: true, udp_segmentation: false, checksum: true, mtu: 1500 };
+    let wire = LinkCaps { segmentation: true, udp_segmentation: false, checksum: true, mtu: 1500 };
     let mut rig = Rig::with(config, wire);
     assert_eq!(rig.device.capabilities().transmit_bytes_max, 200_000);
     let now = Instant::ZERO;
@@ -386,7 +386,7 @@ fn a_run_too_long_for_the_link_is_cut() {
 #[test]
 fn without_the_engine_files_are_refused() {
     let config = DeviceConfig { file: None, ..DeviceConfig::new(MAC) };
-    let wire = WireCaps { segmentation: true, udp_segmentation: false, checksum: true, mtu: 1500 };
+    let wire = LinkCaps { segmentation: true, udp_segmentation: false, checksum: true, mtu: 1500 };
     let mut rig = Rig::with(config, wire);
     let caps = rig.device.capabilities();
     assert_eq!((caps.file, caps.mac, caps.mtu), (Err(Refusal::Disabled), MAC, 1500));

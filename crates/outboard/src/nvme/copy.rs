@@ -7,7 +7,7 @@ use std::io::{self, Read, Write};
 
 use ::io::clock::MonotonicClock;
 use abi::aligned::AlignedBuf;
-use apps::nvme::initiator::{InitiatorNamespace, Request};
+use apps::nvme::initiator::{InitiatorNamespace, NvmeRequest};
 use base::Duration;
 use bytes::Bytes;
 use serde_json::json;
@@ -55,7 +55,7 @@ pub(super) fn read(args: &ReadArgs) -> Result<(), Failure> {
         while asked < range.1 && pipe.open() + early.len() < DEPTH {
             let len = chunk.min(range.1 - asked);
             let blocks = u32::try_from(len >> namespace.shift).unwrap_or(u32::MAX);
-            let request = Request::Read { lba: asked >> namespace.shift, blocks };
+            let request = NvmeRequest::Read { lba: asked >> namespace.shift, blocks };
             pipe.submit(asked, request, Some(buffer(usize::try_from(len).unwrap_or(0))));
             asked += len;
         }
@@ -98,14 +98,14 @@ pub(super) fn write(args: &WriteArgs) -> Result<(), Failure> {
             let mut data = vec![0; usize::try_from(len).unwrap_or(0)];
             read_up_to(&mut input, &mut data, length - (at - range.0)).map_err(stuck)?;
             let (lba, data) = (at >> namespace.shift, Bytes::from(data));
-            pipe.submit(at, Request::Write { lba, data, fua: false }, None);
+            pipe.submit(at, NvmeRequest::Write { lba, data, fua: false }, None);
             at += len;
         } else {
             pipe.wait()?;
             progress.show(at - range.0);
         }
     }
-    pipe.submit(0, Request::Flush, None);
+    pipe.submit(0, NvmeRequest::Flush, None);
     pipe.wait()?;
     drop(progress);
     report(&args.subsystem.connect, length, clock.now().since(begun));

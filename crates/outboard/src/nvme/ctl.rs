@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-use apps::nvme::target::{NamespaceConfig, NamespaceInfo, NvmeQueueInfo, Target};
+use apps::nvme::target::{NamespaceConfig, NamespaceInfo, NvmeQueueInfo, NvmeTarget};
 use base::Instant;
 use host::{Application, Host, Notice};
 use serde_json::{Value, json};
@@ -185,14 +185,14 @@ enum PendingCtlChange {
 
 /// The target, the locks on its files, and pending changes.
 pub(super) struct NvmeTargetService {
-    target: Target,
+    target: NvmeTarget,
     nqn: Nqn,
     locked: BTreeMap<String, File>,
     waiting: Vec<(PendingCtlChange, Sender<Value>)>,
 }
 
 impl NvmeTargetService {
-    pub(super) fn new(target: Target, nqn: Nqn, locked: BTreeMap<String, File>) -> Self {
+    pub(super) fn new(target: NvmeTarget, nqn: Nqn, locked: BTreeMap<String, File>) -> Self {
         Self { target, nqn, locked, waiting: Vec::new() }
     }
 
@@ -265,7 +265,7 @@ impl NvmeTargetService {
         };
         let file = self.locked.get(&info.path).ok_or("its file is not open")?;
         check_same_file(file, &Path::new("/").join(&info.path))?;
-        let resize = |target: &mut Target, host: &mut Host, most| {
+        let resize = |target: &mut NvmeTarget, host: &mut Host, most| {
             let at = (&self.nqn, nsid);
             target.resize_namespace(now, host, at, most).map_err(|error| error.to_string())
         };

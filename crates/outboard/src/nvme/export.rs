@@ -11,12 +11,12 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use apps::nvme::initiator::{Error, InitiatorNamespace, NvmeRequestDone, Request};
+use apps::nvme::initiator::{InitiatorNamespace, NvmeRequest, NvmeRequestDone, NvmeRequestError};
 use bytes::Bytes;
 use serde_json::json;
 use stack::listener::ListenerThread;
 use stack::spawn;
-use wire::nvme::status::Status;
+use wire::nvme::status::NvmeStatus;
 
 use super::args::NbdArgs;
 use super::nbd::{self, NbdErrno, NbdExport, NbdOperation};
@@ -216,29 +216,34 @@ impl NbdOpenRequest {
 }
 
 /// Returns the commands of a request, each with the bytes that it reads, and the sum of these.
-fn commands(request: &mut nbd::NbdRequest, shift: u8, most: u64) -> (Vec<(Request, usize)>, usize) {
+fn commands(
+    request: &mut nbd::NbdRequest,
+    shift: u8,
+    most: u64,
+) -> (Vec<(NvmeRequest, usize)>, usize) {
     let offset = request.offset;
     let lba = |at: u64| (offset + at) >> shift;
     let size = |bytes: u64| usize::try_from(bytes).unwrap_or(0);
     let blocks = |len: u64| u32::try_from(len >> shift).unwrap_or(u32::MAX);
     let is_trim = matches!(request.operation, NbdOperation::Trim { .. });
     match &mut request.operation {
-        NbdOperation::Flush => (vec![(Request::Flush, 0)], 0),
+        NbdOperation::Flush => (vec![(NvmeRequest::Flush, 0)], 0),
         NbdOperation::Read(len) => {
-            let read = |(at, len)| (Request::Read { lba: lba(at), blocks: blocks(len) }, size(len));
+            let read =
+                |(at, len)| (NvmeRequest::Read { lba: lba(at), blocks: blocks(len) }, size(len));
             (split_length((*len).into(), most).map(read).collect(), *len as usize)
         }
         NbdOperation::Write { data, fua } => {
             let data = Bytes::from(std::mem::take(data));
             let write = |(at, len)| {
                 let data = data.slice(size(at)..size(at + len));
-                (Request::Write { lba: lba(at), data, fua: *fua }, 0)
+                (NvmeRequest::Write { lba: lba(at), data, fua: *fua }, 0)
             };
             (split_length(data.len() as u64, most).map(write).collect(), 0)
         }
         NbdOperation::Trim { len, fua: false } => {
             let ranges = vec![(lba(0), blocks((*len).into()))];
-            (vec![(Request::Deallocate { ranges }, 0)], 0)
+            (vec![(NvmeRequest::Deallocate { ranges }, 0)], 0)
         }
         NbdOperation::Zero { len, fua } | NbdOperation::Trim { len, fua } => {
             // A deallocation cannot be forced to the medium (FUA); a Write Zeroes command can, and
@@ -247,7 +252,7 @@ fn commands(request: &mut nbd::NbdRequest, shift: u8, most: u64) -> (Vec<(Reques
             // At most 65,536 blocks (NLB has 16 bits), and no more bytes than a command may
             // transfer.
             let zero = |(at, len)| {
-                (Request::WriteZeroes { lba: lba(at), blocks: blocks(len), deallocate, fua }, 0)
+                (NvmeRequest::WriteZeroes { lba: lba(at), blocks: blocks(len), deallocate, fua }, 0)
             };
             (split_length((*len).into(), most.min(1 << 16 << shift)).map(zero).collect(), 0)
         }
@@ -261,16 +266,15 @@ fn split_length(len: u64, most: u64) -> impl Iterator<Item = (u64, u64)> {
 }
 
 /// Converts an error to NBD's error number, ignoring whether a retry may help.
-const fn errno(error: Error) -> NbdErrno {
+const fn errno(error: NvmeRequestError) -> NbdErrno {
     let error = match error {
-        Error::Status(status) => Error::Status(status.code()),
+        NvmeRequestError::Status(status) => NvmeRequestError::Status(status.code()),
         other => other,
     };
     match error {
-        Error::Status(Status::CAPACITY_EXCEEDED | Status::LBA_OUT_OF_RANGE) | Error::OutOfRange => {
-            NbdErrno::NoSpace
-        }
-        Error::BadLength | Error::NotSupported => NbdErrno::Invalid,
+        NvmeRequestError::Status(NvmeStatus::CAPACITY_EXCEEDED | NvmeStatus::LBA_OUT_OF_RANGE)
+        | NvmeRequestError::OutOfRange => NbdErrno::NoSpace,
+        NvmeRequestError::BadLength | NvmeRequestError::NotSupported => NbdErrno::Invalid,
         _ => NbdErrno::Io,
     }
 }
@@ -282,9 +286,9 @@ mod tests {
 
     #[test]
     fn a_full_disk_is_called_so() {
-        let full = Error::Status(Status::CAPACITY_EXCEEDED.do_not_retry());
+        let full = NvmeRequestError::Status(NvmeStatus::CAPACITY_EXCEEDED.do_not_retry());
         assert_eq!(errno(full), NbdErrno::NoSpace);
-        assert_eq!(errno(Error::Status(Status::INTERNAL)), NbdErrno::Io);
+        assert_eq!(errno(NvmeRequestError::Status(NvmeStatus::INTERNAL)), NbdErrno::Io);
     }
 
     #[test]
@@ -303,8 +307,10 @@ mod tests {
             commands(&mut request, 9, 512).0
         };
         let plain = asked(false);
-        assert!(matches!(&plain[..], [(Request::Deallocate { ranges }, 0)] if *ranges == [(0, 2)]));
-        let forced = Request::WriteZeroes { lba: 1, blocks: 1, deallocate: true, fua: true };
+        assert!(
+            matches!(&plain[..], [(NvmeRequest::Deallocate { ranges }, 0)] if *ranges == [(0, 2)])
+        );
+        let forced = NvmeRequest::WriteZeroes { lba: 1, blocks: 1, deallocate: true, fua: true };
         let all = asked(true);
         assert_eq!(all.len(), 2);
         assert_eq!(format!("{:?}", all[1].0), format!("{forced:?}"));

@@ -6,7 +6,7 @@
 //! position is read once more, which does not count in the rates.
 
 use abi::aligned::AlignedBuf;
-use apps::nvme::initiator::Request;
+use apps::nvme::initiator::NvmeRequest;
 use base::{Duration, Instant, Prng};
 use bytes::Bytes;
 use io::clock::{self, MonotonicClock};
@@ -166,10 +166,10 @@ impl FioRun {
         let (request, room) = if writes {
             self.positions[place].version += 1;
             let data = self.block_pattern(place, self.positions[place].version);
-            (Request::Write { lba, data, fua: false }, None)
+            (NvmeRequest::Write { lba, data, fua: false }, None)
         } else {
             let blocks = u32::try_from(self.bs >> self.shift).unwrap_or(u32::MAX);
-            (Request::Read { lba, blocks }, Some(buffer(self.bs)))
+            (NvmeRequest::Read { lba, blocks }, Some(buffer(self.bs)))
         };
         self.open[slot] = Some(FioRequest { position: place, begun: self.clock.now(), writes });
         self.pipe.submit(slot as u64, request, room);

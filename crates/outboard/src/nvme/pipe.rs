@@ -6,7 +6,7 @@
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use abi::aligned::AlignedBuf;
-use apps::nvme::initiator::{NvmeRequestDone, Request};
+use apps::nvme::initiator::{NvmeRequest, NvmeRequestDone};
 
 use super::session::{
     CompletionSender, InitiatorHandle, InitiatorOrder, InitiatorSession, Interrupt,
@@ -37,7 +37,7 @@ impl NvmeRequestPipe {
     }
 
     /// Submits a request.
-    pub(super) fn submit(&mut self, token: u64, request: Request, buffer: Option<AlignedBuf>) {
+    pub(super) fn submit(&mut self, token: u64, request: NvmeRequest, buffer: Option<AlignedBuf>) {
         let (nsid, reply) = (self.nsid, CompletionSender::new(token, self.replies.clone()));
         self.handle.send(InitiatorOrder::Submit { nsid, request, buffer, reply });
         self.open += 1;
@@ -75,7 +75,7 @@ mod tests {
         let interrupt = Interrupt::default();
         let mut pipe =
             NvmeRequestPipe { handle: dead_handle(), interrupt, nsid: 1, replies, done, open: 0 };
-        pipe.submit(1, Request::Flush, None);
+        pipe.submit(1, NvmeRequest::Flush, None);
         assert_eq!(pipe.wait().unwrap_err().to_string(), "the host thread ended");
     }
 }

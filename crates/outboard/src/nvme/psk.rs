@@ -9,7 +9,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use apps::nvme::handshake::{Agreed, Handshake, Handshakes, Progress};
+use apps::nvme::handshake::{
+    NvmeHandshakeProgress, NvmeHandshakeResult, NvmeTlsHandshake, NvmeTlsHandshakeFactory,
+};
 use host::{TlsKeys, TlsSecrets};
 use nvme_psk::{ConfiguredPsk, Derivation, IdentityVersion, PskHash, TlsPsk};
 use rustls::crypto::CryptoProvider;
@@ -112,7 +114,7 @@ impl PskStore {
         *lock(&self.last_failure)
     }
 
-    fn new_handshake(&self, end: PskHandshakeState, is_client: bool) -> Box<dyn Handshake> {
+    fn new_handshake(&self, end: PskHandshakeState, is_client: bool) -> Box<dyn NvmeTlsHandshake> {
         let (provider, why) = (Arc::clone(&self.provider), Arc::clone(&self.last_failure));
         Box::new(PskHandshake { end, is_client, provider, last_failure: why })
     }
@@ -123,15 +125,15 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Handshakes for PskStore {
-    fn server(&self) -> Option<Box<dyn Handshake>> {
+impl NvmeTlsHandshakeFactory for PskStore {
+    fn server(&self) -> Option<Box<dyn NvmeTlsHandshake>> {
         Some(self.new_handshake(
             PskHandshakeState::AwaitingHello { keys: Arc::clone(&self.keys), incomplete_hellos: 0 },
             false,
         ))
     }
 
-    fn client(&self) -> Option<Box<dyn Handshake>> {
+    fn client(&self) -> Option<Box<dyn NvmeTlsHandshake>> {
         let keys: Vec<_> = lock(&self.keys).values().cloned().collect();
         psk::TlsPskHandshake::client(&keys)
             .ok()
@@ -197,18 +199,18 @@ fn offered(hello: &[u8], keys: &PskIndex) -> Vec<psk::ExternalPsk> {
     known.take(OFFERED_MAX).cloned().collect()
 }
 
-impl Handshake for PskHandshake {
-    fn advance(&mut self, received: &[u8], out: &mut Vec<u8>) -> Progress {
+impl NvmeTlsHandshake for PskHandshake {
+    fn advance(&mut self, received: &[u8], out: &mut Vec<u8>) -> NvmeHandshakeProgress {
         let handshake = match self.end.start_if_ready(received) {
             Ok(Some(handshake)) => handshake,
-            Ok(None) => return Progress::More { used: 0 },
-            Err(_) => return Progress::Failed { used: 0 },
+            Ok(None) => return NvmeHandshakeProgress::More { used: 0 },
+            Err(_) => return NvmeHandshakeProgress::Failed { used: 0 },
         };
         let (used, agreed) = match handshake.advance(received, out) {
-            psk::TlsPskProgress::More { used } => return Progress::More { used },
+            psk::TlsPskProgress::More { used } => return NvmeHandshakeProgress::More { used },
             psk::TlsPskProgress::Failed { used, reason: why } => {
                 *lock(&self.last_failure) = Some(why);
-                return Progress::Failed { used };
+                return NvmeHandshakeProgress::Failed { used };
             }
             psk::TlsPskProgress::Done { used, secrets: agreed } => (used, *agreed),
         };
@@ -216,8 +218,11 @@ impl Handshake for PskHandshake {
         let secrets = TlsSecrets { suite, is_client: self.is_client, tx: tx_secret, rx: rx_secret };
         let crypto = Arc::new(crypto::Provider);
         match TlsKeys::from_secrets(&secrets, &self.provider, crypto) {
-            Some(keys) => Progress::Done { used, agreed: Box::new(Agreed { keys, identity }) },
-            None => Progress::Failed { used },
+            Some(keys) => NvmeHandshakeProgress::Done {
+                used,
+                result: Box::new(NvmeHandshakeResult { keys, identity }),
+            },
+            None => NvmeHandshakeProgress::Failed { used },
         }
     }
 }
@@ -447,7 +452,7 @@ pub(super) mod tests {
         let (mut server, mut client) =
             (psks.server().unwrap(), psk::TlsPskHandshake::client(&[key]).unwrap());
         let (mut up, mut down) = (Vec::new(), Vec::new());
-        assert!(matches!(server.advance(&[], &mut down), Progress::More { used: 0 }));
+        assert!(matches!(server.advance(&[], &mut down), NvmeHandshakeProgress::More { used: 0 }));
         client.advance(&[], &mut up);
         let record = |part: &[u8]| {
             let len = u16::try_from(part.len()).unwrap().to_be_bytes();
@@ -459,15 +464,17 @@ pub(super) mod tests {
         for record in records.iter().map(|record| &record[..]) {
             came.extend_from_slice(record);
             match server.advance(&came, &mut down) {
-                Progress::More { used } => drop(came.drain(..used)),
-                Progress::Done { .. } => panic!("without the client's Finished"),
-                Progress::Failed { .. } => return Err(psks.last_failure()),
+                NvmeHandshakeProgress::More { used } => drop(came.drain(..used)),
+                NvmeHandshakeProgress::Done { .. } => panic!("without the client's Finished"),
+                NvmeHandshakeProgress::Failed { .. } => return Err(psks.last_failure()),
             }
         }
         up.clear();
         assert!(matches!(client.advance(&down, &mut up), psk::TlsPskProgress::Done { .. }));
         match server.advance(&up, &mut down) {
-            Progress::Done { agreed, .. } => Ok(String::from_utf8(agreed.identity).unwrap()),
+            NvmeHandshakeProgress::Done { result: agreed, .. } => {
+                Ok(String::from_utf8(agreed.identity).unwrap())
+            }
             _ => Err(psks.last_failure()),
         }
     }

@@ -4,11 +4,11 @@
 
 use std::sync::Arc;
 
-use apps::nvme::Insecure;
-use apps::nvme::handshake::Handshakes;
-use apps::nvme::initiator::{Config, Loss};
-use host::nvme::Ended;
-use host::{Alert, SocketError, TlsClient};
+use apps::nvme::SecureChannelError;
+use apps::nvme::handshake::NvmeTlsHandshakeFactory;
+use apps::nvme::initiator::{AssociationLoss, InitiatorConfig};
+use host::nvme::NvmeTransportEnd;
+use host::{SocketError, TlsAlert, TlsClient};
 use wire::nvme::nqn::Nqn;
 
 use super::args::ConnectArgs;
@@ -49,38 +49,43 @@ impl InitiatorSecurity {
     }
 
     /// Applies the security to an initiator's configuration.
-    pub(super) fn configure(&self, config: &mut Config) {
+    pub(super) fn configure(&self, config: &mut InitiatorConfig) {
         match self {
             Self::Plain => {}
             Self::Tls(client, _) => config.tls = Some(client.clone()),
-            Self::Psk(psks) => config.psk = Some(Arc::clone(psks) as Arc<dyn Handshakes>),
+            Self::Psk(psks) => {
+                config.psk = Some(Arc::clone(psks) as Arc<dyn NvmeTlsHandshakeFactory>)
+            }
         }
     }
 
     /// Explains why there is no connection, and what to do about it.
-    pub(super) fn explain(&self, loss: &Loss) -> String {
+    pub(super) fn explain(&self, loss: &AssociationLoss) -> String {
         // The received bytes were not a TLS record.
-        let no_record = Ended::Lost(SocketError::Tls(Alert::UnexpectedMessage));
+        let no_record = NvmeTransportEnd::Lost(SocketError::Tls(TlsAlert::UnexpectedMessage));
         match (self, loss) {
             (Self::Tls(_, trust), _) if trust.last_error().is_some() => {
                 let why = trust.last_error().unwrap_or_default();
                 format!("{why}; see --tls-ca and --tls-name")
             }
-            (Self::Tls(..), Loss::Connection(how)) if *how == no_record => {
+            (Self::Tls(..), AssociationLoss::Connection(how)) if *how == no_record => {
                 "the target does not speak TLS; try without --tls".to_owned()
             }
-            (Self::Tls(..), Loss::Connection(Ended::Lost(SocketError::TlsHandshake))) => {
+            (
+                Self::Tls(..),
+                AssociationLoss::Connection(NvmeTransportEnd::Lost(SocketError::TlsHandshake)),
+            ) => {
                 format!("{loss}; does the target want a pre-shared key? See --tls-psk-file")
             }
-            (Self::Plain, Loss::Insecure(why)) => {
+            (Self::Plain, AssociationLoss::Insecure(why)) => {
                 format!("{why}; see --tls and --tls-psk-file")
             }
-            (Self::Psk(_), Loss::Insecure(Insecure::Plain)) => {
+            (Self::Psk(_), AssociationLoss::Insecure(SecureChannelError::Plain)) => {
                 "the target does not speak TLS; try without a pre-shared key".to_owned()
             }
-            (Self::Psk(psks), Loss::Insecure(why)) => {
+            (Self::Psk(psks), AssociationLoss::Insecure(why)) => {
                 let why = match (why, psks.last_failure()) {
-                    (Insecure::Handshake(None), Some(why)) => why.to_string(),
+                    (SecureChannelError::Handshake(None), Some(why)) => why.to_string(),
                     _ => why.to_string(),
                 };
                 format!("{why}; do both ends have the same key of this --hostnqn?")

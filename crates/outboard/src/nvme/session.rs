@@ -13,8 +13,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 
 use abi::aligned::AlignedBuf;
 use apps::nvme::initiator::{
-    Config, Discovery, DiscoveryError, Error, Event, Initiator, InitiatorBusy, InitiatorNamespace,
-    NvmeRequestDone, Request,
+    Discovery, DiscoveryError, Initiator, InitiatorBusy, InitiatorConfig, InitiatorEvent,
+    InitiatorNamespace, NvmeRequest, NvmeRequestDone, NvmeRequestError,
 };
 use base::{Duration, Instant};
 use host::{Application, Host, Notice};
@@ -38,7 +38,7 @@ pub(super) enum InitiatorOrder {
         /// Namespace ID.
         nsid: u32,
         /// The request.
-        request: Request,
+        request: NvmeRequest,
         /// Buffer for the data of a read.
         buffer: Option<AlignedBuf>,
         /// Receiver of the completion.
@@ -81,7 +81,7 @@ impl Drop for CompletionSender {
 pub(super) struct InitiatorApp {
     initiator: Initiator,
     /// `None` after the association was closed.
-    events: Option<Sender<Event>>,
+    events: Option<Sender<InitiatorEvent>>,
     replies: BTreeMap<u64, CompletionSender>,
     next: u64,
     /// Requests for which the initiator has no room.
@@ -223,7 +223,7 @@ pub(super) struct InitiatorSession {
     pub(super) namespaces: Vec<InitiatorNamespace>,
     /// Most bytes of data in a request.
     pub(super) data_bytes_max: u64,
-    events: Receiver<Event>,
+    events: Receiver<InitiatorEvent>,
 }
 
 impl InitiatorSession {
@@ -264,7 +264,7 @@ impl InitiatorSession {
     /// Waits until the association is established. The first failed attempt is final.
     fn wait(&mut self, args: &SubsystemArgs, security: &InitiatorSecurity) -> Result<(), Failure> {
         match self.events.recv() {
-            Ok(Event::Lost(loss) | Event::Failed(loss)) => {
+            Ok(InitiatorEvent::Lost(loss) | InitiatorEvent::Failed(loss)) => {
                 let why = security.explain(&loss);
                 let (nqn, target) = (args.nqn.0, args.connect.target);
                 let line = format!("cannot connect to {nqn} at {target}: {why}");
@@ -281,7 +281,7 @@ impl InitiatorSession {
             // Namespaces are identified after the queues are connected.
             let wait = std::time::Duration::from_secs(10);
             match self.events.recv_timeout(wait) {
-                Ok(Event::NamespacesChanged) | Err(RecvTimeoutError::Timeout) => {}
+                Ok(InitiatorEvent::NamespacesChanged) | Err(RecvTimeoutError::Timeout) => {}
                 Ok(_) | Err(RecvTimeoutError::Disconnected) => {}
             }
             let (reply, answer) = channel();
@@ -300,16 +300,16 @@ impl InitiatorSession {
         loop {
             match self.events.recv() {
                 // Only the beginning and the end of an outage are printed.
-                Ok(Event::Lost(loss)) if !lost => {
+                Ok(InitiatorEvent::Lost(loss)) if !lost => {
                     lost = true;
                     eprintln!("outboard: the controller is lost: {loss}; connecting again");
                 }
-                Ok(Event::Connected) if lost => {
+                Ok(InitiatorEvent::Connected) if lost => {
                     lost = false;
                     eprintln!("outboard: connected again");
                 }
-                Ok(Event::Failed(loss)) => {
-                    let line = Error::ControllerLost(loss).to_string();
+                Ok(InitiatorEvent::Failed(loss)) => {
+                    let line = NvmeRequestError::ControllerLost(loss).to_string();
                     return Err(Failure::Unavailable(line));
                 }
                 Ok(_) => {}
@@ -483,7 +483,7 @@ fn config(
     args: &ConnectArgs,
     subsystem: Nqn,
     security: &InitiatorSecurity,
-) -> Result<Config, Failure> {
+) -> Result<InitiatorConfig, Failure> {
     let random =
         || (u128::from(clock::entropy()) << 64 | u128::from(clock::entropy())).to_be_bytes();
     let mut host_id = random();
@@ -497,7 +497,7 @@ fn config(
     };
     let host = args.hostnqn.map(|nqn| nqn.0).or_else(|| named(&host_id));
     let host = host.ok_or_else(|| Failure::System("no name for this host".to_owned()))?;
-    let mut config = Config::new(host, host_id, subsystem, Arc::new(crypto::Provider));
+    let mut config = InitiatorConfig::new(host, host_id, subsystem, Arc::new(crypto::Provider));
     security.configure(&mut config);
     config.header_digest = args.header_digest == Switch::On;
     config.data_digest = args.data_digest == Switch::On;
@@ -527,21 +527,21 @@ pub(super) mod tests {
 
     fn flush(token: u64, to: &Sender<Option<NvmeRequestDone>>) -> InitiatorOrder {
         let reply = CompletionSender::new(token, to.clone());
-        InitiatorOrder::Submit { nsid: 1, request: Request::Flush, buffer: None, reply }
+        InitiatorOrder::Submit { nsid: 1, request: NvmeRequest::Flush, buffer: None, reply }
     }
 
     #[test]
     fn waiting_requests_that_end_at_once_are_answered() {
-        let wire = abi::port::WireCaps {
+        let wire = abi::link::LinkCaps {
             segmentation: false,
             udp_segmentation: false,
             checksum: false,
             mtu: 1500,
         };
         let device = nic::Device::new(nic::DeviceConfig::new([2; 6]), wire);
-        let mut host = Host::new(host::Config::default(), &device.capabilities(), 1);
+        let mut host = Host::new(host::HostConfig::default(), &device.capabilities(), 1);
         let name = Nqn::discovery();
-        let config = Config::new(name, [1; 16], name, Arc::new(crypto::Provider));
+        let config = InitiatorConfig::new(name, [1; 16], name, Arc::new(crypto::Provider));
         let remote = wire::Endpoint { addr: [10, 0, 0, 1].into(), port: 4420 };
         let (to, done) = channel();
         let mut client = InitiatorApp {

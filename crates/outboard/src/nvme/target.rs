@@ -9,9 +9,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use abi::Refusal;
-use apps::nvme::handshake::Handshakes;
-use apps::nvme::target::{Config, SubsystemConfig, Target};
-use host::{Cidr, Listen};
+use apps::nvme::handshake::NvmeTlsHandshakeFactory;
+use apps::nvme::target::{NvmeTarget, NvmeTargetConfig, SubsystemConfig};
+use host::{Cidr, ListenConfig};
 use io::disk::Disk;
 use nic::DeviceConfig;
 use stack::{BACKLOG, Offloads, QueueSetup, Signals, Stack, Switch};
@@ -39,12 +39,13 @@ pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
         certificates.then(|| ServerCertificates::load(&args.cert, &args.stack.addr)).transpose()?;
     let psks = PskStore::target(args)?;
     let tls = certificates.as_ref().map(tls::nvme_server).transpose()?;
-    let psk = psks.clone().map(|psks| psks as Arc<dyn Handshakes>);
+    let psk = psks.clone().map(|psks| psks as Arc<dyn NvmeTlsHandshakeFactory>);
     let (config, mut locked) = config(args)?;
     let service = |queue: QueueSetup<'_>| {
         let unix_epoch = queue.clock.unix_epoch();
-        let config = Config { unix_epoch, tls: tls.clone(), psk: psk.clone(), ..config.clone() };
-        let target = Target::new(config, Arc::new(crypto::Provider), queue.host)
+        let config =
+            NvmeTargetConfig { unix_epoch, tls: tls.clone(), psk: psk.clone(), ..config.clone() };
+        let target = NvmeTarget::new(config, Arc::new(crypto::Provider), queue.host)
             .map_err(|e| Failure::Unavailable(format!("{e}: see --port and --namespace")))?;
         Ok(NvmeTargetService::new(target, args.nqn.0, std::mem::take(&mut locked)))
     };
@@ -74,7 +75,7 @@ pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
 /// Returns the configuration of the target, and its open files by path, which are locked while they
 /// are open. All files are checked here, so that an invalid one is reported before anything is
 /// started.
-fn config(args: &TargetArgs) -> Result<(Config, BTreeMap<String, File>), Failure> {
+fn config(args: &TargetArgs) -> Result<(NvmeTargetConfig, BTreeMap<String, File>), Failure> {
     let (mut namespaces, mut locked) = (Vec::new(), BTreeMap::new());
     for path in &args.namespace {
         let (path, read_only) = read_only_of(path);
@@ -98,14 +99,14 @@ fn config(args: &TargetArgs) -> Result<(Config, BTreeMap<String, File>), Failure
     let subsystem =
         SubsystemConfig { nqn: args.nqn.0, serial: serial(args.nqn.0.as_str()), hosts, namespaces };
     let address = |cidr: &Cidr| Endpoint { addr: cidr.addr, port: args.port };
-    let config = Config {
-        listen: vec![Listen { addr: None, port: args.port, backlog: BACKLOG }],
+    let config = NvmeTargetConfig {
+        listen: vec![ListenConfig { addr: None, port: args.port, backlog: BACKLOG }],
         addresses: args.stack.addr.iter().map(address).collect(),
         subsystems: vec![subsystem],
         header_digest: args.header_digest == Switch::On,
         data_digest: args.data_digest == Switch::On,
         log: args.stack.access_log.is_some(),
-        ..Config::default()
+        ..NvmeTargetConfig::default()
     };
     Ok((config, locked))
 }
@@ -169,7 +170,7 @@ fn file_offload(args: &TargetArgs) -> Result<(), Refusal> {
 }
 
 /// Enables the engines that the device may use.
-fn configure(args: &TargetArgs, device: &mut DeviceConfig, host: &mut host::Config) {
+fn configure(args: &TargetArgs, device: &mut DeviceConfig, host: &mut host::HostConfig) {
     host.file_offload = file_offload(args);
     let offload = Offloads { file: host.file_offload.is_ok(), ..args.stack.offload };
     device.file = offload.file_config(args.file_memory);

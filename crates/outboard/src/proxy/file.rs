@@ -41,7 +41,8 @@
 use std::path::Path;
 
 use apps::proxy::{
-    Balance, Check, HashBy, HeaderPolicy, Insert, Limits, Listener, Mode, Pool, ProxyRoute,
+    ForwardingPolicy, HashBy, HealthCheckConfig, InsertedFields, LoadBalancing, ProxyLimits,
+    ProxyListener, ProxyMode, ProxyPool, ProxyRoute,
 };
 use base::Duration;
 use serde::Deserialize;
@@ -153,7 +154,7 @@ fn plan(file: ProxyConfigFile) -> Result<ProxyPlan, ProxyFileError> {
         }
         pools.push(backend(table)?);
     }
-    let mut listeners: Vec<Listener> = Vec::new();
+    let mut listeners: Vec<ProxyListener> = Vec::new();
     for table in &file.listener {
         let next = listener(table.get_ref(), &pools)?;
         if listeners.iter().any(|l| (l.addr, l.port) == (next.addr, next.port)) {
@@ -170,7 +171,7 @@ fn plan(file: ProxyConfigFile) -> Result<ProxyPlan, ProxyFileError> {
     Ok(ProxyPlan { listeners, pools, limits: limits(&file.limits) })
 }
 
-fn listener(table: &ListenerTable, pools: &[PoolPlan]) -> Result<Listener, ProxyFileError> {
+fn listener(table: &ListenerTable, pools: &[PoolPlan]) -> Result<ProxyListener, ProxyFileError> {
     let listen: ListenArg =
         table.listen.get_ref().parse().map_err(|e| config_error(&table.listen, e))?;
     let find = |name: &Spanned<String>| {
@@ -179,30 +180,30 @@ fn listener(table: &ListenerTable, pools: &[PoolPlan]) -> Result<Listener, Proxy
         found.ok_or_else(|| config_error(name, what()))
     };
     let mode = match table.mode.get_ref().as_str() {
-        "http" => Mode::Http,
-        "tls" => Mode::Tls,
-        "tcp" => Mode::Tcp,
+        "http" => ProxyMode::Http,
+        "tls" => ProxyMode::Tls,
+        "tcp" => ProxyMode::Tcp,
         other => {
             let what = format!("`{other}` is no mode; there are: http, tls, tcp");
             return Err(config_error(&table.mode, what));
         }
     };
-    if mode == Mode::Tcp && (table.default.is_none() || !table.route.is_empty()) {
+    if mode == ProxyMode::Tcp && (table.default.is_none() || !table.route.is_empty()) {
         let what = "tcp looks at nothing: it takes a default and no routes";
         return Err(config_error(&table.mode, what));
     }
-    if let Some(header) = table.headers.first().filter(|_| mode != Mode::Http) {
+    if let Some(header) = table.headers.first().filter(|_| mode != ProxyMode::Http) {
         return Err(config_error(header, "only http has headers"));
     }
     let policy = policy(table, mode)?;
-    let mut insert = Insert::default();
+    let mut insert = InsertedFields::default();
     for name in &table.headers {
         add_header(&mut insert, name.get_ref()).map_err(|e| config_error(name, e))?;
     }
     let mut routes = Vec::new();
     for route in &table.route {
         let path = route.path.as_ref().map_or("", |path| path.get_ref());
-        if let Some(at) = route.path.as_ref().filter(|_| mode == Mode::Tls) {
+        if let Some(at) = route.path.as_ref().filter(|_| mode == ProxyMode::Tls) {
             return Err(config_error(at, "a ClientHello has no path: route by host"));
         }
         if let Some(at) = route.path.as_ref().filter(|p| !p.get_ref().starts_with('/')) {
@@ -211,7 +212,7 @@ fn listener(table: &ListenerTable, pools: &[PoolPlan]) -> Result<Listener, Proxy
         let host = route.host.trim_end_matches('.').to_ascii_lowercase();
         routes.push(ProxyRoute { host, path: path.to_owned(), pool: find(&route.backend)? });
     }
-    Ok(Listener {
+    Ok(ProxyListener {
         addr: listen.addr,
         port: listen.port,
         mode,
@@ -222,25 +223,25 @@ fn listener(table: &ListenerTable, pools: &[PoolPlan]) -> Result<Listener, Proxy
         keep_alive: table
             .keep_alive
             .as_ref()
-            .map_or(policy == HeaderPolicy::Append, |keep| *keep.get_ref()),
+            .map_or(policy == ForwardingPolicy::Append, |keep| *keep.get_ref()),
     })
 }
 
-fn policy(table: &ListenerTable, mode: Mode) -> Result<HeaderPolicy, ProxyFileError> {
-    let Some(given) = &table.header_policy else { return Ok(HeaderPolicy::Append) };
-    if mode != Mode::Http {
+fn policy(table: &ListenerTable, mode: ProxyMode) -> Result<ForwardingPolicy, ProxyFileError> {
+    let Some(given) = &table.header_policy else { return Ok(ForwardingPolicy::Append) };
+    if mode != ProxyMode::Http {
         return Err(config_error(given, "only http has headers"));
     }
     let policy = match given.get_ref().as_str() {
-        "append" => HeaderPolicy::Append,
-        "replace" => HeaderPolicy::Replace,
+        "append" => ForwardingPolicy::Append,
+        "replace" => ForwardingPolicy::Replace,
         other => {
             let what = format!("`{other}` is no policy; there are: append, replace");
             return Err(config_error(given, what));
         }
     };
     match &table.keep_alive {
-        Some(keep) if *keep.get_ref() && policy == HeaderPolicy::Replace => {
+        Some(keep) if *keep.get_ref() && policy == ForwardingPolicy::Replace => {
             let what = "only the first request of a connection is looked at: with the policy \
                         \"replace\", keep-alive is false";
             Err(config_error(keep, what))
@@ -253,7 +254,7 @@ fn policy(table: &ListenerTable, mode: Mode) -> Result<HeaderPolicy, ProxyFileEr
 ///
 /// # Errors
 /// Fails if the name is unknown, and lists the known ones.
-pub(super) fn add_header(insert: &mut Insert, name: &str) -> Result<(), String> {
+pub(super) fn add_header(insert: &mut InsertedFields, name: &str) -> Result<(), String> {
     match name.to_ascii_lowercase().as_str() {
         "x-forwarded-for" => insert.x_forwarded_for = true,
         "x-forwarded-proto" => insert.x_forwarded_proto = true,
@@ -281,15 +282,15 @@ fn backend(table: &BackendTable) -> Result<PoolPlan, ProxyFileError> {
         }
     };
     let balance = match table.balance.as_ref().map(|b| (b, b.get_ref().as_str())) {
-        None | Some((_, "round-robin")) => Balance::RoundRobin,
-        Some((_, "least")) => Balance::Least,
-        Some((_, "maglev")) => Balance::Maglev(hash),
+        None | Some((_, "round-robin")) => LoadBalancing::RoundRobin,
+        Some((_, "least")) => LoadBalancing::Least,
+        Some((_, "maglev")) => LoadBalancing::Maglev(hash),
         Some((at, other)) => {
             let what = format!("`{other}` is no balance; there are: round-robin, least, maglev");
             return Err(config_error(at, what));
         }
     };
-    let usual = Check::default();
+    let usual = HealthCheckConfig::default();
     let ms = |given: Option<u32>, usual| given.map_or(usual, |ms| Duration::from_millis(ms.into()));
     let text = |given: &Option<Spanned<String>>| match given {
         Some(text) => match check_text(text.get_ref()) {
@@ -301,7 +302,7 @@ fn backend(table: &BackendTable) -> Result<PoolPlan, ProxyFileError> {
     if let Some(at) = table.check.as_ref().filter(|path| !path.get_ref().starts_with('/')) {
         return Err(config_error(at, "a path begins with a slash"));
     }
-    let check = Check {
+    let check = HealthCheckConfig {
         path: text(&table.check)?,
         host: text(&table.check_host)?,
         interval: ms(table.check_interval_ms, usual.interval),
@@ -309,8 +310,8 @@ fn backend(table: &BackendTable) -> Result<PoolPlan, ProxyFileError> {
         rise: table.rise.unwrap_or(usual.rise),
         fall: table.fall.unwrap_or(usual.fall),
     };
-    let unlimited = Pool::default();
-    let pool = Pool {
+    let unlimited = ProxyPool::default();
+    let pool = ProxyPool {
         name: table.name.get_ref().clone(),
         balance,
         backends: Vec::new(),
@@ -333,12 +334,12 @@ pub(super) fn check_text(text: &str) -> Result<(), String> {
     }
 }
 
-fn limits(table: &LimitsTable) -> Limits {
-    let usual = Limits::default();
+fn limits(table: &LimitsTable) -> ProxyLimits {
+    let usual = ProxyLimits::default();
     let ms = |given: Option<u32>, usual| given.map_or(usual, |ms| Duration::from_millis(ms.into()));
     let size = |given: Option<u32>, usual| given.map_or(usual, |n| n as usize);
     let head_bytes_max = size(table.head_bytes_max, usual.head_bytes_max);
-    Limits {
+    ProxyLimits {
         connections_max: size(table.connections_max, usual.connections_max),
         head_bytes_max,
         request_line_bytes_max: usual.request_line_bytes_max.min(head_bytes_max),
@@ -377,7 +378,10 @@ servers = ['10.0.0.1:80']
         let text = format!("{}\n[[backend]]\nname = 'api'\nservers = []\n", example());
         let plan = parse(&text).unwrap();
         let listener = &plan.listeners[0];
-        assert_eq!((listener.port, listener.mode, listener.default), (80, Mode::Http, Some(0)));
+        assert_eq!(
+            (listener.port, listener.mode, listener.default),
+            (80, ProxyMode::Http, Some(0))
+        );
         assert_eq!(
             (listener.routes[0].host.as_str(), listener.routes[0].pool),
             ("api.example.com", 1)
@@ -385,7 +389,7 @@ servers = ['10.0.0.1:80']
         assert!(listener.insert.via && listener.insert.forwarded && listener.keep_alive);
         assert_eq!(plan.pools[0].members.len(), 3);
         assert_eq!(plan.pools[0].pool.check.path, "/health");
-        assert_eq!(plan.limits, Limits::default());
+        assert_eq!(plan.limits, ProxyLimits::default());
         assert_eq!(plan.names().count(), 2);
     }
 

@@ -12,7 +12,8 @@ use std::path::Path;
 use std::sync::mpsc::{Sender, channel};
 
 use apps::proxy::{
-    self, Balance, Check, HashBy, HeaderPolicy, Insert, Limits, Listener, Mode, Pool, Proxy, Table,
+    self, ForwardingPolicy, HashBy, HealthCheckConfig, InsertedFields, LoadBalancing, Proxy,
+    ProxyLimits, ProxyListener, ProxyMode, ProxyPool, ProxyTable,
 };
 use base::Duration;
 use io::bridge::Bridge;
@@ -60,7 +61,8 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
     let plans = start_names(names, table, stack.senders())?;
     announce(args, &plan);
     let config = args.config.as_deref();
-    let mut reload = |_: &Stack<Table>| config.iter().for_each(|path| reload(args, path, &plans));
+    let mut reload =
+        |_: &Stack<ProxyTable>| config.iter().for_each(|path| reload(args, path, &plans));
     stack.run(signals, config.is_some().then_some(&mut reload))
 }
 
@@ -143,31 +145,32 @@ fn open_links(
 /// Starts the thread that resolves names, and sends the proxy a table if addresses have changed.
 fn start_names(
     names: BackendResolver,
-    table: Table,
-    senders: &[MessageSender<Table>],
+    table: ProxyTable,
+    senders: &[MessageSender<ProxyTable>],
 ) -> Result<Sender<ProxyPlan>, Failure> {
     let (plans, received) = channel();
     let senders = senders.to_vec();
-    let apply = move |table: Table| senders.iter().for_each(|sender| sender.send(table.clone()));
+    let apply =
+        move |table: ProxyTable| senders.iter().for_each(|sender| sender.send(table.clone()));
     stack::spawn("names".to_owned(), move || names.run(&received, table, apply))?;
     Ok(plans)
 }
 
 /// Returns the plan of the options: a listener for each --listen, and one pool.
 fn plan_from_options(args: &ProxyArgs) -> Result<ProxyPlan, Failure> {
-    let mut insert = Insert::default();
+    let mut insert = InsertedFields::default();
     for name in &args.header {
         file::add_header(&mut insert, name)
             .map_err(|e| Failure::Usage(format!("--header: {e}")))?;
     }
     let mode = match args.mode {
-        ModeArg::Http => Mode::Http,
-        ModeArg::Tls => Mode::Tls,
-        ModeArg::Tcp => Mode::Tcp,
+        ModeArg::Http => ProxyMode::Http,
+        ModeArg::Tls => ProxyMode::Tls,
+        ModeArg::Tcp => ProxyMode::Tcp,
     };
     let policy = match args.header_policy {
-        HeaderPolicyArg::Append => HeaderPolicy::Append,
-        HeaderPolicyArg::Replace => HeaderPolicy::Replace,
+        HeaderPolicyArg::Append => ForwardingPolicy::Append,
+        HeaderPolicyArg::Replace => ForwardingPolicy::Replace,
     };
     let by = match args.hash {
         BalanceHashArg::Source => HashBy::Source,
@@ -175,43 +178,43 @@ fn plan_from_options(args: &ProxyArgs) -> Result<ProxyPlan, Failure> {
     };
     let path = args.health_check.clone().unwrap_or_default();
     file::check_text(&path).map_err(|e| Failure::Usage(format!("--health-check: {e}")))?;
-    let pool = Pool {
+    let pool = ProxyPool {
         name: "default".to_owned(),
         balance: match args.balance {
-            BalanceArg::RoundRobin => Balance::RoundRobin,
-            BalanceArg::Least => Balance::Least,
-            BalanceArg::Maglev => Balance::Maglev(by),
+            BalanceArg::RoundRobin => LoadBalancing::RoundRobin,
+            BalanceArg::Least => LoadBalancing::Least,
+            BalanceArg::Maglev => LoadBalancing::Maglev(by),
         },
         proxy_protocol: args.proxy_protocol,
-        check: Check { path, ..Check::default() },
-        ..Pool::default()
+        check: HealthCheckConfig { path, ..HealthCheckConfig::default() },
+        ..ProxyPool::default()
     };
-    let listener = |listen: &ListenArg| Listener {
+    let listener = |listen: &ListenArg| ProxyListener {
         addr: listen.addr,
         port: listen.port,
         mode,
         routes: Vec::new(),
         default: Some(0),
-        insert: if mode == Mode::Http { insert } else { Insert::default() },
+        insert: if mode == ProxyMode::Http { insert } else { InsertedFields::default() },
         policy,
         // Only the first request of a connection is inspected.
-        keep_alive: policy == HeaderPolicy::Append,
+        keep_alive: policy == ForwardingPolicy::Append,
     };
     let seconds = |s: u32| Duration::from_secs(s.into());
     Ok(ProxyPlan {
         listeners: args.listen.iter().map(listener).collect(),
         pools: vec![PoolPlan { pool, members: args.backend.clone() }],
-        limits: Limits {
+        limits: ProxyLimits {
             head_timeout: seconds(args.header_timeout),
             connect_timeout: seconds(args.connect_timeout),
             idle_timeout: seconds(args.idle_timeout),
-            ..Limits::default()
+            ..ProxyLimits::default()
         },
     })
 }
 
 /// Configures device and host for a proxy.
-fn configure(args: &ProxyArgs, device: &mut DeviceConfig, host: &mut host::Config) {
+fn configure(args: &ProxyArgs, device: &mut DeviceConfig, host: &mut host::HostConfig) {
     if args.splice == Switch::Off || !args.stack.offload.splice {
         device.splice = None;
     }
@@ -220,14 +223,14 @@ fn configure(args: &ProxyArgs, device: &mut DeviceConfig, host: &mut host::Confi
     }
 }
 
-fn app_config(args: &ProxyArgs, clock: &MonotonicClock) -> proxy::Config {
-    proxy::Config {
+fn app_config(args: &ProxyArgs, clock: &MonotonicClock) -> proxy::ProxyConfig {
+    proxy::ProxyConfig {
         backlog: BACKLOG,
         unix_epoch: clock.unix_epoch(),
         seed: clock::entropy(),
         splice: args.splice == Switch::On,
         access_log: args.stack.access_log.is_some(),
-        ..proxy::Config::default()
+        ..proxy::ProxyConfig::default()
     }
 }
 
@@ -242,7 +245,7 @@ fn announce(args: &ProxyArgs, plan: &ProxyPlan) {
         let mode = format!("{:?}", listener.mode).to_lowercase();
         let _ = writeln!(out, "proxying {mode} at {at} for {members} backends");
     }
-    let http = plan.listeners.iter().find(|l| l.mode == Mode::Http);
+    let http = plan.listeners.iter().find(|l| l.mode == ProxyMode::Http);
     let at = http.and_then(|l| Some(std::net::SocketAddr::new(l.addr.or(ours)?, l.port)));
     let _ = match at {
         Some(at) => writeln!(out, "try: curl -v http://{at}/"),

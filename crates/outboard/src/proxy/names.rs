@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 
 use apps::dns::{DnsAnswer, DnsRecord, RecordType};
-use apps::proxy::{ProxyBackend, Table};
+use apps::proxy::{ProxyBackend, ProxyTable};
 use base::{Duration, Instant};
 use io::clock::MonotonicClock;
 
@@ -48,7 +48,7 @@ impl BackendResolver {
     }
 
     /// Resolves names that are due, and returns the table.
-    pub(super) fn table(&mut self) -> Table {
+    pub(super) fn table(&mut self) -> ProxyTable {
         let now = self.clock.now();
         let names: Vec<BackendSpec> = self.plan.names().cloned().collect();
         self.known.retain(|member, _| names.contains(member));
@@ -68,8 +68,8 @@ impl BackendResolver {
     pub(super) fn run(
         mut self,
         plans: &Receiver<ProxyPlan>,
-        mut last: Table,
-        give: impl Fn(Table),
+        mut last: ProxyTable,
+        give: impl Fn(ProxyTable),
     ) {
         loop {
             let now = self.clock.now();
@@ -186,7 +186,7 @@ mod tests {
         file::parse(&text).unwrap()
     }
 
-    fn last_bytes(table: &Table) -> Vec<u8> {
+    fn last_bytes(table: &ProxyTable) -> Vec<u8> {
         let addrs = table.pools[0].backends.iter();
         addrs
             .map(|b| b.addr.addr.to_string().rsplit('.').next().unwrap().parse().unwrap())

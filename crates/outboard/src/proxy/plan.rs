@@ -1,4 +1,4 @@
-//! The plan of the operator: a [`Table`] whose backends may still be names.
+//! The plan of the operator: a [`ProxyTable`] whose backends may still be names.
 //!
 //! Created from the command line ([`super`]) or a file ([`super::file`]); [`super::names`] converts
 //! it to tables.
@@ -6,7 +6,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
-use apps::proxy::{Limits, Listener, Pool, ProxyBackend, Table};
+use apps::proxy::{ProxyBackend, ProxyLimits, ProxyListener, ProxyPool, ProxyTable};
 use wire::Endpoint;
 
 /// A backend as configured.
@@ -82,29 +82,29 @@ impl FromStr for ListenArg {
 /// A pool without addresses, and its members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PoolPlan {
-    pub(crate) pool: Pool,
+    pub(crate) pool: ProxyPool,
     pub(crate) members: Vec<BackendSpec>,
 }
 
 /// The whole configuration of a proxy.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub(crate) struct ProxyPlan {
-    pub(crate) listeners: Vec<Listener>,
+    pub(crate) listeners: Vec<ProxyListener>,
     pub(crate) pools: Vec<PoolPlan>,
-    pub(crate) limits: Limits,
+    pub(crate) limits: ProxyLimits,
 }
 
 impl ProxyPlan {
     /// Returns the table; `backends` resolves a member.
-    pub(crate) fn table(&self, backends: impl Fn(&BackendSpec) -> Vec<ProxyBackend>) -> Table {
+    pub(crate) fn table(&self, backends: impl Fn(&BackendSpec) -> Vec<ProxyBackend>) -> ProxyTable {
         let pools = self.pools.iter().map(|plan| {
             let mut backends: Vec<ProxyBackend> = plan.members.iter().flat_map(&backends).collect();
             // Two names may resolve to one address: the lowest priority value is kept.
             backends.sort_unstable();
             backends.dedup_by_key(|backend| backend.addr);
-            Pool { backends, ..plan.pool.clone() }
+            ProxyPool { backends, ..plan.pool.clone() }
         });
-        Table {
+        ProxyTable {
             listeners: self.listeners.clone(),
             pools: pools.collect(),
             limits: self.limits.clone(),

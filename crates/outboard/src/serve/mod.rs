@@ -8,7 +8,7 @@ use std::sync::Arc;
 use abi::quic::QuicSteering;
 use apps::content::{self, ContentServer, ErrorPage};
 use base::{Duration, Instant};
-use host::{Application, Host, Listen, Notice, TlsServer};
+use host::{Application, Host, ListenConfig, Notice, TlsServer};
 use io::clock::{self, MonotonicClock};
 use io::disk::{ChangeRule, Disk};
 use io::watch::{FileWatch, StaleFile};
@@ -27,7 +27,11 @@ struct WatchedContentServer {
 }
 
 impl WatchedContentServer {
-    fn new(args: &ServeArgs, content: content::Config, host: &mut Host) -> Result<Self, Failure> {
+    fn new(
+        args: &ServeArgs,
+        content: content::ContentServerConfig,
+        host: &mut Host,
+    ) -> Result<Self, Failure> {
         let server = ContentServer::new(content, host)
             .map_err(|e| Failure::Unavailable(format!("{e}: choose another with --port")))?;
         Ok(Self { server, watch: watch(args) })
@@ -108,7 +112,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         let http3 = quic.as_ref().map(|tls| quic_config(args, &queue, tls, (quic_seed, steering)));
         let error_pages = error_pages.clone();
         let content = content_config(args, &queue.clock, tls.clone());
-        let content = content::Config { http3, error_pages, ..content };
+        let content = content::ContentServerConfig { http3, error_pages, ..content };
         WatchedContentServer::new(args, content, queue.host)
     };
     let stack = Stack::builder()
@@ -279,34 +283,34 @@ fn quic_config(
     queue: &QueueSetup<'_>,
     tls: &Arc<rustls::ServerConfig>,
     (seed, steering): ([u8; 32], Option<QuicSteering>),
-) -> quic::Config {
-    quic::Config {
+) -> quic::QuicEndpointConfig {
+    quic::QuicEndpointConfig {
         port: args.port(),
         tls: Some(Arc::clone(tls)),
         unix_epoch: queue.clock.unix_epoch(),
         steering: steering.map(|steering| (steering, queue.index)),
         qlog: args.qlog.clone().map(qlog_files),
         idle_timeout: Duration::from_secs(args.keepalive_timeout.into()),
-        ..quic::Config::new(Arc::new(crypto::Provider), clock::std_epoch(), seed)
+        ..quic::QuicEndpointConfig::new(Arc::new(crypto::Provider), clock::std_epoch(), seed)
     }
 }
 
-const fn listen(port: u16) -> Listen {
-    Listen { addr: None, port, backlog: BACKLOG }
+const fn listen(port: u16) -> ListenConfig {
+    ListenConfig { addr: None, port, backlog: BACKLOG }
 }
 
 fn content_config(
     args: &ServeArgs,
     clock: &MonotonicClock,
     tls: Option<TlsServer>,
-) -> content::Config {
-    content::Config {
+) -> content::ContentServerConfig {
+    content::ContentServerConfig {
         listen: vec![listen(args.port())],
         cleartext_listen: args.cleartext_port().map(listen).into_iter().collect(),
         redirect_port: args.redirect_http.map(|_| args.port()),
         tls,
-        set_up: args.stack.offload.setup,
-        tear_down: args.stack.offload.teardown && args.stack.queues == 1,
+        setup_offload: args.stack.offload.setup,
+        teardown_offload: args.stack.offload.teardown && args.stack.queues == 1,
         unix_epoch: clock.unix_epoch(),
         seed: clock::entropy(),
         header_timeout: Duration::from_secs(args.header_timeout.into()),
@@ -315,6 +319,6 @@ fn content_config(
         added_fields: args.header.clone(),
         cache_control: args.cache_control.clone(),
         precompressed: args.precompressed,
-        ..content::Config::default()
+        ..content::ContentServerConfig::default()
     }
 }

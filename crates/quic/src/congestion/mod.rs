@@ -29,7 +29,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant as StdInstant;
 
 use base::{Duration, Instant};
-use host::{Algorithm, Congestion, RenoGrowth, TcpConfig};
+use host::{Congestion, CongestionAlgorithm, RenoGrowth, TcpConfig};
 use quinn_proto::RttEstimator;
 use quinn_proto::congestion::{self, ControllerFactory, ControllerMetrics};
 use smallvec::SmallVec;
@@ -163,7 +163,7 @@ pub(crate) struct PathCongestionState {
 
 impl PathCongestionState {
     fn new(mtu: u16) -> Self {
-        let (algorithm, initial_window) = (Algorithm::Cubic, INITIAL_WINDOW);
+        let (algorithm, initial_window) = (CongestionAlgorithm::Cubic, INITIAL_WINDOW);
         // HyStart++ is off: it mistakes the scheduling jitter of a busy machine for a queue.
         let config =
             TcpConfig { algorithm, initial_window, hystart: false, ..TcpConfig::default() };

@@ -9,10 +9,10 @@ use abi::{FileFault, FlowId};
 use base::Instant;
 use host::{FaultScope, Host};
 
-use super::Endpoint;
+use super::QuicEndpoint;
 use crate::connection::ReadPurpose;
 
-impl Endpoint {
+impl QuicEndpoint {
     pub(super) fn handle_reads(&mut self, now: Instant, host: &mut Host) {
         while let Some(read) = host.poll_extent(self.reads.user()) {
             let Some(what) = self.reads.pending.remove(&read.number) else { continue };

@@ -1,7 +1,7 @@
 //! The endpoint: assigns datagrams to connections and runs the connections.
 //!
-//! Order of calls: `handle_*` for input, then the application for every [`Endpoint::poll_event`],
-//! then [`Endpoint::flush`], which passes written data to quinn-proto and datagrams to the host.
+//! Order of calls: `handle_*` for input, then the application for every [`QuicEndpoint::poll_event`],
+//! then [`QuicEndpoint::flush`], which passes written data to quinn-proto and datagrams to the host.
 //! Connections send nothing before `flush`.
 //!
 //! | module | what it does |
@@ -31,12 +31,12 @@ use quinn_proto::{
 };
 use rustls::crypto::tls13::Hkdf;
 
-pub use streams::ReadEnd;
+pub use streams::StreamReadError;
 
-use crate::config::Config;
+use crate::config::QuicEndpointConfig;
 use crate::congestion::QuinnControllerFactory;
 use crate::connection::{PendingReads, QuicConnection, QuicEnv, TransmitScratch};
-use crate::counters::Counters;
+use crate::counters::QuicEndpointCounters;
 use crate::file_ranges::ReleasedRanges;
 use crate::info::ConnectionInfo;
 use crate::qlog;
@@ -54,20 +54,20 @@ const UNI_STREAMS_MAX: u32 = 16;
 
 /// Identifies a connection of an endpoint. Handles are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Handle {
+pub struct QuicHandle {
     pub(crate) index: u32,
     pub(crate) serial: u64,
 }
 
 /// An event for the application.
 #[derive(Debug)]
-pub enum Event {
+pub enum QuicEvent {
     /// The handshake is complete; streams may be opened.
-    Connected(Handle),
+    Connected(QuicHandle),
     /// A stream event of quinn-proto: a stream can be accepted, read or written, or has ended.
-    Stream(Handle, StreamEvent),
+    Stream(QuicHandle, StreamEvent),
     /// The connection has ended; its handle is invalid from now on.
-    Lost(Handle, ConnectionError),
+    Lost(QuicHandle, ConnectionError),
 }
 
 /// Send progress of a connection.
@@ -111,9 +111,9 @@ pub enum QuicConnectError {
 }
 
 /// A QUIC endpoint on one UDP port.
-pub struct Endpoint {
+pub struct QuicEndpoint {
     socket: UdpId,
-    config: Config,
+    config: QuicEndpointConfig,
     inner: quinn_proto::Endpoint,
     transport: Arc<TransportConfig>,
     /// Configuration of accepted connections; `None` if the endpoint accepts none.
@@ -124,11 +124,11 @@ pub struct Endpoint {
     serial: u64,
     alarms: DeadlineHeap,
     dirty: VecDeque<u32>,
-    events: VecDeque<Event>,
-    counters: Counters,
+    events: VecDeque<QuicEvent>,
+    counters: QuicEndpointCounters,
     /// Connections by the device's offload contexts.
-    handles_by_context: BTreeMap<QuicId, Handle>,
-    handles_by_flow: BTreeMap<FlowId, Handle>,
+    handles_by_context: BTreeMap<QuicId, QuicHandle>,
+    handles_by_flow: BTreeMap<FlowId, QuicHandle>,
     fresh_cids: FreshCids,
     released_ranges: ReleasedRanges,
     reads: PendingReads,
@@ -153,7 +153,7 @@ fn hkdf_of(provider: &rustls::crypto::CryptoProvider) -> Option<&'static dyn Hkd
     suites.next().map(|suite| suite.hkdf_provider)
 }
 
-fn transport(config: &Config, mtu: u16) -> Arc<TransportConfig> {
+fn transport(config: &QuicEndpointConfig, mtu: u16) -> Arc<TransportConfig> {
     let mut transport = TransportConfig::default();
     let mut discovery = MtuDiscoveryConfig::default();
     discovery.upper_bound(mtu.saturating_sub(IP_UDP_BYTES).clamp(MTU_MIN, MTU_MAX));
@@ -171,14 +171,14 @@ fn transport(config: &Config, mtu: u16) -> Arc<TransportConfig> {
     Arc::new(transport)
 }
 
-impl Endpoint {
+impl QuicEndpoint {
     /// Creates an endpoint on `config.port` of all local addresses. `provider` is the one with
     /// which the TLS configuration was made.
     ///
     /// # Errors
     /// [`QuicConfigError`]: the port cannot be bound, or TLS cannot be used for QUIC.
     pub fn new(
-        config: Config,
+        config: QuicEndpointConfig,
         provider: &rustls::crypto::CryptoProvider,
         host: &mut Host,
     ) -> Result<Self, QuicConfigError> {
@@ -230,7 +230,7 @@ impl Endpoint {
             alarms: DeadlineHeap::default(),
             dirty: VecDeque::new(),
             events: VecDeque::new(),
-            counters: Counters::default(),
+            counters: QuicEndpointCounters::default(),
             handles_by_context: BTreeMap::new(),
             handles_by_flow: BTreeMap::new(),
             fresh_cids: fresh,
@@ -254,7 +254,7 @@ impl Endpoint {
         remote: SocketAddr,
         name: &str,
         tls: &Arc<rustls::ClientConfig>,
-    ) -> Result<Handle, QuicConnectError> {
+    ) -> Result<QuicHandle, QuicConnectError> {
         let initial = initial_suite(tls.crypto_provider()).ok_or(QuicConnectError::Tls)?;
         let crypto = Arc::clone(&self.config.crypto);
         let tls = QuicTlsClient { config: Arc::clone(tls), crypto, initial };
@@ -282,7 +282,7 @@ impl Endpoint {
     }
 
     /// Returns the next event.
-    pub fn poll_event(&mut self) -> Option<Event> {
+    pub fn poll_event(&mut self) -> Option<QuicEvent> {
         self.events.pop_front()
     }
 
@@ -303,7 +303,14 @@ impl Endpoint {
     }
 
     /// Closes a connection with an error code of the application. No event follows.
-    pub fn close(&mut self, now: Instant, host: &mut Host, handle: Handle, code: u32, why: &str) {
+    pub fn close(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        handle: QuicHandle,
+        code: u32,
+        why: &str,
+    ) {
         let time = self.time(now);
         let Some(connection) = self.get_mut(handle) else { return };
         if connection.ended {
@@ -321,7 +328,7 @@ impl Endpoint {
     }
 
     /// Starts a key update (RFC 9001 section 6); for tests.
-    pub fn update_keys(&mut self, handle: Handle) {
+    pub fn update_keys(&mut self, handle: QuicHandle) {
         if let Some(connection) = self.get_mut(handle) {
             connection.inner.force_key_update();
             self.schedule_flush(handle.index);
@@ -330,7 +337,7 @@ impl Endpoint {
 
     /// Reports a change of our address (RFC 9000 section 9.2). The peer hears from us at once,
     /// under another of its connection IDs, so that observers cannot link the two paths.
-    pub fn address_changed(&mut self, handle: Handle) {
+    pub fn address_changed(&mut self, handle: QuicHandle) {
         if let Some(connection) = self.get_mut(handle) {
             connection.inner.local_address_changed();
             self.schedule_flush(handle.index);
@@ -339,7 +346,7 @@ impl Endpoint {
 
     /// Returns a snapshot of a connection's state.
     #[must_use]
-    pub fn info(&self, handle: Handle) -> Option<ConnectionInfo> {
+    pub fn info(&self, handle: QuicHandle) -> Option<ConnectionInfo> {
         self.get(handle).map(|connection| connection.info(self.config.port))
     }
 
@@ -350,26 +357,26 @@ impl Endpoint {
 
     /// Returns the peer's address and port.
     #[must_use]
-    pub fn remote(&self, handle: Handle) -> Option<SocketAddr> {
+    pub fn remote(&self, handle: QuicHandle) -> Option<SocketAddr> {
         self.get(handle).map(|connection| connection.inner.remote_address())
     }
 
     /// Returns why the device protects none of a connection's packets; `Ok` if it does, or has not
     /// been asked. `None` if there is no such connection.
     #[must_use]
-    pub fn offload(&self, handle: Handle) -> Option<Result<(), Refusal>> {
+    pub fn offload(&self, handle: QuicHandle) -> Option<Result<(), Refusal>> {
         self.get(handle).map(|connection| connection.offload.state())
     }
 
     /// Returns the protocol negotiated by ALPN.
     #[must_use]
-    pub fn protocol(&self, handle: Handle) -> Option<Vec<u8>> {
+    pub fn protocol(&self, handle: QuicHandle) -> Option<Vec<u8>> {
         handshake_data(&self.get(handle)?.inner)?.protocol
     }
 
     /// Returns the send progress of a connection; `None` if there is no such connection.
     #[must_use]
-    pub fn progress(&mut self, handle: Handle) -> Option<SendProgress> {
+    pub fn progress(&mut self, handle: QuicHandle) -> Option<SendProgress> {
         let connection = self.get_mut(handle)?;
         let stream_frames = connection.inner.stats().frame_tx.stream;
         Some(SendProgress { stream_frames, streams: connection.inner.streams().send_streams() })
@@ -387,22 +394,22 @@ impl Endpoint {
     }
 
     /// Returns the connections that have not ended.
-    pub fn connections(&self) -> impl Iterator<Item = Handle> + '_ {
+    pub fn connections(&self) -> impl Iterator<Item = QuicHandle> + '_ {
         self.connections.iter().flatten().filter(|c| !c.ended).map(|c| c.handle)
     }
 
     /// Returns the endpoint's counters.
     #[must_use]
-    pub const fn counters(&self) -> &Counters {
+    pub const fn counters(&self) -> &QuicEndpointCounters {
         &self.counters
     }
 
-    fn get(&self, handle: Handle) -> Option<&QuicConnection> {
+    fn get(&self, handle: QuicHandle) -> Option<&QuicConnection> {
         let connection = self.connections.get(handle.index as usize)?.as_deref()?;
         (connection.handle == handle).then_some(connection)
     }
 
-    fn get_mut(&mut self, handle: Handle) -> Option<&mut QuicConnection> {
+    fn get_mut(&mut self, handle: QuicHandle) -> Option<&mut QuicConnection> {
         let connection = self.connections.get_mut(handle.index as usize)?.as_deref_mut()?;
         (connection.handle == handle).then_some(connection)
     }
@@ -529,7 +536,7 @@ impl Endpoint {
                 connection.connected = true;
                 self.handshaking_count -= 1;
                 self.counters.quic_connections += 1;
-                self.events.push_back(Event::Connected(handle));
+                self.events.push_back(QuicEvent::Connected(handle));
             }
             quinn_proto::Event::ConnectionLost { reason } => {
                 let known = connection.ended;
@@ -539,7 +546,7 @@ impl Endpoint {
                 connection.mark_ended(host, reason.to_string());
                 if !known {
                     self.count_close_reason(&reason);
-                    self.events.push_back(Event::Lost(handle, reason));
+                    self.events.push_back(QuicEvent::Lost(handle, reason));
                 }
             }
             quinn_proto::Event::Stream(event) => {
@@ -552,7 +559,7 @@ impl Endpoint {
                     }
                     _ => {}
                 }
-                self.events.push_back(Event::Stream(handle, event));
+                self.events.push_back(QuicEvent::Stream(handle, event));
             }
             quinn_proto::Event::HandshakeDataReady
             | quinn_proto::Event::DatagramReceived
@@ -587,9 +594,9 @@ impl Endpoint {
     }
 }
 
-/// An application that uses QUIC calls these methods and then [`Endpoint::flush`]. An endpoint can
+/// An application that uses QUIC calls these methods and then [`QuicEndpoint::flush`]. An endpoint can
 /// also be the application itself if its events are handled elsewhere.
-impl Application for Endpoint {
+impl Application for QuicEndpoint {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         let unix = self.config.unix_epoch.as_nanos().saturating_add(now.as_nanos());
         self.token_clock.0.store(unix, Ordering::Relaxed);

@@ -14,7 +14,7 @@ use quinn_proto::{
     ConnectionEvent, ConnectionHandle, DatagramEvent, EcnCodepoint, Incoming, ServerConfig, Side,
 };
 
-use super::{Endpoint, Handle, handshake_data};
+use super::{QuicEndpoint, QuicHandle, handshake_data};
 use crate::connection::QuicConnection;
 use crate::frames::has_retry;
 use crate::protection::OneRttShared;
@@ -24,7 +24,7 @@ use crate::version::{self, VersionCheck};
 /// Batches of at least this length are copied to reused memory.
 const BATCH_BYTES_MIN: usize = 8192;
 
-impl Endpoint {
+impl QuicEndpoint {
     pub(super) fn handle_received(&mut self, now: Instant, host: &mut Host, received: UdpReceived) {
         let UdpReceived { tuple, ecn, packet, payload, segment_size, decrypted: opened } = received;
         let mut left = self.copy_batch(packet.as_slice().get(payload).unwrap_or_default());
@@ -235,11 +235,11 @@ impl Endpoint {
         host: &mut Host,
         quinn: ConnectionHandle,
         inner: quinn_proto::Connection,
-    ) -> Option<Handle> {
+    ) -> Option<QuicHandle> {
         let index = u32::try_from(quinn.0).ok()?;
         let shared: Arc<OneRttShared> = handshake_data(&inner)?.shared;
         self.serial += 1;
-        let handle = Handle { index, serial: self.serial };
+        let handle = QuicHandle { index, serial: self.serial };
         let flow = host.new_flow();
         let mut connection = Box::new(QuicConnection::new(inner, quinn, handle, shared, flow));
         for id in self.take_fresh_cids() {

@@ -1,4 +1,4 @@
-//! Stream operations of the application. [`super::Endpoint::flush`] sends the results. Operations
+//! Stream operations of the application. [`super::QuicEndpoint::flush`] sends the results. Operations
 //! on a connection that is gone are ignored; an event has reported its end.
 
 use abi::FileId;
@@ -6,12 +6,12 @@ use bytes::Bytes;
 use host::Host;
 use quinn_proto::{Dir, ReadError, ReadableError, StreamId, VarInt};
 
-use super::{Endpoint, Handle};
+use super::{QuicEndpoint, QuicHandle};
 use crate::schedule::Priority;
 
 /// Reason why a stream returns no bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReadEnd {
+pub enum StreamReadError {
     /// No data has arrived yet.
     Blocked,
     /// All data was read.
@@ -22,15 +22,15 @@ pub enum ReadEnd {
     NoStream,
 }
 
-impl Endpoint {
+impl QuicEndpoint {
     /// Returns the next stream that the peer has opened.
-    pub fn accept_stream(&mut self, handle: Handle, dir: Dir) -> Option<StreamId> {
+    pub fn accept_stream(&mut self, handle: QuicHandle, dir: Dir) -> Option<StreamId> {
         let connection = self.get_mut(handle)?;
         connection.inner.streams().accept(dir)
     }
 
     /// Opens a stream. Returns `None` if the peer's limit is reached.
-    pub fn open_stream(&mut self, handle: Handle, dir: Dir) -> Option<StreamId> {
+    pub fn open_stream(&mut self, handle: QuicHandle, dir: Dir) -> Option<StreamId> {
         let connection = self.get_mut(handle)?;
         connection.inner.streams().open(dir)
     }
@@ -38,21 +38,26 @@ impl Endpoint {
     /// Reads the next bytes of a stream in order, at most `max`.
     ///
     /// # Errors
-    /// [`ReadEnd`] if there are none.
-    pub fn read(&mut self, handle: Handle, stream: StreamId, max: usize) -> Result<Bytes, ReadEnd> {
-        let Some(connection) = self.get_mut(handle) else { return Err(ReadEnd::NoStream) };
+    /// [`StreamReadError`] if there are none.
+    pub fn read(
+        &mut self,
+        handle: QuicHandle,
+        stream: StreamId,
+        max: usize,
+    ) -> Result<Bytes, StreamReadError> {
+        let Some(connection) = self.get_mut(handle) else { return Err(StreamReadError::NoStream) };
         let mut receive = connection.inner.recv_stream(stream);
         let mut chunks = match receive.read(true) {
             Ok(chunks) => chunks,
             Err(ReadableError::ClosedStream | ReadableError::IllegalOrderedRead) => {
-                return Err(ReadEnd::NoStream);
+                return Err(StreamReadError::NoStream);
             }
         };
         let read = match chunks.next(max) {
             Ok(Some(chunk)) => Ok(chunk.bytes),
-            Ok(None) => Err(ReadEnd::Finished),
-            Err(ReadError::Blocked) => Err(ReadEnd::Blocked),
-            Err(ReadError::Reset(code)) => Err(ReadEnd::Reset(code.into_inner())),
+            Ok(None) => Err(StreamReadError::Finished),
+            Err(ReadError::Blocked) => Err(StreamReadError::Blocked),
+            Err(ReadError::Reset(code)) => Err(StreamReadError::Reset(code.into_inner())),
         };
         // Reading may free flow control credit, which is announced by the next flush.
         let _ = chunks.finalize();
@@ -61,7 +66,7 @@ impl Endpoint {
     }
 
     /// Asks the peer to stop sending on a stream (STOP_SENDING).
-    pub fn stop(&mut self, handle: Handle, stream: StreamId, code: u32) {
+    pub fn stop(&mut self, handle: QuicHandle, stream: StreamId, code: u32) {
         if let Some(connection) = self.get_mut(handle) {
             let _ = connection.inner.recv_stream(stream).stop(VarInt::from_u32(code));
             self.schedule_flush(handle.index);
@@ -69,7 +74,7 @@ impl Endpoint {
     }
 
     /// Appends bytes to a stream.
-    pub fn write(&mut self, handle: Handle, stream: StreamId, bytes: Bytes) {
+    pub fn write(&mut self, handle: QuicHandle, stream: StreamId, bytes: Bytes) {
         if let Some(connection) = self.get_mut(handle) {
             connection.write(stream, bytes);
             self.schedule_flush(handle.index);
@@ -81,7 +86,7 @@ impl Endpoint {
     pub fn send_file(
         &mut self,
         host: &mut Host,
-        (handle, stream): (Handle, StreamId),
+        (handle, stream): (QuicHandle, StreamId),
         file: FileId,
         offset: u64,
         len: u64,
@@ -94,14 +99,14 @@ impl Endpoint {
 
     /// Sets the priority of a stream relative to the connection's other streams. Call it after the
     /// first write; it has no effect if no data is queued.
-    pub fn set_priority(&mut self, handle: Handle, stream: StreamId, priority: Priority) {
+    pub fn set_priority(&mut self, handle: QuicHandle, stream: StreamId, priority: Priority) {
         if let Some(connection) = self.get_mut(handle) {
             connection.set_priority(stream, priority);
         }
     }
 
     /// Ends a stream after its queued data.
-    pub fn finish(&mut self, handle: Handle, stream: StreamId) {
+    pub fn finish(&mut self, handle: QuicHandle, stream: StreamId) {
         if let Some(connection) = self.get_mut(handle) {
             connection.finish(stream);
             self.schedule_flush(handle.index);
@@ -109,7 +114,7 @@ impl Endpoint {
     }
 
     /// Resets the sending part of a stream with an error code.
-    pub fn reset(&mut self, host: &mut Host, handle: Handle, stream: StreamId, code: u32) {
+    pub fn reset(&mut self, host: &mut Host, handle: QuicHandle, stream: StreamId, code: u32) {
         if let Some(connection) = self.get_mut(handle) {
             connection.reset(host, stream, code);
             self.schedule_flush(handle.index);

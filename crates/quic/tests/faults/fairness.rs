@@ -5,7 +5,7 @@
 //! determines a duration. Every case runs with and without offload to the device.
 
 use base::{Duration, Instant};
-use outboard_quic::{Config, Priority};
+use outboard_quic::{Priority, QuicEndpointConfig};
 
 use crate::topology::{LINK_DELAY, PAYLOAD_AT, QuicFaultNetwork, QuicFaultSetup};
 use crate::transfers::{FileTransfers, down};
@@ -35,13 +35,13 @@ fn bottleneck(lab: &mut QuicFaultNetwork, rate: u64) {
     });
 }
 
-fn roomy(config: &mut Config) {
+fn roomy(config: &mut QuicEndpointConfig) {
     // As in browsers and curl: one stream may use all of the connection's window.
     config.receive_windows = [8 << 20, 8 << 20];
 }
 
 fn lab(offload: bool) -> QuicFaultNetwork {
-    let server: fn(&mut Config) = match offload {
+    let server: fn(&mut QuicEndpointConfig) = match offload {
         true => |_| {},
         false => |config| config.offload_bytes_min = u64::MAX,
     };

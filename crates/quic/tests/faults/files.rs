@@ -1,13 +1,13 @@
 //! Files that fail, change or are slow during a transfer.
 
 use base::Duration;
-use outboard_quic::ReadEnd;
+use outboard_quic::StreamReadError;
 
 use crate::topology::QuicFaultNetwork;
 use crate::transfers::{FileTransfers, down};
 
 /// Expected reset of the stream: RFC 9114's `H3_INTERNAL_ERROR`.
-const FAILED: ReadEnd = ReadEnd::Reset(0x0102);
+const FAILED: StreamReadError = StreamReadError::Reset(0x0102);
 
 /// Transfers three files, of which the second fails before `bytes` have arrived.
 fn one_of_three_fails(fail: impl Fn(&mut QuicFaultNetwork), bytes: u64) {

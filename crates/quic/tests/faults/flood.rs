@@ -104,7 +104,7 @@ fn stateless_resets() {
                 false => &mut lab.server.app,
             };
             while let Some(event) = endpoint.poll_event() {
-                if let outboard_quic::Event::Lost(_, why) = event {
+                if let outboard_quic::QuicEvent::Lost(_, why) = event {
                     t.lost[side] = Some(why.to_string());
                 }
             }

@@ -106,7 +106,8 @@ fn versions_are_negotiated_whatever_the_first_byte_is() {
 /// RFC 9000 section 8.1.2: the client validates its address and continues.
 #[test]
 fn retries() {
-    let server = |config: &mut outboard_quic::Config| config.handshakes_before_retry = 0;
+    let server =
+        |config: &mut outboard_quic::QuicEndpointConfig| config.handshakes_before_retry = 0;
     let mut lab = QuicFaultNetwork::with(QuicFaultSetup { server, ..QuicFaultSetup::default() });
     let firsts = Rc::new(RefCell::new(Vec::new()));
     let kept = Rc::clone(&firsts);
@@ -180,7 +181,7 @@ fn amplification_is_limited() {
 /// Above the maximum number of connections, attempts are refused and no state is kept.
 #[test]
 fn connections_are_bounded() {
-    let server = |config: &mut outboard_quic::Config| config.connections_max = 1;
+    let server = |config: &mut outboard_quic::QuicEndpointConfig| config.connections_max = 1;
     let mut lab = QuicFaultNetwork::with(QuicFaultSetup { server, ..QuicFaultSetup::default() });
     let mut first = FileTransfers::begin(&mut lab, vec![down("a", 1_000_000)]);
     lab.run(10, |lab| {

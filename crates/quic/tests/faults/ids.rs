@@ -12,7 +12,8 @@ const IDS_MAX: u64 = 5;
 /// device knows exactly the IDs in use.
 #[test]
 fn a_peer_that_retires_as_fast_as_it_can() {
-    let server = |config: &mut outboard_quic::Config| config.offload_bytes_min = 256 * 1024;
+    let server =
+        |config: &mut outboard_quic::QuicEndpointConfig| config.offload_bytes_min = 256 * 1024;
     let mut lab = QuicFaultNetwork::with(QuicFaultSetup { server, ..QuicFaultSetup::default() });
     let mut t = FileTransfers::begin(&mut lab, vec![down("a", 4_000_000)]);
     // At first only retirements, too few bytes for an offload.

@@ -144,7 +144,7 @@ fn to_other_ports_of_a_server_with_two_queues() {
         let accepted = (0..20).find(|&key| {
             let steering =
                 QuicSteering { port: 443, id_bytes: outboard_quic::CID_BYTES, key, queues: 2 };
-            let server: fn(&mut outboard_quic::Config) = match offload {
+            let server: fn(&mut outboard_quic::QuicEndpointConfig) = match offload {
                 true => |_| {},
                 false => |config| config.offload_bytes_min = u64::MAX,
             };

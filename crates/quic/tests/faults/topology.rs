@@ -10,11 +10,11 @@ use base::{Duration, Instant};
 use crypto::Provider;
 use host::{Cidr, Host};
 use nic::{DeviceConfig, QuicConfig};
-use outboard_quic::{Config, Endpoint, Handle};
-use testkit::{Frame, MemDisk, Network, Node, PLAIN_LINK, Towards};
+use outboard_quic::{QuicEndpoint, QuicEndpointConfig, QuicHandle};
+use testkit::{LinkDestination, LinkFrame, MemDisk, NetworkNode, PLAIN_LINK, TwoMachineNetwork};
 use wire::frame::protocol;
 use wire::quic::read_varint;
-use wire::segment::Layout;
+use wire::segment::HeaderLayout;
 
 /// Offset of a frame's UDP payload: Ethernet, IPv4 and UDP headers.
 pub(crate) const PAYLOAD_AT: usize = 42;
@@ -36,14 +36,14 @@ pub(crate) fn file_byte(file: u32, offset: u64) -> u8 {
 }
 
 /// A machine with an endpoint.
-pub(crate) type QuicMachine = Node<Endpoint>;
+pub(crate) type QuicMachine = NetworkNode<QuicEndpoint>;
 
 /// What the link delivers for a frame: frames with their delays.
 pub(crate) type FrameDeliveries = Vec<(Duration, Vec<u8>)>;
 
 /// Client, server, and the link between them.
 pub(crate) struct QuicFaultNetwork {
-    pub(crate) net: Network<Endpoint, Endpoint>,
+    pub(crate) net: TwoMachineNetwork<QuicEndpoint, QuicEndpoint>,
     /// Resets the server's device when the next operation with file content is in its ring, so that
     /// the operations in the ring reach a device that has no state.
     pub(crate) reset_before_files: bool,
@@ -53,7 +53,7 @@ pub(crate) struct QuicFaultNetwork {
 }
 
 impl Deref for QuicFaultNetwork {
-    type Target = Network<Endpoint, Endpoint>;
+    type Target = TwoMachineNetwork<QuicEndpoint, QuicEndpoint>;
 
     fn deref(&self) -> &Self::Target {
         &self.net
@@ -72,8 +72,8 @@ pub(crate) struct QuicFaultSetup {
     pub(crate) entries_max: u32,
     /// Number of names in the server's certificate.
     pub(crate) names: usize,
-    pub(crate) server: fn(&mut Config),
-    pub(crate) client: fn(&mut Config),
+    pub(crate) server: fn(&mut QuicEndpointConfig),
+    pub(crate) client: fn(&mut QuicEndpointConfig),
     /// Steering of the server's device, which then has a second queue that no endpoint serves.
     pub(crate) steering: Option<QuicSteering>,
 }
@@ -99,8 +99,9 @@ fn endpoint(
     last: u8,
     setup: &QuicFaultSetup,
     tls: Option<Arc<rustls::ServerConfig>>,
-) -> Endpoint {
-    let mut config = Config::new(Arc::new(Provider), io::clock::std_epoch(), [last; 32]);
+) -> QuicEndpoint {
+    let mut config =
+        QuicEndpointConfig::new(Arc::new(Provider), io::clock::std_epoch(), [last; 32]);
     config.port = 5000;
     if tls.is_some() {
         config.port = 443;
@@ -111,28 +112,29 @@ fn endpoint(
     }
     config.tls = tls;
     let provider = rustls::crypto::aws_lc_rs::default_provider();
-    Endpoint::new(config, &provider, host).expect("the port is free")
+    QuicEndpoint::new(config, &provider, host).expect("the port is free")
 }
 
 fn machine(
     last: u8,
     setup: &QuicFaultSetup,
     tls: Option<Arc<rustls::ServerConfig>>,
-) -> (testkit::Machine<MemDisk>, Endpoint) {
+) -> (testkit::TestMachine<MemDisk>, QuicEndpoint) {
     let addr = core::net::IpAddr::from([10, 77, 0, last]);
-    let host_config = host::Config {
+    let host_config = host::HostConfig {
         addrs: vec![Cidr { addr, prefix_len: 24 }],
         udp_segmentation: true,
-        ..host::Config::default()
+        ..host::HostConfig::default()
     };
     let mut disk = MemDisk::default();
     for letter in b'a'..=b'z' {
         // Each file has its own version, since the version identifies cached blocks.
         let (name, version) = (char::from(letter).to_string(), u64::from(letter) << 8);
-        disk.put_computed(&name, FILE_BYTES, version, move |at| file_byte(letter.into(), at));
+        disk.insert_computed(&name, FILE_BYTES, version, move |at| file_byte(letter.into(), at));
     }
     let device = device(last, setup);
-    let mut machine = testkit::Machine::new(host_config, device, PLAIN_LINK, u64::from(last), disk);
+    let mut machine =
+        testkit::TestMachine::new(host_config, device, PLAIN_LINK, u64::from(last), disk);
     let endpoint = endpoint(machine.host(), last, setup, tls);
     (machine, endpoint)
 }
@@ -153,7 +155,7 @@ impl QuicFaultNetwork {
     pub(crate) fn with(setup: QuicFaultSetup) -> Self {
         let (server_tls, tls) = tls(setup.names);
         let server = machine(SERVER, &setup, Some(Arc::clone(&server_tls)));
-        let net = Network::new(START, machine(CLIENT, &setup, None), server);
+        let net = TwoMachineNetwork::new(START, machine(CLIENT, &setup, None), server);
         let mut lab = Self { net, reset_before_files: false, setup, server_tls, tls };
         lab.set_link_rule(|_, _, frame| vec![(LINK_DELAY, frame)]);
         lab
@@ -166,24 +168,24 @@ impl QuicFaultNetwork {
         mut rule: impl FnMut(Instant, bool, Vec<u8>) -> FrameDeliveries + 'static,
     ) {
         self.net.link = Box::new(move |now, towards, frame| {
-            let Frame { bytes, checksum, segment_size } = frame;
-            let arrive = |(after, bytes)| (after, Frame { bytes, checksum, segment_size });
-            rule(now, towards == Towards::Server, bytes).into_iter().map(arrive).collect()
+            let LinkFrame { bytes, checksum, segment_size } = frame;
+            let arrive = |(after, bytes)| (after, LinkFrame { bytes, checksum, segment_size });
+            rule(now, towards == LinkDestination::Server, bytes).into_iter().map(arrive).collect()
         });
     }
 
     /// Starts a connection from the client.
-    pub(crate) fn connect(&mut self) -> Handle {
+    pub(crate) fn connect(&mut self) -> QuicHandle {
         let remote = core::net::SocketAddr::from(([10, 77, 0, SERVER], 443));
-        let Network { now, client: Node { machine, app }, .. } = &mut self.net;
+        let TwoMachineNetwork { now, client: NetworkNode { machine, app }, .. } = &mut self.net;
         let begun = app.connect(*now, machine.host(), remote, "localhost", &self.tls);
         begun.expect("it begins")
     }
 
     /// Delivers a forged frame at once.
     pub(crate) fn inject(&mut self, to_server: bool, bytes: Vec<u8>) {
-        let towards = if to_server { Towards::Server } else { Towards::Client };
-        let frame = Frame { bytes, checksum: Checksum::Unchecked, segment_size: 0 };
+        let towards = if to_server { LinkDestination::Server } else { LinkDestination::Client };
+        let frame = LinkFrame { bytes, checksum: Checksum::Unchecked, segment_size: 0 };
         self.net.inject(towards, Duration::ZERO, frame);
     }
 
@@ -228,7 +230,7 @@ impl QuicFaultNetwork {
         let last = if server { SERVER } else { CLIENT };
         let (machine, app) = machine(last, &self.setup, tls);
         let node = if server { &mut self.net.server } else { &mut self.net.client };
-        *node = Node { machine, app };
+        *node = NetworkNode { machine, app };
     }
 }
 
@@ -275,7 +277,7 @@ pub(crate) const fn is_handshake(first: u8) -> bool {
 
 /// Corrects lengths and checksums of a changed frame.
 pub(crate) fn fix_lengths_and_checksums(mut frame: Vec<u8>) -> Vec<u8> {
-    Layout::of(&frame, 14, 34).expect("a packet").complete(&mut frame, 0);
+    HeaderLayout::of(&frame, 14, 34).expect("a packet").complete(&mut frame, 0);
     frame
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use abi::FileId;
 use bytes::Bytes;
-use outboard_quic::{Dir, Event, Handle, Priority, ReadEnd, StreamEvent, StreamId};
+use outboard_quic::{Dir, Priority, QuicEvent, QuicHandle, StreamEvent, StreamId, StreamReadError};
 
 use crate::topology::{QuicFaultNetwork, QuicMachine, file_byte};
 
@@ -16,13 +16,13 @@ pub(crate) struct FileTransfer {
     len: u64,
     stream: Option<StreamId>,
     pub(crate) received: Vec<u8>,
-    pub(crate) ended: Option<ReadEnd>,
+    pub(crate) ended: Option<StreamReadError>,
 }
 
 /// The transfers of one connection.
 pub(crate) struct FileTransfers {
-    pub(crate) client: Handle,
-    pub(crate) server: Option<Handle>,
+    pub(crate) client: QuicHandle,
+    pub(crate) server: Option<QuicHandle>,
     pub(crate) all: Vec<FileTransfer>,
     /// Reason for the end of the connection at the client and at the server.
     pub(crate) lost: [Option<String>; 2],
@@ -81,8 +81,8 @@ impl FileTransfers {
     pub(crate) fn step(&mut self, lab: &mut QuicFaultNetwork) -> bool {
         while let Some(event) = lab.client.app.poll_event() {
             match event {
-                Event::Connected(handle) if handle == self.client => self.ask(lab),
-                Event::Lost(handle, why) if handle == self.client => {
+                QuicEvent::Connected(handle) if handle == self.client => self.ask(lab),
+                QuicEvent::Lost(handle, why) if handle == self.client => {
                     self.lost[0] = Some(why.to_string());
                 }
                 _ => {}
@@ -90,13 +90,13 @@ impl FileTransfers {
         }
         while let Some(event) = lab.server.app.poll_event() {
             match event {
-                Event::Connected(handle) => self.server = Some(handle),
-                Event::Stream(handle, StreamEvent::Opened { dir: Dir::Bi }) => {
+                QuicEvent::Connected(handle) => self.server = Some(handle),
+                QuicEvent::Stream(handle, StreamEvent::Opened { dir: Dir::Bi }) => {
                     while let Some(stream) = lab.server.app.accept_stream(handle, Dir::Bi) {
                         self.requests.insert(stream, Vec::new());
                     }
                 }
-                Event::Lost(handle, why) if Some(handle) == self.server => {
+                QuicEvent::Lost(handle, why) if Some(handle) == self.server => {
                     self.lost[1] = Some(why.to_string());
                 }
                 _ => {}
@@ -162,7 +162,7 @@ impl FileTransfers {
             while transfer.ended.is_none() {
                 match machine.app.read(handle, stream, usize::MAX) {
                     Ok(bytes) => transfer.received.extend_from_slice(&bytes),
-                    Err(ReadEnd::Blocked) => break,
+                    Err(StreamReadError::Blocked) => break,
                     Err(end) => transfer.ended = Some(end),
                 }
             }
@@ -211,7 +211,7 @@ impl FileTransfers {
 impl FileTransfer {
     /// Checks that the file has arrived intact.
     pub(crate) fn check(&self) {
-        assert_eq!(self.ended, Some(ReadEnd::Finished), "{}", self.file);
+        assert_eq!(self.ended, Some(StreamReadError::Finished), "{}", self.file);
         assert_eq!(self.received.len() as u64, self.len);
         let letter = u32::from(self.file.as_bytes()[0]);
         let wrong = (0..).zip(&self.received).find(|(at, byte)| **byte != file_byte(letter, *at));

@@ -6,21 +6,21 @@ use std::sync::Arc;
 
 use abi::crypto::{Aead, CryptoProvider as _, HeaderProtection, TAG_BYTES};
 use abi::quic::{
-    Direction, Opened, QuicAdd, QuicFailure, QuicId, QuicKeys, QuicLimits, QuicProtect,
+    QuicAdd, QuicDecrypted, QuicDirection, QuicFailure, QuicId, QuicKeys, QuicLimits, QuicProtect,
     QuicRouteKey, QuicStatus,
 };
 use abi::{
     Capabilities, Checksum, Event, ExtentCount, FileExtent, FileFault, FileId, FileKind,
-    FileLimits, FileOpened, FileStat, Op, PacketPool, Received, Refusal, Transmit, TransmitDone,
-    TransmitOutcome, TransmitPart,
+    FileLimits, FileOpened, FileStat, Op, PacketPool, ReceivedFrame, Refusal, Transmit,
+    TransmitDone, TransmitOutcome, TransmitPart,
 };
 use base::{Duration, Instant};
 use crypto::Provider;
 use host::{Application as _, Cidr, Host};
-use outboard_quic::{Config, Endpoint, Handle};
+use outboard_quic::{QuicEndpoint, QuicEndpointConfig, QuicHandle};
 use testkit::MemDisk;
-use wire::frame::Frame;
-use wire::segment::Layout;
+use wire::frame::ParsedFrame;
+use wire::segment::HeaderLayout;
 
 /// Offset of a frame's UDP payload: Ethernet, IPv4 and UDP headers.
 const PAYLOAD_AT: usize = 42;
@@ -96,8 +96,8 @@ impl QuicModelDevice {
     /// window.
     pub(crate) fn reorder_times(&self) -> Vec<Option<Duration>> {
         let time = |entry: &ModelContext| match &entry.add.direction {
-            Direction::Receive { reorder, .. } => Some(reorder.map(|bounds| bounds.time)),
-            Direction::Transmit => None,
+            QuicDirection::Receive { reorder, .. } => Some(reorder.map(|bounds| bounds.time)),
+            QuicDirection::Transmit => None,
         };
         self.entries.values().filter_map(time).collect()
     }
@@ -168,7 +168,7 @@ impl QuicModelDevice {
             self.events.push_back(Event::QuicStatus(QuicStatus { quic, flow, failure: why }));
             return;
         }
-        if let Direction::Receive { routes, .. } = &add.direction {
+        if let QuicDirection::Receive { routes, .. } = &add.direction {
             for route in routes {
                 let QuicRouteKey::Id { id, .. } = route else { panic!("we have connection IDs") };
                 self.routes.insert(id.as_slice().to_vec(), add.quic);
@@ -201,7 +201,7 @@ impl QuicModelDevice {
         if let Some(tag) = transmit.echo {
             let fault = files && self.file_reads_fail;
             let unknown = |protect: &QuicProtect| !self.entries.contains_key(&protect.quic);
-            let unsealed = transmit.protect.as_deref().is_some_and(unknown);
+            let unsealed = transmit.quic.as_deref().is_some_and(unknown);
             let outcome = match (fault, unsealed) {
                 (true, _) => TransmitOutcome::Dropped(FileFault::Io),
                 (false, true) => TransmitOutcome::Dropped(FileFault::Refused(Refusal::DoesNotFit)),
@@ -219,7 +219,7 @@ impl QuicModelDevice {
         if datagrams.is_empty() {
             datagrams.push(Vec::new()); // An ARP frame is all header.
         }
-        if let Some(protect) = &transmit.protect {
+        if let Some(protect) = &transmit.quic {
             assert_eq!(protect.packets.len(), datagrams.len());
             let Some(entry) = self.entries.get_mut(&protect.quic) else {
                 let (quic, flow, why) = (protect.quic, transmit.flow, QuicFailure::NotEncrypted);
@@ -237,17 +237,18 @@ impl QuicModelDevice {
     }
 
     /// Handles a frame from the link; returns it as the host receives it.
-    fn receive(&mut self, frame: &[u8]) -> Received {
+    fn receive(&mut self, frame: &[u8]) -> ReceivedFrame {
         let mut frame = frame.to_vec();
-        let udp = matches!(wire::frame::parse(&frame), Ok(Frame::Ip(ip)) if ip.protocol == 17);
+        let udp =
+            matches!(wire::frame::parse(&frame), Ok(ParsedFrame::Ip(ip)) if ip.protocol == 17);
         let opened = (udp && self.abilities.decrypts)
             .then(|| self.decrypt(&mut frame[PAYLOAD_AT..]))
             .flatten();
         let packet = PacketPool::new(0).copy(&frame).expect("it fits");
-        let mut received = Received::new(packet, Checksum::Good, 0, 0);
+        let mut received = ReceivedFrame::new(packet, Checksum::Good, 0, 0);
         self.decrypted += u64::from(opened.is_some());
         received.quic = opened.map(|(quic, number)| {
-            Box::new(Opened { quic, numbers: [number].into_iter().collect() })
+            Box::new(QuicDecrypted { quic, numbers: [number].into_iter().collect() })
         });
         received
     }
@@ -309,7 +310,7 @@ impl ModelContext {
 
 fn finish(mut frame: Vec<u8>) -> Vec<u8> {
     if frame[12..14] == [8, 0] {
-        Layout::of(&frame, 14, 34).expect("a packet").complete(&mut frame, 0);
+        HeaderLayout::of(&frame, 14, 34).expect("a packet").complete(&mut frame, 0);
     }
     frame
 }
@@ -322,7 +323,7 @@ fn stat() -> FileStat {
 /// A machine.
 pub(crate) struct QuicModelNode {
     pub(crate) host: Host,
-    pub(crate) endpoint: Endpoint,
+    pub(crate) endpoint: QuicEndpoint,
     pub(crate) device: QuicModelDevice,
     /// The host's own disk, with the file `a`.
     disk: MemDisk,
@@ -350,7 +351,11 @@ pub(crate) struct QuicModelNetwork {
     tls: Arc<rustls::ClientConfig>,
 }
 
-fn node(last: u8, able: ModelAbilities, change: impl FnOnce(&mut Config)) -> QuicModelNode {
+fn node(
+    last: u8,
+    able: ModelAbilities,
+    change: impl FnOnce(&mut QuicEndpointConfig),
+) -> QuicModelNode {
     let capabilities = Capabilities {
         transmit_bytes_max: 65_416,
         mtu: 1500,
@@ -366,18 +371,19 @@ fn node(last: u8, able: ModelAbilities, change: impl FnOnce(&mut Config)) -> Qui
         },
     };
     let addr = core::net::IpAddr::from([10, 77, 0, last]);
-    let host_config = host::Config {
+    let host_config = host::HostConfig {
         addrs: vec![Cidr { addr, prefix_len: 24 }],
         udp_segmentation: true,
-        ..host::Config::default()
+        ..host::HostConfig::default()
     };
     let mut host = Host::new(host_config, &capabilities, u64::from(last));
-    let mut config = Config::new(Arc::new(Provider), io::clock::std_epoch(), [last; 32]);
+    let mut config =
+        QuicEndpointConfig::new(Arc::new(Provider), io::clock::std_epoch(), [last; 32]);
     change(&mut config);
     let provider = rustls::crypto::aws_lc_rs::default_provider();
-    let endpoint = Endpoint::new(config, &provider, &mut host).expect("the port is free");
+    let endpoint = QuicEndpoint::new(config, &provider, &mut host).expect("the port is free");
     let mut disk = MemDisk::default();
-    disk.put_computed("a", stat().size, stat().version, file_byte);
+    disk.insert_computed("a", stat().size, stat().version, file_byte);
     disk.file("a").stat = stat();
     QuicModelNode {
         host,
@@ -397,9 +403,9 @@ impl QuicModelNetwork {
     pub(crate) fn with(
         server: ModelAbilities,
         client: ModelAbilities,
-        change: impl FnOnce(&mut Config),
+        change: impl FnOnce(&mut QuicEndpointConfig),
     ) -> Self {
-        let usual = Config::new(Arc::new(Provider), io::clock::std_epoch(), [0; 32]);
+        let usual = QuicEndpointConfig::new(Arc::new(Provider), io::clock::std_epoch(), [0; 32]);
         Self::with_windows(server, client, usual.receive_windows, change)
     }
 
@@ -408,7 +414,7 @@ impl QuicModelNetwork {
         server: ModelAbilities,
         client: ModelAbilities,
         receive_windows: [u32; 2],
-        change: impl FnOnce(&mut Config),
+        change: impl FnOnce(&mut QuicEndpointConfig),
     ) -> Self {
         let (server_tls, tls) = testkit::tls13(vec!["localhost".to_owned()], b"test");
         let server = node(2, server, |config| {
@@ -438,7 +444,7 @@ impl QuicModelNetwork {
     }
 
     /// Starts a connection from the client.
-    pub(crate) fn connect(&mut self) -> Handle {
+    pub(crate) fn connect(&mut self) -> QuicHandle {
         let remote = core::net::SocketAddr::from(([10, 77, 0, 2], 443));
         let (now, tls) = (self.now, Arc::clone(&self.tls));
         let QuicModelNode { endpoint, host, .. } = &mut self.client;

@@ -2,7 +2,7 @@
 
 use base::Duration;
 use bytes::Bytes;
-use outboard_quic::{Dir, Event, Handle, ReadEnd, StreamEvent, StreamId};
+use outboard_quic::{Dir, QuicEvent, QuicHandle, StreamEvent, StreamId, StreamReadError};
 
 use crate::model_network::{ModelAbilities, QuicModelNetwork};
 
@@ -30,13 +30,13 @@ pub(crate) fn download(
     let ended = w.run(120, |w| {
         while let Some(event) = w.server.endpoint.poll_event() {
             answer(w, &event, file);
-            lost += u32::from(matches!(event, Event::Lost(..)));
+            lost += u32::from(matches!(event, QuicEvent::Lost(..)));
         }
         while let Some(event) = w.client.endpoint.poll_event() {
-            if let Event::Connected(handle) = event {
+            if let QuicEvent::Connected(handle) = event {
                 stream = Some(ask(w, handle));
             }
-            lost += u32::from(matches!(event, Event::Lost(..)));
+            lost += u32::from(matches!(event, QuicEvent::Lost(..)));
         }
         stream.is_some_and(|stream| read(w, client, stream, &mut received))
     });
@@ -46,15 +46,15 @@ pub(crate) fn download(
     (w, took)
 }
 
-fn ask(w: &mut QuicModelNetwork, handle: Handle) -> StreamId {
+fn ask(w: &mut QuicModelNetwork, handle: QuicHandle) -> StreamId {
     let stream = w.client.endpoint.open_stream(handle, Dir::Bi).expect("allowed");
     w.client.endpoint.write(handle, stream, Bytes::from_static(b"please"));
     w.client.endpoint.finish(handle, stream);
     stream
 }
 
-fn answer(w: &mut QuicModelNetwork, event: &Event, file: abi::FileId) {
-    let Event::Stream(handle, StreamEvent::Opened { dir: Dir::Bi }) = *event else { return };
+fn answer(w: &mut QuicModelNetwork, event: &QuicEvent, file: abi::FileId) {
+    let QuicEvent::Stream(handle, StreamEvent::Opened { dir: Dir::Bi }) = *event else { return };
     let endpoint = &mut w.server.endpoint;
     let stream = endpoint.accept_stream(handle, Dir::Bi).expect("it is there");
     assert!(endpoint.send_file(&mut w.server.host, (handle, stream), file, 0, BYTES));
@@ -62,12 +62,17 @@ fn answer(w: &mut QuicModelNetwork, event: &Event, file: abi::FileId) {
 }
 
 /// Reads all available bytes; returns true at the end of the stream.
-fn read(w: &mut QuicModelNetwork, client: Handle, stream: StreamId, received: &mut u64) -> bool {
+fn read(
+    w: &mut QuicModelNetwork,
+    client: QuicHandle,
+    stream: StreamId,
+    received: &mut u64,
+) -> bool {
     loop {
         match w.client.endpoint.read(client, stream, usize::MAX) {
             Ok(bytes) => *received += bytes.len() as u64,
-            Err(ReadEnd::Blocked) => return false,
-            Err(end) => return end == ReadEnd::Finished,
+            Err(StreamReadError::Blocked) => return false,
+            Err(end) => return end == StreamReadError::Finished,
         }
     }
 }

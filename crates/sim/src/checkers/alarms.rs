@@ -8,8 +8,8 @@
 use base::Instant;
 
 use crate::faults::Scenario;
-use crate::node::Node;
-use crate::report::Report;
+use crate::node::SimNode;
+use crate::report::RunReport;
 
 /// Counters that must be 0 in every scenario: each counts a bug.
 const INTERNAL: [&str; 4] =
@@ -66,10 +66,10 @@ const BACKENDS: [&str; 7] = [
 fn alarms() -> impl Iterator<Item = &'static str> {
     let others = [
         host::HostCounters::ALARMS,
-        quic::Counters::ALARMS,
-        apps::content::Counters::ALARMS,
-        apps::proxy::Counters::ALARMS,
-        apps::nvme::target::Counters::ALARMS,
+        quic::QuicEndpointCounters::ALARMS,
+        apps::content::ContentCounters::ALARMS,
+        apps::proxy::ProxyCounters::ALARMS,
+        apps::nvme::target::NvmeTargetCounters::ALARMS,
         apps::nvme::initiator::InitiatorCounters::ALARMS,
     ];
     nic::ALARMS.into_iter().chain(others).flatten().copied()
@@ -100,9 +100,9 @@ fn excuses(index: usize, scenario: &Scenario) -> Vec<&'static str> {
 pub(crate) fn check(
     now: Instant,
     index: usize,
-    node: &Node,
+    node: &SimNode,
     scenario: &Scenario,
-    report: &mut Report,
+    report: &mut RunReport,
 ) {
     for name in INTERNAL {
         let value = node.counter(name);

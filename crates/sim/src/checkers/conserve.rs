@@ -5,12 +5,12 @@
 use base::Instant;
 use wire::tls::fatal_alert;
 
-use super::wire::Wire;
-use crate::proxied::INTERNAL_ERROR;
-use crate::report::Report;
+use super::frames::FrameChecker;
+use crate::proxy_scenario::INTERNAL_ERROR;
+use crate::report::RunReport;
 
 /// Compares what clients read with what was sent to them.
-pub(crate) fn check(now: Instant, wire: &Wire, report: &mut Report) {
+pub(crate) fn check(now: Instant, wire: &FrameChecker, report: &mut RunReport) {
     for (node, local, read) in core::mem::take(&mut report.ended) {
         // With TLS the stream is longer than its content: record overhead and a handshake.
         let fits = |bytes| if wire.is_tls() { bytes > read } else { bytes == read };
@@ -22,7 +22,7 @@ pub(crate) fn check(now: Instant, wire: &Wire, report: &mut Report) {
     }
     for (node, local) in core::mem::take(&mut report.alerted) {
         let alert = fatal_alert(INTERNAL_ERROR);
-        if !wire.said(local).any(|said| said == alert) {
+        if !wire.server_bytes(local).any(|said| said == alert) {
             let what = format!("n{node} {local}: a handshake failed without an alert");
             report.fail(now, "tls", what);
         }

@@ -5,9 +5,9 @@ use abi::FileLimits;
 use abi::nvme_tcp::PREFIX_BYTES_MAX;
 use base::Instant;
 
-use crate::faults::{Role, Scenario, TlsDevice};
-use crate::node::Node;
-use crate::report::Report;
+use crate::faults::{NodeRole, Scenario, TlsDevice};
+use crate::node::SimNode;
+use crate::report::RunReport;
 
 /// Gauges of a machine that are zero at the end.
 const EMPTY_AT_END: [&str; 38] = [
@@ -94,9 +94,9 @@ const RECORD_BYTES: u32 = 1 << 14;
 pub(crate) fn check(
     now: Instant,
     index: usize,
-    node: &Node,
+    node: &SimNode,
     scenario: &Scenario,
-    report: &mut Report,
+    report: &mut RunReport,
 ) {
     let retries_of_proxy = report.stats.retries_of_proxy;
     let (long, lost) = (report.stats.h3_long, report.stats.h3_lost);
@@ -144,10 +144,10 @@ pub(crate) fn check(
         }
     }
     match scenario.role(index) {
-        Role::Client => {}
-        Role::Proxy => check_hand_over(node, scenario, true, &mut fail),
-        Role::Server if scenario.storage.is_some() => {}
-        Role::Server => {
+        NodeRole::Client => {}
+        NodeRole::Proxy => check_hand_over(node, scenario, true, &mut fail),
+        NodeRole::Server if scenario.storage.is_some() => {}
+        NodeRole::Server => {
             check_hand_over(node, scenario, false, &mut fail);
             check_files(node, scenario, lost > 0, &mut fail);
         }
@@ -158,7 +158,7 @@ pub(crate) fn check(
 ///
 /// # Errors
 /// The memory exceeds the limit.
-pub(super) fn check_memory(node: &Node, scenario: &Scenario) -> Result<(), String> {
+pub(super) fn check_memory(node: &SimNode, scenario: &Scenario) -> Result<(), String> {
     let capabilities = node.device().capabilities();
     // Each extent may be accompanied by the prefix of its record or PDU.
     let pdu = capabilities.l5o.as_ref().is_ok_and(|limits| limits.nvme_tcp.tx);
@@ -174,7 +174,7 @@ pub(super) fn check_memory(node: &Node, scenario: &Scenario) -> Result<(), Strin
 }
 
 /// Checks the gauges that must be zero.
-fn check_empty(node: &Node, scenario: &Scenario, fail: &mut impl FnMut(String)) {
+fn check_empty(node: &SimNode, scenario: &Scenario, fail: &mut impl FnMut(String)) {
     for name in EMPTY_AT_END {
         let value = node.counter(name);
         // If a stream is abandoned while the device reads for it, blocks that are read afterwards
@@ -197,7 +197,7 @@ fn check_empty(node: &Node, scenario: &Scenario, fail: &mut impl FnMut(String)) 
 
 /// Checks that each receive buffer is back in its pool, on its way there, dropped by a full ring,
 /// or queued in a UDP socket that is never read again.
-fn check_buffers(node: &Node, fail: &mut impl FnMut(String)) {
+fn check_buffers(node: &SimNode, fail: &mut impl FnMut(String)) {
     let (out, recycled) = (node.counter("pool_out"), node.recycled());
     let queued = node.counter("udp_receive_queue");
     if out != recycled + queued {
@@ -208,12 +208,12 @@ fn check_buffers(node: &Node, fail: &mut impl FnMut(String)) {
 /// Checks the counters that nothing may move.
 fn check_never(
     index: usize,
-    node: &Node,
+    node: &SimNode,
     scenario: &Scenario,
     retries_of_proxy: u64,
     fail: &mut dyn FnMut(String),
 ) {
-    let by_proxy = scenario.role(index) == Role::Client && scenario.proxy_alerts();
+    let by_proxy = scenario.role(index) == NodeRole::Client && scenario.proxy_alerts();
     for name in NEVER {
         let value = node.counter(name);
         // TLS detects damage that TCP's checksum does not.
@@ -235,7 +235,12 @@ fn check_never(
 
 /// Checks which half set up the connections of a server or a proxy, and that the device has none
 /// left.
-fn check_hand_over(node: &Node, scenario: &Scenario, is_proxy: bool, fail: &mut dyn FnMut(String)) {
+fn check_hand_over(
+    node: &SimNode,
+    scenario: &Scenario,
+    is_proxy: bool,
+    fail: &mut dyn FnMut(String),
+) {
     let accepted = node.counter("setup_accepted");
     let opens = node.counter("tcp_passive_opens");
     let (client, server) = (scenario.client_tcp.timestamps, scenario.server_tcp.timestamps);
@@ -263,7 +268,7 @@ fn check_hand_over(node: &Node, scenario: &Scenario, is_proxy: bool, fail: &mut 
 }
 
 /// Checks which half sent the server's files.
-fn check_files(node: &Node, scenario: &Scenario, lost: bool, fail: &mut dyn FnMut(String)) {
+fn check_files(node: &SimNode, scenario: &Scenario, lost: bool, fail: &mut dyn FnMut(String)) {
     let (bytes, fallback) =
         (node.counter("file_offload_bytes"), node.counter("file_fallback_bytes"));
     let body = node.counter("http_body_bytes");
@@ -293,14 +298,14 @@ fn check_files(node: &Node, scenario: &Scenario, lost: bool, fail: &mut dyn FnMu
 /// Checks which half did the work of a machine's TLS: property 10 in particular.
 fn check_tls(
     index: usize,
-    node: &Node,
+    node: &SimNode,
     scenario: &Scenario,
     device: &TlsDevice,
 ) -> Result<(), String> {
     let value = |name| node.counter(name);
     let (sealed, opened) = (value("tx_tls_encrypted_bytes"), value("rx_tls_decrypted_bytes"));
     for (may, name, bytes) in
-        [(device.seals(), "sealed", sealed), (device.opens(), "opened", opened)]
+        [(device.encrypts(), "sealed", sealed), (device.decrypts(), "opened", opened)]
     {
         if !may && bytes > 0 {
             return Err(format!("the device {name} {bytes} bytes that nobody asked it to"));
@@ -316,13 +321,13 @@ fn check_tls(
         return Err(format!("{refused} contexts refused, of which the device knows {by_device}"));
     }
     let sure = scenario.calm_net() && scenario.resets == 0 && by_device == 0;
-    if sure && device.seals() && sealed == 0 && value("tls_tx_bytes") > 0 {
+    if sure && device.encrypts() && sealed == 0 && value("tls_tx_bytes") > 0 {
         return Err(String::from("the device sealed nothing, and nobody said why"));
     }
     // The server's receive context may be created too late for everything that a client sends.
     if sure
-        && scenario.role(index) == Role::Client
-        && device.opens()
+        && scenario.role(index) == NodeRole::Client
+        && device.decrypts()
         && opened == 0
         && value("tls_rx_bytes") > 0
     {

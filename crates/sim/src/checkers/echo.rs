@@ -10,10 +10,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use abi::port::TxFrame;
-use abi::{Event, FlowId, Header, Op, TransmitOutcome};
+use abi::link::TxFrame;
+use abi::{Event, FlowId, Op, PacketHeader, TransmitOutcome};
 use base::SeqNum;
-use wire::tcp::Segment;
+use wire::tcp::TcpHeader;
 use wire::{Endpoint, Tuple};
 
 /// Payload of a transmit that is not yet on the link.
@@ -116,7 +116,7 @@ impl EchoOrder {
 
 /// Returns the connection and the segment of TCP headers; `None` for another protocol. The device
 /// fills in the length fields, so the headers cannot be parsed as a frame yet.
-fn tcp(header: &Header) -> Option<(Tuple, Segment)> {
+fn tcp(header: &PacketHeader) -> Option<(Tuple, TcpHeader)> {
     let bytes = header.as_slice();
     let (network, transport) = (&bytes[header.l3()..header.l4()], &bytes[header.l4()..]);
     let (protocol, local, remote) = match network {
@@ -126,7 +126,7 @@ fn tcp(header: &Header) -> Option<(Tuple, Segment)> {
     if protocol != wire::frame::protocol::TCP {
         return None;
     }
-    let (segment, _) = Segment::parse(transport).ok()?;
+    let (segment, _) = TcpHeader::parse(transport).ok()?;
     let local = Endpoint { addr: local, port: segment.source };
     let remote = Endpoint { addr: remote, port: segment.destination };
     Some((Tuple { local, remote }, segment))

@@ -3,7 +3,7 @@
 //! | checker | what it checks |
 //! |---|---|
 //! | `bytes` | every byte of every body as it is read: in `http` and `client` |
-//! | [`wire`] | frames of devices: well-formed, in the window, equal retransmissions |
+//! | [`frames`] | frames of devices: well-formed, in the window, equal retransmissions |
 //! | [`echo`] | the host learns that a transmit left before its first frame is on the link |
 //! | [`splice`] | a proxy's device relays what the other peer sent |
 //! | [`plaintext`] | no plaintext on the link if TLS is used |
@@ -15,18 +15,18 @@
 //! | [`quic`] | which half protected QUIC packets and read their files |
 //! | [`storage`] | requests of users completed, and the disk holds a permitted state |
 //! | [`conserve`] | the bytes acknowledged are the bytes read |
-//! | [`same`] | the same seed without offload: the same bytes |
+//! | [`differential`] | the same seed without offload: the same bytes |
 
 pub(crate) mod alarms;
 pub(crate) mod conserve;
 pub(crate) mod counters;
+pub(crate) mod differential;
 pub(crate) mod echo;
+pub(crate) mod frames;
 pub(crate) mod performance;
 pub(crate) mod plaintext;
 pub(crate) mod progress;
 pub(crate) mod proxy;
 pub(crate) mod quic;
-pub(crate) mod same;
 pub(crate) mod splice;
 pub(crate) mod storage;
-pub(crate) mod wire;

@@ -19,13 +19,13 @@ use std::collections::BTreeMap;
 
 use base::{Duration, Instant, SeqNum};
 use wire::Endpoint;
-use wire::frame::{Frame, parse, protocol};
-use wire::tcp::{Flags, Segment};
+use wire::frame::{ParsedFrame, parse, protocol};
+use wire::tcp::{TcpFlags, TcpHeader};
 
-use crate::calm::Calm;
-use crate::faults::{Role, Scenario};
-use crate::net::Net;
-use crate::node::{App, Node};
+use crate::calm::Disturbance;
+use crate::faults::{NodeRole, Scenario};
+use crate::net::SimNet;
+use crate::node::{App, SimNode};
 
 /// Payload bytes of a segment on an Ethernet path.
 const SEGMENT_BYTES: u64 = 1_448;
@@ -67,7 +67,7 @@ base::counters! {
 
 /// State of one end of a connection.
 #[derive(Debug, Default)]
-struct Peer {
+struct TimestampPeer {
     /// Its timestamp clock minus its machine's clock: the maximum seen in a frame.
     clock: Option<u32>,
     /// SND.UNA: the latest acknowledgment of its own bytes.
@@ -82,9 +82,9 @@ struct Peer {
 
 /// State of the checks of one run.
 #[derive(Debug, Default)]
-pub(crate) struct Performance {
+pub(crate) struct PerformanceChecker {
     /// State by node, own endpoint and other endpoint.
-    peers: BTreeMap<(usize, Endpoint, Endpoint), Peer>,
+    peers: BTreeMap<(usize, Endpoint, Endpoint), TimestampPeer>,
     /// Turns of devices, and of hosts.
     turns: [u64; 2],
     bytes: Vec<u8>,
@@ -92,20 +92,20 @@ pub(crate) struct Performance {
 }
 
 /// A TCP segment, with its endpoints.
-struct Stamped {
+struct ParsedTcpFrame {
     source: Endpoint,
     destination: Endpoint,
-    segment: Segment,
+    segment: TcpHeader,
     payload_bytes: usize,
 }
 
-impl Stamped {
+impl ParsedTcpFrame {
     fn read(bytes: &[u8]) -> Option<Self> {
-        let Ok(Frame::Ip(ip)) = parse(bytes) else { return None };
+        let Ok(ParsedFrame::Ip(ip)) = parse(bytes) else { return None };
         if ip.protocol != protocol::TCP {
             return None;
         }
-        let (segment, header) = Segment::parse(bytes.get(ip.l4..ip.end)?).ok()?;
+        let (segment, header) = TcpHeader::parse(bytes.get(ip.l4..ip.end)?).ok()?;
         let source = Endpoint { addr: ip.source, port: segment.source };
         let destination = Endpoint { addr: ip.destination, port: segment.destination };
         let payload_bytes = ip.end.saturating_sub(ip.l4 + header);
@@ -114,11 +114,11 @@ impl Stamped {
 }
 
 /// Returns a machine's clock as a timestamp value.
-fn clock(node: &Node, now: Instant) -> u32 {
+fn clock(node: &SimNode, now: Instant) -> u32 {
     node.local(now).as_millis() as u32
 }
 
-impl Performance {
+impl PerformanceChecker {
     /// Checks a frame that a machine sends.
     ///
     /// # Errors
@@ -126,27 +126,27 @@ impl Performance {
     pub(crate) fn sent(
         &mut self,
         now: Instant,
-        (index, node): (usize, &Node),
+        (index, node): (usize, &SimNode),
         scenario: &Scenario,
-        frame: &abi::port::TxFrame,
+        frame: &abi::link::TxFrame,
     ) -> Result<(), String> {
         // Frames relayed by a proxy's device have the other peer's clock.
-        if scenario.calm.is_none() || scenario.role(index) == Role::Proxy {
+        if scenario.calm.is_none() || scenario.role(index) == NodeRole::Proxy {
             return Ok(());
         }
         let mut bytes = core::mem::take(&mut self.bytes);
         bytes.clear();
         bytes.resize(frame.len(), 0);
         frame.copy_to(&mut bytes);
-        let read = Stamped::read(&bytes);
+        let read = ParsedTcpFrame::read(&bytes);
         self.bytes = bytes;
-        let Some(Stamped { source, destination, segment, payload_bytes }) = read else {
+        let Some(ParsedTcpFrame { source, destination, segment, payload_bytes }) = read else {
             return Ok(());
         };
         let key = (index, source, destination);
-        if segment.flags.any(Flags::SYN.with(Flags::RST)) {
+        if segment.flags.any(TcpFlags::SYN.with(TcpFlags::RST)) {
             // A device may encode a SYN cookie in the timestamp of a SYN-ACK.
-            self.peers.insert(key, Peer::default());
+            self.peers.insert(key, TimestampPeer::default());
             return Ok(());
         }
         let Some(ts) = segment.options.timestamps else { return Ok(()) };
@@ -184,19 +184,20 @@ impl Performance {
     pub(crate) fn arrived(
         &mut self,
         now: Instant,
-        (index, node): (usize, &Node),
-        (scenario, net): (&Scenario, &Net),
+        (index, node): (usize, &SimNode),
+        (scenario, net): (&Scenario, &SimNet),
         bytes: &[u8],
     ) -> Result<(), String> {
-        if scenario.calm.is_none() || scenario.role(index) == Role::Proxy {
+        if scenario.calm.is_none() || scenario.role(index) == NodeRole::Proxy {
             return Ok(());
         }
-        let Some(Stamped { source, destination, segment, .. }) = Stamped::read(bytes) else {
+        let Some(ParsedTcpFrame { source, destination, segment, .. }) = ParsedTcpFrame::read(bytes)
+        else {
             return Ok(());
         };
-        let unfit = Flags::SYN.with(Flags::RST);
+        let unfit = TcpFlags::SYN.with(TcpFlags::RST);
         let Some(peer) = self.peers.get_mut(&(index, destination, source)) else { return Ok(()) };
-        if segment.flags.any(unfit) || !segment.flags.has(Flags::ACK) {
+        if segment.flags.any(unfit) || !segment.flags.has(TcpFlags::ACK) {
             return Ok(());
         }
         let before = peer.una;
@@ -230,8 +231,8 @@ impl Performance {
     /// A smoothed RTT outside the bounds of the path.
     pub(crate) fn host_worked(
         &mut self,
-        (index, node): (usize, &Node),
-        (scenario, net): (&Scenario, &Net),
+        (index, node): (usize, &SimNode),
+        (scenario, net): (&Scenario, &SimNet),
     ) -> Result<(), String> {
         if scenario.calm.is_none() {
             return Ok(());
@@ -261,7 +262,11 @@ impl Performance {
     ///
     /// # Errors
     /// Memory of file blocks above its limit.
-    pub(crate) fn device_worked(&mut self, node: &Node, scenario: &Scenario) -> Result<(), String> {
+    pub(crate) fn device_worked(
+        &mut self,
+        node: &SimNode,
+        scenario: &Scenario,
+    ) -> Result<(), String> {
         self.turns[0] += 1;
         if self.turns[0] % MEMORY_TURNS != 0 {
             return Ok(());
@@ -277,11 +282,11 @@ impl Performance {
     pub(crate) fn healed(
         &mut self,
         scenario: &Scenario,
-        nodes: &[Node],
-        net: &Net,
+        nodes: &[SimNode],
+        net: &SimNet,
     ) -> Result<(), String> {
         let Some(calm) = &scenario.calm else { return Ok(()) };
-        let done = |node: &Node| match &node.app {
+        let done = |node: &SimNode| match &node.app {
             App::Client(client) => client.is_done(),
             _ => true,
         };
@@ -291,7 +296,7 @@ impl Performance {
         let sum = |name| nodes.iter().map(|node| node.counter(name)).sum::<u64>();
         let (out, again) = (sum("tcp_out_bytes"), sum("tcp_retrans_bytes"));
         match calm {
-            Calm::Reordering => {
+            Disturbance::Reordering => {
                 self.counters.bounded_reordering += 1;
                 self.counters.bounded_reordering_bytes += again;
                 let probes = sum("tcp_tail_probes") + sum("teardown_retransmits");
@@ -303,7 +308,7 @@ impl Performance {
                     return Err(format!("{again} of {out} bytes sent again, and none was lost"));
                 }
             }
-            Calm::Bottleneck { frames, bytes } => {
+            Disturbance::Bottleneck { frames, bytes } => {
                 let lost = net.counters.net_queue_full;
                 self.counters.bounded_queues += 1;
                 self.counters.bounded_queue_losses += lost;
@@ -316,19 +321,19 @@ impl Performance {
                     return Err(format!("{lost} frames lost in a queue of a path for {frames}"));
                 }
             }
-            Calm::SlowDisk => {}
+            Disturbance::SlowDisk => {}
         }
         Ok(())
     }
 }
 
 /// Returns the minimum and maximum RTT of a node's connections.
-fn round_trips(index: usize, scenario: &Scenario, net: &Net) -> (Duration, Duration) {
+fn round_trips(index: usize, scenario: &Scenario, net: &SimNet) -> (Duration, Duration) {
     let (front, back) = (scenario.links.delay, scenario.proxied.as_ref().map(|p| p.back.delay));
     let least = match (scenario.role(index), back) {
-        (Role::Client, _) | (_, None) => front,
-        (Role::Server, Some(back)) => back,
-        (Role::Proxy, Some(back)) => front.min(back),
+        (NodeRole::Client, _) | (_, None) => front,
+        (NodeRole::Server, Some(back)) => back,
+        (NodeRole::Proxy, Some(back)) => front.min(back),
     };
     let longest = net.longest.iter().fold(Duration::ZERO, |sum, &way| sum + way);
     (least * 2, longest * 2 + DELAYED_ACK + SLACK)

@@ -2,7 +2,7 @@
 //!
 //! Called by [`super::wire`] for every segment that a device sends; searches at every offset.
 
-use crate::content::{self, Catalogue};
+use crate::content::{self, VersionCatalog};
 
 /// Eight-byte strings that occur in the head of every request or response.
 const HEADS: [u64; 6] = [
@@ -18,7 +18,7 @@ const HEADS: [u64; 6] = [
 ///
 /// # Errors
 /// Describes the plaintext found.
-pub(crate) fn look(payload: &[u8], known: &Catalogue) -> Result<(), String> {
+pub(crate) fn find_plaintext(payload: &[u8], known: &VersionCatalog) -> Result<(), String> {
     for (at, window) in payload.windows(8).enumerate() {
         let Some(&word) = window.first_chunk() else { break };
         if HEADS.contains(&u64::from_le_bytes(word)) {
@@ -41,12 +41,12 @@ mod tests {
 
     #[test]
     fn heads_and_content_are_seen() {
-        let mut known = Catalogue::default();
+        let mut known = VersionCatalog::default();
         known.add(5, 0, 4_000);
-        assert!(look(b"HTTP/1.", &known).is_ok());
-        assert!(look(b"\x17\x03\x03GET / HTTP/1.1\r\n", &known).is_err());
+        assert!(find_plaintext(b"HTTP/1.", &known).is_ok());
+        assert!(find_plaintext(b"\x17\x03\x03GET / HTTP/1.1\r\n", &known).is_err());
         let mut bytes = [0; 64];
         content::fill(5, 1_003, &mut bytes);
-        assert!(look(&bytes, &known).is_err());
+        assert!(find_plaintext(&bytes, &known).is_err());
     }
 }

@@ -2,8 +2,8 @@
 
 use base::{Duration, Instant};
 
-use crate::events::Side;
-use crate::report::Report;
+use crate::events::NodeHalf;
+use crate::report::RunReport;
 
 /// Maximum time from the end of the faults to the end of the run: a peer that is gone is timed out
 /// after the user timeout of 900 s, which a last retransmission timer of 120 s may exceed.
@@ -20,16 +20,16 @@ const AT_ONCE: Duration = Duration::from_micros(2);
 
 /// Watches the clock and the events.
 #[derive(Debug, Default)]
-pub(crate) struct Progress {
+pub(crate) struct ProgressChecker {
     millisecond: u64,
     events: u64,
     /// Consecutive idle turns of each node's device and host.
     idle_turns: Vec<[u32; 2]>,
 }
 
-impl Progress {
+impl ProgressChecker {
     /// Counts an event.
-    pub(crate) fn event(&mut self, now: Instant, report: &mut Report) {
+    pub(crate) fn event(&mut self, now: Instant, report: &mut RunReport) {
         let millisecond = now.as_millis();
         if millisecond != self.millisecond {
             self.millisecond = millisecond;
@@ -49,10 +49,10 @@ impl Progress {
         &mut self,
         now: Instant,
         node: usize,
-        side: Side,
+        side: NodeHalf,
         worked: bool,
         next: Option<Instant>,
-        report: &mut Report,
+        report: &mut RunReport,
     ) {
         if self.idle_turns.len() <= node {
             self.idle_turns.resize(node + 1, [0; 2]);
@@ -72,12 +72,12 @@ mod tests {
 
     #[test]
     fn spinning_is_noticed_and_work_is_not_spinning() {
-        let (mut progress, mut report) = (Progress::default(), Report::new(false));
+        let (mut progress, mut report) = (ProgressChecker::default(), RunReport::new(false));
         let at = Instant::from_micros;
         for worked in [true, false] {
             assert!(report.violation.is_none());
             for us in 0..2_000 {
-                progress.turn(at(us), 3, Side::Host, worked, Some(at(us + 1)), &mut report);
+                progress.turn(at(us), 3, NodeHalf::Host, worked, Some(at(us + 1)), &mut report);
             }
         }
         assert_eq!(report.violation.map(|v| v.what).as_deref(), Some("n3: its Host spins"));
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn nothing_may_go_on_for_ever() {
-        let (mut progress, mut report) = (Progress::default(), Report::new(false));
+        let (mut progress, mut report) = (ProgressChecker::default(), RunReport::new(false));
         report.healed_at = Some(Instant::from_millis(5));
         progress.event(Instant::from_millis(1_000_000), &mut report);
         assert!(report.violation.is_none());

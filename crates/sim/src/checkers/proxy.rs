@@ -4,9 +4,9 @@
 use base::Instant;
 
 use crate::faults::Scenario;
-use crate::node::Node;
-use crate::proxied::Proxied;
-use crate::report::Report;
+use crate::node::SimNode;
+use crate::proxy_scenario::ProxyScenario;
+use crate::report::RunReport;
 
 /// Counters of the ways in which a splice ends.
 const ENDS: [&str; 4] =
@@ -21,7 +21,7 @@ const REASONS: [&str; 4] = [
 ];
 
 /// Facts known from outside of the proxy.
-pub(crate) struct Known {
+pub(crate) struct ProxyExpectations {
     /// Pairs that had been spliced when the faults ended.
     pub(crate) before: u64,
     /// A client sent requests after the faults.
@@ -33,13 +33,13 @@ pub(crate) struct Known {
 /// Checks the proxy's machine.
 pub(crate) fn check(
     now: Instant,
-    node: &Node,
+    node: &SimNode,
     scenario: &Scenario,
-    proxied: &Proxied,
-    known: &Known,
-    report: &mut Report,
+    proxied: &ProxyScenario,
+    known: &ProxyExpectations,
+    report: &mut RunReport,
 ) {
-    let &Known { before, asked, reset } = known;
+    let &ProxyExpectations { before, asked, reset } = known;
     let mut fail = |what: String| report.fail(now, "proxy", what);
     let value = |name| node.counter(name);
     let spliced = value("proxy_spliced");

@@ -2,16 +2,16 @@
 //! fallback was reported; and the order in which a device delivered packets.
 //!
 //! Called by [`super::counters`] for every machine of a scenario with QUIC; [`crate::node`] feeds
-//! [`Order`]. [`crate::h3`] checks the bytes.
+//! [`QuicOrderChecker`]. [`crate::h3`] checks the bytes.
 
 use std::collections::BTreeMap;
 
-use abi::quic::{Direction, QuicId};
+use abi::quic::{QuicDirection, QuicId};
 use abi::{Event, Op};
 
-use crate::faults::{Role, Scenario};
-use crate::node::Node;
-use crate::quic::Quic;
+use crate::faults::{NodeRole, Scenario};
+use crate::node::SimNode;
+use crate::quic::QuicScenario;
 
 /// Counters that nothing in a simulation may move.
 const NEVER: [&str; 7] = [
@@ -29,24 +29,24 @@ const NEVER: [&str; 7] = [
 /// They ascend, except for those that the device counts as late or duplicate. So removing at most
 /// that many of an entry's numbers must leave an ascending sequence.
 #[derive(Debug, Default)]
-pub(crate) struct Order {
-    entries: BTreeMap<QuicId, Ascent>,
+pub(crate) struct QuicOrderChecker {
+    entries: BTreeMap<QuicId, LongestAscent>,
 }
 
 /// The longest increasing subsequence of the numbers so far, by patience sorting.
 #[derive(Debug, Default)]
-struct Ascent {
+struct LongestAscent {
     /// At index `n - 1`: the lowest last number of an increasing subsequence of length `n`.
     ends: Vec<u64>,
     delivered: u64,
 }
 
-impl Order {
+impl QuicOrderChecker {
     /// Notes an operation of the host.
     pub(crate) fn note_op(&mut self, op: &Op) {
         if let Op::QuicAdd(add) = op {
-            if matches!(add.direction, Direction::Receive { reorder: Some(_), .. }) {
-                self.entries.insert(add.quic, Ascent::default());
+            if matches!(add.direction, QuicDirection::Receive { reorder: Some(_), .. }) {
+                self.entries.insert(add.quic, LongestAscent::default());
             }
         }
     }
@@ -67,8 +67,8 @@ impl Order {
     }
 
     /// Returns the minimum number of packets that were out of order.
-    fn strays(&self) -> u64 {
-        let strays = |ascent: &Ascent| ascent.delivered - ascent.ends.len() as u64;
+    fn out_of_order_min(&self) -> u64 {
+        let strays = |ascent: &LongestAscent| ascent.delivered - ascent.ends.len() as u64;
         self.entries.values().map(strays).sum()
     }
 }
@@ -78,10 +78,10 @@ impl Order {
 /// # Errors
 /// Describes the violation.
 pub(super) fn check(
-    node: &Node,
-    role: Role,
+    node: &SimNode,
+    role: NodeRole,
     scenario: &Scenario,
-    quic: &Quic,
+    quic: &QuicScenario,
     long: u64,
 ) -> Result<(), String> {
     let value = |name| node.counter(name);
@@ -94,11 +94,11 @@ pub(super) fn check(
         }
     }
     let late = value("quic_behind") + value("quic_duplicates");
-    if node.watch.quic_order.strays() > late {
-        let strays = node.watch.quic_order.strays();
+    if node.watch.quic_order.out_of_order_min() > late {
+        let strays = node.watch.quic_order.out_of_order_min();
         return Err(format!("{strays} packets out of order, and {late} late or double"));
     }
-    let is_server = role == Role::Server;
+    let is_server = role == NodeRole::Server;
     let device = if is_server { &quic.server } else { &quic.client };
     let (sealed, opened) = (value("quic_tx_sealed"), value("quic_rx_opened"));
     let (offloaded, asked) = (value("quic_offloaded"), value("quic_out_for_device"));
@@ -115,7 +115,7 @@ pub(super) fn check(
         return Err(String::from("the device was asked for files though offload is off"));
     }
     // A program that has restarted counts only since its restart.
-    let lived_on = scenario.ends.is_none();
+    let lived_on = scenario.terminates.is_none();
     if is_server && device.used && long > 0 && offloaded == 0 && lived_on {
         return Err(format!("{long} long connections, and the device was not asked"));
     }
@@ -148,19 +148,19 @@ mod tests {
             (&[3, 3], 1),
             (&[4, 3, 2, 1], 3),
         ] {
-            let mut order = Order::default();
-            order.entries.insert(QuicId(1), Ascent::default());
+            let mut order = QuicOrderChecker::default();
+            order.entries.insert(QuicId(1), LongestAscent::default());
             for &number in numbers {
                 let packet = abi::PacketPool::new(0).copy(&[0; 60]).expect("it fits");
-                let mut received = abi::Received::new(packet, abi::Checksum::Good, 0, 0);
-                let opened = abi::quic::Opened {
+                let mut received = abi::ReceivedFrame::new(packet, abi::Checksum::Good, 0, 0);
+                let opened = abi::quic::QuicDecrypted {
                     quic: QuicId(1),
                     numbers: std::iter::once(number).collect(),
                 };
                 received.quic = Some(Box::new(opened));
                 order.note_event(&Event::Received(received));
             }
-            assert_eq!(order.strays(), strays, "{numbers:?}");
+            assert_eq!(order.out_of_order_min(), strays, "{numbers:?}");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Spliced pairs: compares what the proxy's device sends on one connection with what the peer of
 //! the other connection sent.
 //!
-//! Called by [`super::wire`], which follows both connections and still applies its own rules to the
+//! Called by [`super::frames`], which follows both connections and still applies its own rules to the
 //! peers' frames. For the frames of the device these rules apply, with sequence numbers translated
 //! as the host specified when the pair began:
 //!
@@ -19,13 +19,13 @@
 //! for a client whose connection is over while a SYN cookie may begin another.
 
 use abi::splice::{Splice, SpliceId, SpliceSide};
-use wire::tcp::{Flags, Segment};
+use wire::tcp::{TcpFlags, TcpHeader};
 
-use super::wire::{Ends, Stream, Wire, position, window};
+use super::frames::{Ends, FrameChecker, ObservedStream, position, window};
 
 /// Translation between the sequence numbers of a connection and those of the other one.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Spliced {
+pub(crate) struct SplicedStream {
     /// Number of the pair in this run.
     pub(super) number: u64,
     id: SpliceId,
@@ -49,7 +49,7 @@ struct Bases {
 }
 
 /// Begins a pair. Returns whether it can be watched.
-pub(super) fn begin(wire: &mut Wire, splice: &Splice) -> bool {
+pub(super) fn begin(wire: &mut FrameChecker, splice: &Splice) -> bool {
     let [a, b] = &splice.sides;
     let found = [a, b].map(|side| {
         let ends = ends(wire, side);
@@ -61,7 +61,8 @@ pub(super) fn begin(wire: &mut Wire, splice: &Splice) -> bool {
         let (here, there) = (this.1, other.1);
         let edge = here.peer + u64::from(side.own_window);
         let (id, other, other_serial) = (splice.id, other.0, other.2);
-        let spliced = Spliced { number, id, closed: false, other, other_serial, here, there, edge };
+        let spliced =
+            SplicedStream { number, id, closed: false, other, other_serial, here, there, edge };
         if let Some(flow) = wire.flows.get_mut(&this.0) {
             flow.spliced = Some(spliced);
             // The reset may still be on its way.
@@ -72,23 +73,23 @@ pub(super) fn begin(wire: &mut Wire, splice: &Splice) -> bool {
 }
 
 /// Ends a pair, or all pairs at a reset of the device, once the proxy's host is notified.
-pub(super) fn close(wire: &mut Wire, id: Option<SpliceId>) {
+pub(super) fn close(wire: &mut FrameChecker, id: Option<SpliceId>) {
     for spliced in wire.flows.values_mut().filter_map(|flow| flow.spliced.as_mut()) {
         spliced.closed |= id.is_none_or(|id| spliced.id == id);
     }
 }
 
-fn ends(wire: &Wire, side: &SpliceSide) -> Ends {
+fn ends(wire: &FrameChecker, side: &SpliceSide) -> Ends {
     let (ours, peer) = (side.tuple.local, side.tuple.remote);
     if ours.port == wire.server_port { (peer, ours) } else { (ours, peer) }
 }
 
 /// Returns the index of the proxy's stream in a connection.
-fn own(wire: &Wire, ends: &Ends, side: &SpliceSide) -> usize {
+fn own(wire: &FrameChecker, ends: &Ends, side: &SpliceSide) -> usize {
     usize::from(ends.1 == side.tuple.local && ends.1.port == wire.server_port)
 }
 
-fn bases(wire: &Wire, ends: &Ends, side: &SpliceSide) -> Option<(Bases, u64)> {
+fn bases(wire: &FrameChecker, ends: &Ends, side: &SpliceSide) -> Option<(Bases, u64)> {
     let flow = wire.flows.get(ends).filter(|flow| flow.both && !flow.over)?;
     let index = own(wire, ends, side);
     let (own, peer) = (&flow.streams[index], &flow.streams[1 - index]);
@@ -102,11 +103,11 @@ fn bases(wire: &Wire, ends: &Ends, side: &SpliceSide) -> Option<(Bases, u64)> {
 ///
 /// # Errors
 /// Something that the other peer cannot have sent.
-pub(super) fn look(
-    wire: &Wire,
+pub(super) fn check_segment(
+    wire: &FrameChecker,
     ends: &Ends,
     own: usize,
-    segment: &Segment,
+    segment: &TcpHeader,
     payload: &[u8],
 ) -> Result<Option<u64>, String> {
     let Some(flow) = wire.flows.get(ends) else { return Ok(None) };
@@ -122,14 +123,14 @@ pub(super) fn look(
     let source = &other.streams[own];
     let (ours, theirs) = (&flow.streams[own], &flow.streams[1 - own]);
     let Bases { own: base, peer: peer_base } = pair.here;
-    let fin = segment.flags.has(Flags::FIN);
+    let fin = segment.flags.has(TcpFlags::FIN);
     if let Some(at) = position(ours, segment.seq).filter(|_| fin || !payload.is_empty()) {
         check_bytes(source, (at + pair.there.peer).checked_sub(base), payload, fin)?;
         if at < base && theirs.acknowledged < base.min(at + payload.len() as u64) {
             return Err(String::from("relayed bytes where the host's own were not acknowledged"));
         }
     }
-    if segment.flags.has(Flags::ACK) {
+    if segment.flags.has(TcpFlags::ACK) {
         let passed = |position: u64| (position + peer_base).saturating_sub(pair.there.own);
         if let Some(ack) = position(theirs, segment.ack) {
             let acknowledged = passed(source.acknowledged).max(peer_base);
@@ -155,10 +156,10 @@ pub(super) fn look(
 
 /// Checks relayed SACK blocks: `theirs` is the receiver's stream, `source` the other peer's.
 fn check_sack(
-    theirs: &Stream,
-    source: &Stream,
-    pair: &Spliced,
-    segment: &Segment,
+    theirs: &ObservedStream,
+    source: &ObservedStream,
+    pair: &SplicedStream,
+    segment: &TcpHeader,
 ) -> Result<(), String> {
     let sent = theirs.sent.len() as u64 + u64::from(theirs.fin_at.is_some());
     for block in segment.options.sack() {
@@ -179,7 +180,12 @@ fn check_sack(
 }
 
 /// Compares relayed bytes with those that the other peer sent at that position.
-fn check_bytes(source: &Stream, at: Option<u64>, payload: &[u8], fin: bool) -> Result<(), String> {
+fn check_bytes(
+    source: &ObservedStream,
+    at: Option<u64>,
+    payload: &[u8],
+    fin: bool,
+) -> Result<(), String> {
     let Some(at) = at.and_then(|at| usize::try_from(at).ok()) else {
         return Err(String::from("relayed bytes from before the beginning"));
     };

@@ -4,16 +4,16 @@
 //! Users check the data that they read themselves ([`crate::storage::user`]); [`super::counters`]
 //! checks gauges.
 
-use apps::nvme::initiator::{Error, Loss, State};
+use apps::nvme::initiator::{AssociationLoss, InitiatorState, NvmeRequestError};
 use base::Instant;
-use wire::nvme::status::Status;
+use wire::nvme::status::NvmeStatus;
 
 use crate::disk::SimDisk;
 use crate::faults::Scenario;
-use crate::node::{App, Node};
-use crate::report::{Report, Row};
+use crate::node::{App, SimNode};
+use crate::report::{ResponseRow, RunReport};
 use crate::storage::user::User;
-use crate::storage::{Storage, path};
+use crate::storage::{StorageScenario, path};
 use crate::trace::hash_bytes;
 
 /// Counters that only wrong digests move, on any machine.
@@ -32,9 +32,9 @@ const RULES: [&str; 3] =
 pub(crate) fn check(
     now: Instant,
     scenario: &Scenario,
-    nodes: &[Node],
+    nodes: &[SimNode],
     disk: &SimDisk,
-    report: &mut Report,
+    report: &mut RunReport,
 ) {
     let Some(storage) = &scenario.storage else { return };
     for (index, node) in nodes.iter().enumerate() {
@@ -60,9 +60,9 @@ fn check_user(
     index: usize,
     user: &User,
     scenario: &Scenario,
-    storage: &Storage,
+    storage: &StorageScenario,
     disk: &SimDisk,
-    report: &mut Report,
+    report: &mut RunReport,
 ) -> Result<(), String> {
     if !user.is_done() || user.open() > 0 {
         let state = user.initiator.state();
@@ -76,7 +76,7 @@ fn check_user(
     }
     let namespace = disk.namespace_bytes(&path(storage.owner(index))).unwrap_or_default();
     user.check(&namespace).map_err(|what| format!("at the end: {what}"))?;
-    let row = |request, status, version, hash| Row {
+    let row = |request, status, version, hash| ResponseRow {
         node: index,
         session: 0,
         request,
@@ -95,20 +95,20 @@ fn check_user(
 }
 
 /// Returns whether the scenario can cause a request to fail with this error.
-fn has_cause(error: Error, scenario: &Scenario, storage: &Storage) -> bool {
+fn has_cause(error: NvmeRequestError, scenario: &Scenario, storage: &StorageScenario) -> bool {
     let disk = &scenario.disk;
     match error {
-        Error::Status(status) => match status.code() {
-            Status::WRITE_FAULT => disk.write_error > 0.0,
-            Status::CAPACITY_EXCEEDED => disk.no_space > 0.0,
-            Status::UNRECOVERED_READ => disk.read_error + disk.short_read > 0.0,
-            Status::TRANSIENT_TRANSPORT => storage.unseen > 0.0,
+        NvmeRequestError::Status(status) => match status.code() {
+            NvmeStatus::WRITE_FAULT => disk.write_error > 0.0,
+            NvmeStatus::CAPACITY_EXCEEDED => disk.no_space > 0.0,
+            NvmeStatus::UNRECOVERED_READ => disk.read_error + disk.short_read > 0.0,
+            NvmeStatus::TRANSIENT_TRANSPORT => storage.unseen > 0.0,
             _ => false,
         },
-        Error::DataDigest(_) | Error::Protocol(_) => storage.unseen > 0.0,
+        NvmeRequestError::DataDigest(_) | NvmeRequestError::Protocol(_) => storage.unseen > 0.0,
         // The target resets the connection if it cannot send the data of a file that it has
         // announced.
-        Error::Lost(_) => disk.read_error + disk.short_read > 0.0,
+        NvmeRequestError::Lost(_) => disk.read_error + disk.short_read > 0.0,
         _ => false,
     }
 }
@@ -116,7 +116,9 @@ fn has_cause(error: Error, scenario: &Scenario, storage: &Storage) -> bool {
 /// A host that is not admitted receives an error and does not retry.
 fn check_stranger(user: &User) -> Result<(), String> {
     match user.initiator.state() {
-        State::Failed(Loss::Refused { status, .. }) if status.code() == Status::INVALID_HOST => {
+        InitiatorState::Failed(AssociationLoss::Refused { status, .. })
+            if status.code() == NvmeStatus::INVALID_HOST =>
+        {
             Ok(())
         }
         state => Err(format!("a stranger is {state:?}")),
@@ -125,9 +127,9 @@ fn check_stranger(user: &User) -> Result<(), String> {
 
 fn check_counters(
     index: usize,
-    node: &Node,
+    node: &SimNode,
     scenario: &Scenario,
-    storage: &Storage,
+    storage: &StorageScenario,
 ) -> Result<(), String> {
     let value = |name: &str| node.counter(name);
     let never = |names: &[&'static str]| match names.iter().find(|name| value(name) > 0) {

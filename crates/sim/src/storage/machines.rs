@@ -5,20 +5,20 @@ use std::sync::Arc;
 
 use abi::Refusal;
 use apps::nvme::initiator;
-use apps::nvme::target::{self, NamespaceConfig, SubsystemConfig, Target};
+use apps::nvme::target::{self, NamespaceConfig, NvmeTarget, SubsystemConfig};
 use base::{Duration, Instant, Prng};
-use host::{Config, Host, Listen, TlsClient};
+use host::{Host, HostConfig, ListenConfig, TlsClient};
 use nic::{Device, DeviceConfig, L5oConfig};
 use wire::Endpoint;
 use wire::nvme::nqn::Nqn;
 
 use super::rogue::{self, Rogue};
 use super::user::User;
-use super::{Mode, PORT, SPARE_ENTRIES, Storage};
+use super::{NodeNvmeOffloads, PORT, SPARE_ENTRIES, StorageScenario};
 use crate::faults::Scenario;
 use crate::machines::{address, addresses, device_base};
-use crate::net::Net;
-use crate::node::{App, Node};
+use crate::net::SimNet;
+use crate::node::{App, SimNode};
 use crate::numbers;
 use crate::tls;
 
@@ -32,7 +32,7 @@ fn name(what: &str, node: usize) -> Nqn {
 }
 
 /// Returns the engine of a node's device for NVMe/TCP, and for TLS below it.
-fn engine(scenario: &Scenario, storage: &Storage, node: usize) -> L5oConfig {
+fn engine(scenario: &Scenario, storage: &StorageScenario, node: usize) -> L5oConfig {
     let (side, tls) = (storage.side(node), scenario.tls_device(node));
     L5oConfig {
         contexts_max: tls.map_or(side.contexts_max, |tls| tls.contexts_max),
@@ -41,11 +41,11 @@ fn engine(scenario: &Scenario, storage: &Storage, node: usize) -> L5oConfig {
         resync: side.resync,
         tls_tx: tls.is_some_and(|tls| tls.tx),
         tls_rx: tls.is_some_and(|tls| tls.rx),
-        nvme_tcp_tx: side.mode != Mode::Copy,
-        ddp_buffers_max: if side.mode == Mode::Crc { 0 } else { side.buffers_max },
+        nvme_tcp_tx: side.mode != NodeNvmeOffloads::Copy,
+        ddp_buffers_max: if side.mode == NodeNvmeOffloads::Crc { 0 } else { side.buffers_max },
         ddp_buffer_bytes_max: side.buffer_bytes_max,
         ddp_io_threshold: side.threshold,
-        messages_ahead_max: side.messages_ahead_max,
+        incomplete_messages_max: side.messages_ahead_max,
         ..L5oConfig::new(Arc::new(crypto::Provider))
     }
 }
@@ -54,8 +54,8 @@ fn engine(scenario: &Scenario, storage: &Storage, node: usize) -> L5oConfig {
 pub(crate) fn machine(
     node: usize,
     scenario: &Scenario,
-    storage: &Storage,
-    net: &Net,
+    storage: &StorageScenario,
+    net: &SimNet,
     rng: &mut Prng,
 ) -> (Device, Host) {
     let is_target = node == 0;
@@ -73,20 +73,24 @@ pub(crate) fn machine(
     let tls = scenario.tls_device(node).is_some_and(|device| device.used);
     let used = |used: bool| if used { Ok(()) } else { Err(Refusal::Disabled) };
     let tcp = if is_target { &scenario.server_tcp } else { &scenario.client_tcp };
-    let config = Config {
+    let config = HostConfig {
         addrs: addresses(node),
         file_offload: used(scenario.offload),
         tls_offload: used(tls),
         nvme_tcp_offload: used(side.uses_nvme()),
         tcp: numbers::tcp(scenario, node, tcp, ahead),
-        ..Config::default()
+        ..HostConfig::default()
     };
     let host = Host::new(config, &device.capabilities(), rng.next_u64());
     (device, host)
 }
 
 /// Builds the target on its host.
-pub(crate) fn target(scenario: &Scenario, storage: &Storage, host: &mut Host) -> Target {
+pub(crate) fn target(
+    scenario: &Scenario,
+    storage: &StorageScenario,
+    host: &mut Host,
+) -> NvmeTarget {
     let users = 1..=storage.initiators;
     let subsystem = |node: usize, path: String, shift: u8, hosts: Vec<Nqn>| {
         let nqn = name("disk", node);
@@ -109,8 +113,8 @@ pub(crate) fn target(scenario: &Scenario, storage: &Storage, host: &mut Host) ->
         let rogue = vec![name("host", rogue::NUMBER)];
         subsystems.push(subsystem(rogue::NUMBER, String::from(rogue::PATH), 9, rogue));
     }
-    let config = target::Config {
-        listen: vec![Listen { addr: None, port: PORT, backlog: scenario.backlog }],
+    let config = target::NvmeTargetConfig {
+        listen: vec![ListenConfig { addr: None, port: PORT, backlog: scenario.backlog }],
         tls: scenario.tls.as_ref().map(tls::server),
         subsystems,
         cpda: storage.cpda,
@@ -119,27 +123,31 @@ pub(crate) fn target(scenario: &Scenario, storage: &Storage, host: &mut Host) ->
         mdts: storage.mdts,
         queues_max: storage.queues_max,
         buffer_bytes_max: (4_096 << storage.mdts) * storage.buffers,
-        ..target::Config::default()
+        ..target::NvmeTargetConfig::default()
     };
-    match Target::new(config, Arc::new(crypto::Provider), host) {
+    match NvmeTarget::new(config, Arc::new(crypto::Provider), host) {
         Ok(target) => target,
         Err(error) => unreachable!("all of this is in range: {error}"),
     }
 }
 
 /// Returns the configuration of a user's initiator.
-pub(crate) fn initiator(node: usize, scenario: &Scenario, storage: &Storage) -> initiator::Config {
+pub(crate) fn initiator(
+    node: usize,
+    scenario: &Scenario,
+    storage: &StorageScenario,
+) -> initiator::InitiatorConfig {
     let (header_digest, data_digest) = storage.digests;
     let number = if storage.is_user(node) { node } else { STRANGER };
     let owner = if storage.is_user(node) { storage.owner(node) } else { 1 };
     let entries = storage.load.depth as u16 / storage.queues + SPARE_ENTRIES;
     let back_off = initiator::BackOff {
-        most: Duration::from_secs(2),
+        max: Duration::from_secs(2),
         ctrl_loss: None,
         ..initiator::BackOff::default()
     };
     let crypto = Arc::new(crypto::Provider);
-    initiator::Config {
+    initiator::InitiatorConfig {
         header_digest,
         data_digest,
         queues: storage.queues,
@@ -148,7 +156,7 @@ pub(crate) fn initiator(node: usize, scenario: &Scenario, storage: &Storage) -> 
         command_timeout: storage.command_timeout,
         back_off,
         tls: client(node, scenario),
-        ..initiator::Config::new(
+        ..initiator::InitiatorConfig::new(
             name("host", number),
             [node as u8; 16],
             name("disk", owner),
@@ -171,10 +179,10 @@ pub(crate) fn remote(node: usize, scenario: &Scenario) -> Endpoint {
 pub(crate) fn node(
     node: usize,
     scenario: &Scenario,
-    storage: &Storage,
-    net: &Net,
+    storage: &StorageScenario,
+    net: &SimNet,
     rng: &mut Prng,
-) -> Node {
+) -> SimNode {
     let (device, mut host) = machine(node, scenario, storage, net, rng);
     let ahead = Duration::from_millis(scenario.clock_ahead_ms.wrapping_mul(node as u64 + 1));
     let remote = remote(node, scenario);
@@ -193,7 +201,7 @@ pub(crate) fn node(
         }
         App::User(Box::new(user))
     };
-    Node::new(device, host, app, ahead, scenario.rings.slots.max(64))
+    SimNode::new(device, host, app, ahead, scenario.rings.slots.max(64))
 }
 
 #[cfg(test)]

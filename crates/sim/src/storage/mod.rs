@@ -19,7 +19,7 @@ use abi::l5o::ResyncMode;
 use base::{Duration, Prng};
 
 use crate::faults::Scenario;
-use user::{Load, Part};
+use user::{UserBlocks, UserLoad};
 
 /// Chosen so that the seeds kept as regression tests have no storage.
 const SALT: u64 = 0x0440_0297;
@@ -34,7 +34,7 @@ const SPARE_ENTRIES: u16 = 2;
 
 /// Offloads that hosts use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mode {
+enum NodeNvmeOffloads {
     /// All.
     All,
     /// All except TLS.
@@ -51,8 +51,8 @@ enum Mode {
 
 /// Offloads of a machine, and the sizes of its device's tables.
 #[derive(Clone, Debug)]
-pub(crate) struct Side {
-    mode: Mode,
+pub(crate) struct StorageSide {
+    mode: NodeNvmeOffloads,
     contexts_max: u32,
     buffers_max: u32,
     buffer_bytes_max: u64,
@@ -63,10 +63,16 @@ pub(crate) struct Side {
     messages_ahead_max: usize,
 }
 
-impl Side {
+impl StorageSide {
     fn draw(r: &mut Prng) -> Self {
-        let modes = [Mode::All, Mode::All, Mode::All, Mode::Nvme, Mode::Tls];
-        let others = [Mode::Crc, Mode::Copy, Mode::Software];
+        let modes = [
+            NodeNvmeOffloads::All,
+            NodeNvmeOffloads::All,
+            NodeNvmeOffloads::All,
+            NodeNvmeOffloads::Nvme,
+            NodeNvmeOffloads::Tls,
+        ];
+        let others = [NodeNvmeOffloads::Crc, NodeNvmeOffloads::Copy, NodeNvmeOffloads::Software];
         let modes = [&modes[..], &others].concat();
         let few = r.chance(0.2);
         Self {
@@ -85,16 +91,16 @@ impl Side {
 
     /// Returns whether the host uses any NVMe/TCP offload.
     pub(crate) const fn uses_nvme(&self) -> bool {
-        !matches!(self.mode, Mode::Tls | Mode::Software)
+        !matches!(self.mode, NodeNvmeOffloads::Tls | NodeNvmeOffloads::Software)
     }
 
     const fn uses_tls(&self) -> bool {
-        matches!(self.mode, Mode::All | Mode::Tls)
+        matches!(self.mode, NodeNvmeOffloads::All | NodeNvmeOffloads::Tls)
     }
 
     /// Returns whether all NVMe/TCP offloads are used, for all but the smallest transfers.
     pub(crate) const fn does_all(&self) -> bool {
-        matches!(self.mode, Mode::All | Mode::Nvme) && self.threshold <= 512
+        matches!(self.mode, NodeNvmeOffloads::All | NodeNvmeOffloads::Nvme) && self.threshold <= 512
     }
 
     /// Returns whether the device has room for every context and buffer.
@@ -106,7 +112,7 @@ impl Side {
 
 /// Storage in a scenario.
 #[derive(Clone, Debug)]
-pub(crate) struct Storage {
+pub(crate) struct StorageScenario {
     /// Number of machines with a user.
     pub(crate) initiators: usize,
     /// One more initiator that is not admitted; one more that sends invalid PDUs.
@@ -115,7 +121,7 @@ pub(crate) struct Storage {
     /// Header digests, and data digests.
     pub(crate) digests: (bool, bool),
     queues: u16,
-    load: Load,
+    load: UserLoad,
     /// Requests of each user, before the last ones.
     requests: usize,
     /// Logarithm of the block size, and the size in bytes of a user's part.
@@ -140,11 +146,11 @@ pub(crate) struct Storage {
     write_error: f64,
     no_space: f64,
     resets: u64,
-    pub(crate) target: Side,
-    pub(crate) initiator: Side,
+    pub(crate) target: StorageSide,
+    pub(crate) initiator: StorageSide,
 }
 
-impl Storage {
+impl StorageScenario {
     /// Uses a generator of its own: scenarios without storage do not depend on these draws.
     pub(crate) fn draw(
         seed: u64,
@@ -173,7 +179,7 @@ impl Storage {
             rogue: r.chance(0.2),
             digests,
             queues: r.range(1, 4) as u16,
-            load: Load { depth, bytes_max, changes: r.range(2, 8) },
+            load: UserLoad { depth, bytes_max, changes: r.range(2, 8) },
             requests: most.max(depth.min(96)),
             shift,
             bytes: (256 << 10) << r.below(3),
@@ -192,8 +198,8 @@ impl Storage {
             write_error: if errors && r.chance(0.5) { r.unit() * 0.2 } else { 0.0 },
             no_space: if errors && r.chance(0.5) { r.unit() * 0.2 } else { 0.0 },
             resets: if r.chance(0.35) { r.range(1, 4) } else { 0 },
-            target: Side::draw(r),
-            initiator: Side::draw(r),
+            target: StorageSide::draw(r),
+            initiator: StorageSide::draw(r),
         })
     }
 
@@ -226,7 +232,7 @@ impl Storage {
 
     /// Forces all offload on or off.
     pub(crate) const fn force(&mut self, offload: bool) {
-        let mode = if offload { Mode::All } else { Mode::Software };
+        let mode = if offload { NodeNvmeOffloads::All } else { NodeNvmeOffloads::Software };
         (self.target.mode, self.initiator.mode) = (mode, mode);
     }
 
@@ -257,7 +263,7 @@ impl Storage {
     }
 
     /// Returns the offloads of a machine.
-    pub(crate) const fn side(&self, node: usize) -> &Side {
+    pub(crate) const fn side(&self, node: usize) -> &StorageSide {
         if node == 0 { &self.target } else { &self.initiator }
     }
 
@@ -283,10 +289,10 @@ impl Storage {
     }
 
     /// Returns the part of a user.
-    fn part(&self, node: usize) -> Part {
+    fn part(&self, node: usize) -> UserBlocks {
         let blocks = self.bytes as u64 >> self.shift;
         let first = if self.shared { (node as u64).saturating_sub(1) * blocks } else { 0 };
-        Part { shift: self.shift, first, blocks }
+        UserBlocks { shift: self.shift, first, blocks }
     }
 
     /// Returns whether the target is killed.

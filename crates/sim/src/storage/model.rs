@@ -91,7 +91,7 @@ impl Model {
     }
 
     /// Notes that the target has lost power.
-    pub fn lose(&mut self) {
+    pub fn lose_power(&mut self) {
         for sector in &mut self.sectors {
             sector.answered = sector.durable;
         }
@@ -169,10 +169,10 @@ mod tests {
         fill(1, 2, &mut bytes);
         bytes[700] ^= 1;
         assert!(model.check(2, &model.oldest(all), &bytes).is_err(), "it is torn");
-        model.lose();
+        model.lose_power();
         assert!(model.check(2, &model.oldest(all), &[0; 2 * SECTOR]).is_ok(), "it was not flushed");
         model.end(1, true, (2, 1));
-        model.lose();
+        model.lose_power();
         assert!(model.check(2, &model.oldest(all), &[0; 2 * SECTOR]).is_err(), "it was");
     }
 }

@@ -9,12 +9,13 @@ use base::{Duration, Instant, Prng};
 use bytes::Bytes;
 use host::{Application, Host, Notice, SocketId, TlsClient};
 use wire::Endpoint;
-use wire::nvme::command::{Blocks, Command, Sgl, io};
+use wire::nvme::command::{NvmeBlockRange, NvmeCommand, Sgl, io};
 use wire::nvme::fabrics::{
-    CNTLID_DYNAMIC, Configuration, Connect, ConnectData, Fabrics, PropertySet, property,
+    CNTLID_DYNAMIC, ConnectCommand, ConnectData, ControllerConfiguration, FabricsCommand,
+    PropertySet, property,
 };
 use wire::nvme::nqn::Nqn;
-use wire::nvme::pdu::{DataHeader, Fault, Header, IcReq, Rules};
+use wire::nvme::pdu::{DataPduHeader, IcReq, PduFault, PduHeader, PduRules};
 
 /// Path of its namespace, and the size in bytes.
 pub(crate) const PATH: &str = "rogue";
@@ -40,7 +41,7 @@ base::counters! {
 
 /// A connection.
 #[derive(Debug)]
-struct Line {
+struct RogueConnection {
     socket: SocketId,
     /// The first bytes received.
     head: Vec<u8>,
@@ -56,7 +57,7 @@ pub(crate) struct Rogue {
     /// Its host NQN, and its subsystem's.
     names: (Nqn, Nqn),
     rng: Prng,
-    lines: [Option<Line>; 2],
+    lines: [Option<RogueConnection>; 2],
     /// Data to send after its last command.
     owed: Vec<u8>,
     /// Time of its next action.
@@ -110,7 +111,7 @@ impl Rogue {
         let Ok(socket) = socket else { return };
         self.counters.rogue_connections += 1;
         let most = self.rng.range(1, 60);
-        self.lines[index] = Some(Line { socket, head: Vec::new(), sent: 0, most });
+        self.lines[index] = Some(RogueConnection { socket, head: Vec::new(), sent: 0, most });
     }
 
     fn send(&mut self, now: Instant, host: &mut Host, index: usize) {
@@ -174,13 +175,17 @@ impl Rogue {
         let digest = self.rng.chance(0.1);
         let hpda = if self.rng.chance(0.9) { 0 } else { self.rng.below(64) as u8 };
         let request = IcReq { pfv: 0, hpda, header_digest: digest, data_digest: digest, maxr2t: 0 };
-        pdu(&Header::ICReq(request), &[])
+        pdu(&PduHeader::ICReq(request), &[])
     }
 
     fn connect(&mut self, index: usize) -> Vec<u8> {
         let qid = if self.rng.chance(0.95) { index as u16 } else { self.rng.below(3) as u16 };
         let controller = self.controller().filter(|_| index > 0);
-        let connect = Connect { qid, sqsize: self.rng.range(1, 40) as u16, ..Connect::default() };
+        let connect = ConnectCommand {
+            qid,
+            sqsize: self.rng.range(1, 40) as u16,
+            ..ConnectCommand::default()
+        };
         let (host, subsystem) = self.names;
         let cntlid = controller.unwrap_or(CNTLID_DYNAMIC);
         let cntlid = if self.rng.chance(0.95) { cntlid } else { self.rng.below(8) as u16 };
@@ -188,7 +193,7 @@ impl Rogue {
             ConnectData { hostid: [7; 16], cntlid, subnqn: Some(subsystem), hostnqn: Some(host) };
         let data = data.to_bytes();
         let sgl = Sgl::InCapsule { offset: 0, len: data.len() as u32 };
-        capsule(&Fabrics::Connect(connect).to_command(0, sgl), &data)
+        capsule(&FabricsCommand::Connect(connect).to_command(0, sgl), &data)
     }
 
     fn any(&mut self) -> Vec<u8> {
@@ -206,7 +211,7 @@ impl Rogue {
                 noise
             }
             _ if self.rng.chance(0.7) => self.command(),
-            _ => pdu(&Header::H2CTermReq(Fault::SEQUENCE), &[0; 24]),
+            _ => pdu(&PduHeader::H2CTermReq(PduFault::SEQUENCE), &[0; 24]),
         }
     }
 
@@ -220,13 +225,13 @@ impl Rogue {
             (entry[1], entry[2], entry[3]) = (0x40, cid as u8, 0);
             entry[0] = r.below(0x90) as u8;
             (entry[4], entry[5], entry[6], entry[7]) = (r.below(3) as u8, 0, 0, 0);
-            return pdu(&Header::CapsuleCmd(entry), &[]);
+            return pdu(&PduHeader::CapsuleCmd(entry), &[]);
         }
         let ops = [io::READ, io::WRITE, io::WRITE, io::COMPARE, io::FLUSH, io::WRITE_ZEROES];
         let opcode = ops[r.below(ops.len() as u64) as usize];
         let blocks = r.range(1, 16) as u32;
-        let command = Command::new(opcode, cid, r.below(3) as u32);
-        let command = Blocks::new(r.below(140), blocks).put(command);
+        let command = NvmeCommand::new(opcode, cid, r.below(3) as u32);
+        let command = NvmeBlockRange::new(r.below(140), blocks).encode_into(command);
         let data = if r.chance(0.5) { vec![0x5a; (blocks as usize) << 9] } else { Vec::new() };
         let len = if r.chance(0.9) { blocks << 9 } else { r.next_u32() };
         let sgl = if data.is_empty() {
@@ -241,7 +246,7 @@ impl Rogue {
     fn data(&mut self) -> Vec<u8> {
         let r = &mut self.rng;
         let len = (r.range(1, 16) as u32) << 9;
-        let header = DataHeader {
+        let header = DataPduHeader {
             cccid: r.below(12) as u16,
             ttag: r.below(3) as u16,
             offset: if r.chance(0.8) { 0 } else { r.next_u32() & !3 },
@@ -249,7 +254,7 @@ impl Rogue {
             last: r.chance(0.7),
             success: false,
         };
-        pdu(&Header::H2CData(header), &vec![0x3c; len as usize])
+        pdu(&PduHeader::H2CData(header), &vec![0x3c; len as usize])
     }
 }
 
@@ -307,7 +312,8 @@ impl Rogue {
         let second = (first + 1) % 12;
         let (large, small) = ((r.range(8, 33) as u32) << 9, (r.range(1, 9) as u32) << 9);
         let write = |cid, len: u32| {
-            let command = Blocks::new(0, len >> 9).put(Command::new(io::WRITE, cid, 1));
+            let command =
+                NvmeBlockRange::new(0, len >> 9).encode_into(NvmeCommand::new(io::WRITE, cid, 1));
             capsule(&command.with_data(Sgl::Transport { len }), &[])
         };
         let data = |cid, len| data((cid, ttag), 0, len);
@@ -316,7 +322,7 @@ impl Rogue {
     }
 }
 
-impl Line {
+impl RogueConnection {
     /// Reads available data. Returns whether the target has closed the connection.
     fn read(&mut self, host: &mut Host) -> bool {
         loop {
@@ -336,23 +342,23 @@ impl Line {
 
 /// Returns an H2CData PDU.
 fn data((cccid, ttag): (u16, u16), offset: u32, len: u32) -> Vec<u8> {
-    let header = DataHeader { cccid, ttag, offset, len, last: true, success: false };
-    pdu(&Header::H2CData(header), &vec![0x3c; len as usize])
+    let header = DataPduHeader { cccid, ttag, offset, len, last: true, success: false };
+    pdu(&PduHeader::H2CData(header), &vec![0x3c; len as usize])
 }
 
 fn enable() -> Vec<u8> {
-    let set = PropertySet::new(property::CC, Configuration::ENABLED.to_value());
-    capsule(&Fabrics::PropertySet(set).to_command(1, Sgl::NONE), &[])
+    let set = PropertySet::new(property::CC, ControllerConfiguration::ENABLED.to_value());
+    capsule(&FabricsCommand::PropertySet(set).to_command(1, Sgl::NONE), &[])
 }
 
-fn capsule(command: &Command, data: &[u8]) -> Vec<u8> {
-    pdu(&Header::CapsuleCmd(command.to_bytes()), data)
+fn capsule(command: &NvmeCommand, data: &[u8]) -> Vec<u8> {
+    pdu(&PduHeader::CapsuleCmd(command.to_bytes()), data)
 }
 
 /// Returns a PDU without digests.
-fn pdu(header: &Header, data: &[u8]) -> Vec<u8> {
+fn pdu(header: &PduHeader, data: &[u8]) -> Vec<u8> {
     let mut out = vec![0; SETUP_BYTES];
-    let common = header.write(data.len() as u32, &Rules::NONE, &mut out);
+    let common = header.write(data.len() as u32, &PduRules::NONE, &mut out);
     let header_bytes = common.map_or(0, |common| common.header_bytes as usize);
     out.truncate(header_bytes);
     out.extend_from_slice(data);

@@ -5,12 +5,14 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
 use abi::aligned::{AlignedBuf, PAGE_BYTES};
-use apps::nvme::initiator::{Config, Error, Event, Initiator, Request, State};
+use apps::nvme::initiator::{
+    Initiator, InitiatorConfig, InitiatorEvent, InitiatorState, NvmeRequest, NvmeRequestError,
+};
 use base::{Instant, Prng};
 use bytes::Bytes;
 use host::{Application, Host, Notice};
 use wire::Endpoint;
-use wire::nvme::status::Status;
+use wire::nvme::status::NvmeStatus;
 
 use super::model::{Extent, Model, SECTOR, fill};
 
@@ -19,7 +21,7 @@ const NSID: u32 = 1;
 
 /// A request to make. A pair is the first block and the number of blocks.
 #[derive(Clone, Debug)]
-pub enum Todo {
+pub enum UserRequest {
     /// Read.
     Read((u64, u32)),
     /// Write the next version; true with FUA.
@@ -38,8 +40,8 @@ pub enum Todo {
 
 /// A request that is open.
 #[derive(Debug)]
-struct Open {
-    asked: Asked,
+struct OpenNvmeRequest {
+    asked: OpenRequestKind,
     /// It must not fail.
     strict: bool,
     /// The target has lost power, and may have completed the request before that.
@@ -48,7 +50,7 @@ struct Open {
 
 /// Kind of an open request, and what its check needs.
 #[derive(Debug)]
-enum Asked {
+enum OpenRequestKind {
     Read {
         extent: Extent,
         oldest: Vec<u64>,
@@ -73,18 +75,18 @@ enum Asked {
 
 /// A request that has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Failure {
+pub struct UserFailure {
     /// Token of the request.
     pub token: u64,
     /// The error.
-    pub error: Error,
+    pub error: NvmeRequestError,
     /// No failures were permitted when it was submitted.
     pub strict: bool,
 }
 
 /// The blocks of a user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct UserBlocks {
     /// Logarithm of the block size in bytes.
     pub shift: u8,
     /// First block.
@@ -95,7 +97,7 @@ pub struct Part {
 
 /// Progress of a user that was asked to finish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Stage {
+enum UserStage {
     /// It was not asked, or the time has not come.
     Working,
     /// All earlier requests have completed, and new ones must not fail.
@@ -107,7 +109,7 @@ enum Stage {
 }
 
 /// Classification of a completion, for compares that the model can judge.
-enum Compared {
+enum CompareVerdict {
     /// Not a compare, or a failure.
     No,
     /// A compare that succeeded, whether equal or not.
@@ -121,7 +123,7 @@ const READ_BYTES: u64 = 256 << 10;
 
 /// Distribution of a user's requests.
 #[derive(Clone, Copy, Debug)]
-pub struct Load {
+pub struct UserLoad {
     /// Maximum number of open requests.
     pub depth: usize,
     /// Maximum size of a request in bytes.
@@ -135,35 +137,35 @@ pub struct User {
     /// The initiator that it uses.
     pub initiator: Initiator,
     /// Distribution of its requests.
-    pub load: Load,
+    pub load: UserLoad,
     /// Number of random requests still to be made.
     pub left: usize,
     /// Requests to be made before the random ones.
-    pub script: VecDeque<Todo>,
+    pub script: VecDeque<UserRequest>,
     /// Permitted contents of the namespace.
     pub model: Model,
     /// Its random requests include compares.
     pub compares: bool,
     rng: Prng,
-    part: Part,
-    stage: Stage,
+    part: UserBlocks,
+    stage: UserStage,
     /// Time at which it begins to finish.
     finish_at: Option<Instant>,
     /// The time `finish_at` has come.
     called: bool,
-    open: BTreeMap<u64, Open>,
+    open: BTreeMap<u64, OpenNvmeRequest>,
     next: u64,
     /// Result of each request.
-    pub results: BTreeMap<u64, Result<u64, Error>>,
+    pub results: BTreeMap<u64, Result<u64, NvmeRequestError>>,
     /// Hashes of the data of reads whose content was certain.
     pub settled: BTreeMap<u64, u64>,
     /// Requests that failed, except compares that the model judges.
-    pub failed: Vec<Failure>,
+    pub failed: Vec<UserFailure>,
     /// Log for the trace: kind, token, and then the first block and the number of blocks of a
     /// submission, or the result of a completion.
     pub log: Vec<[u64; 5]>,
     /// Events of the initiator.
-    pub events: Vec<Event>,
+    pub events: Vec<InitiatorEvent>,
     /// Description of the first violation.
     pub wrong: Option<String>,
     hash: DefaultHasher,
@@ -172,7 +174,13 @@ pub struct User {
 impl User {
     /// Returns a user of a part of a namespace that no other user changes.
     #[must_use]
-    pub fn new(config: Config, remote: Endpoint, load: Load, part: Part, rng: Prng) -> Self {
+    pub fn new(
+        config: InitiatorConfig,
+        remote: Endpoint,
+        load: UserLoad,
+        part: UserBlocks,
+        rng: Prng,
+    ) -> Self {
         Self {
             initiator: Initiator::new(config, remote),
             load,
@@ -182,7 +190,7 @@ impl User {
             compares: false,
             rng,
             part,
-            stage: Stage::Working,
+            stage: UserStage::Working,
             finish_at: None,
             called: false,
             open: BTreeMap::new(),
@@ -217,7 +225,7 @@ impl User {
 
     /// Returns the errors of failed requests.
     #[must_use]
-    pub fn failures(&self) -> Vec<Error> {
+    pub fn failures(&self) -> Vec<NvmeRequestError> {
         self.results.values().filter_map(|result| result.err()).collect()
     }
 
@@ -238,21 +246,21 @@ impl User {
 
     /// Notes that the target has lost power.
     pub fn note_power_loss(&mut self) {
-        self.model.lose();
+        self.model.lose_power();
         for open in self.open.values_mut() {
             open.doubtful = true;
             match &mut open.asked {
-                Asked::Read { extent, oldest } => *oldest = self.model.oldest(*extent),
+                OpenRequestKind::Read { extent, oldest } => *oldest = self.model.oldest(*extent),
                 // A retry of the flush does not restore the lost data.
-                Asked::Flush { answered } => *answered = None,
-                Asked::Compare { sure, .. } => *sure = false,
-                Asked::Change { .. } => {}
+                OpenRequestKind::Flush { answered } => *answered = None,
+                OpenRequestKind::Compare { sure, .. } => *sure = false,
+                OpenRequestKind::Change { .. } => {}
             }
         }
     }
 
     /// Notes that its machine starts again: it is unknown which open requests were executed.
-    pub fn restart(&mut self, config: Config, remote: Endpoint) {
+    pub fn restart(&mut self, config: InitiatorConfig, remote: Endpoint) {
         self.open.clear();
         self.initiator = Initiator::new(config, remote);
     }
@@ -266,7 +274,7 @@ impl User {
     /// Returns whether it has finished.
     #[must_use]
     pub fn is_done(&self) -> bool {
-        self.stage == Stage::Closed && self.is_idle()
+        self.stage == UserStage::Closed && self.is_idle()
     }
 
     /// Checks the contents of the namespace.
@@ -303,28 +311,28 @@ impl User {
         (self.part.first + self.rng.below(self.part.blocks - count + 1), count as u32)
     }
 
-    fn draw(&mut self) -> Todo {
+    fn draw(&mut self) -> UserRequest {
         let (range, change, fua) =
             (self.draw_range(), self.rng.below(10) < self.load.changes, self.rng.chance(0.25));
         match self.rng.below(20) {
-            0 => Todo::Flush,
-            1 | 2 if self.compares && !change => Todo::CompareNow(range, fua),
-            _ if !change => Todo::Read(range),
-            1 | 2 => Todo::Zero(range, fua),
+            0 => UserRequest::Flush,
+            1 | 2 if self.compares && !change => UserRequest::CompareNow(range, fua),
+            _ if !change => UserRequest::Read(range),
+            1 | 2 => UserRequest::Zero(range, fua),
             3 => {
                 let half = range.1 / 2;
                 let second = (range.0 + u64::from(half), range.1 - half);
-                Todo::Deallocate(vec![(range.0, half), second])
+                UserRequest::Deallocate(vec![(range.0, half), second])
             }
-            _ => Todo::Write(range, fua),
+            _ => UserRequest::Write(range, fua),
         }
     }
 
-    fn change(&mut self, ranges: &[(u64, u32)], zero: bool, fua: bool) -> Asked {
+    fn change(&mut self, ranges: &[(u64, u32)], zero: bool, fua: bool) -> OpenRequestKind {
         let version = self.next + 1;
         let extents: Vec<Extent> = ranges.iter().map(|range| self.sectors(*range)).collect();
         extents.iter().for_each(|extent| self.model.begin(version, zero, *extent));
-        Asked::Change { version, extents, fua }
+        OpenRequestKind::Change { version, extents, fua }
     }
 
     fn data(&self, range: (u64, u32), version: u64) -> Bytes {
@@ -348,50 +356,50 @@ impl User {
         data
     }
 
-    fn submit(&mut self, now: Instant, host: &mut Host, todo: Todo) {
+    fn submit(&mut self, now: Instant, host: &mut Host, todo: UserRequest) {
         let mut buffer = None;
         let (request, asked) = match todo {
-            Todo::Read((lba, blocks)) => {
+            UserRequest::Read((lba, blocks)) => {
                 let extent = self.sectors((lba, blocks));
                 buffer = Some(AlignedBuf::new((extent.1 * SECTOR).div_ceil(PAGE_BYTES)));
                 let oldest = self.model.oldest(extent);
-                (Request::Read { lba, blocks }, Asked::Read { extent, oldest })
+                (NvmeRequest::Read { lba, blocks }, OpenRequestKind::Read { extent, oldest })
             }
-            Todo::Write(range, fua) => {
+            UserRequest::Write(range, fua) => {
                 let asked = self.change(&[range], false, fua);
                 let data = self.data(range, self.next + 1);
-                (Request::Write { lba: range.0, data, fua }, asked)
+                (NvmeRequest::Write { lba: range.0, data, fua }, asked)
             }
-            Todo::Zero((lba, blocks), fua) => {
+            UserRequest::Zero((lba, blocks), fua) => {
                 let asked = self.change(&[(lba, blocks)], true, fua);
                 let deallocate = self.rng.chance(0.5);
-                (Request::WriteZeroes { lba, blocks, deallocate, fua }, asked)
+                (NvmeRequest::WriteZeroes { lba, blocks, deallocate, fua }, asked)
             }
-            Todo::Deallocate(ranges) => {
+            UserRequest::Deallocate(ranges) => {
                 let asked = self.change(&ranges, true, false);
-                (Request::Deallocate { ranges }, asked)
+                (NvmeRequest::Deallocate { ranges }, asked)
             }
-            Todo::Flush => {
+            UserRequest::Flush => {
                 let answered = Some(self.model.answered());
-                (Request::Flush, Asked::Flush { answered })
+                (NvmeRequest::Flush, OpenRequestKind::Flush { answered })
             }
-            Todo::Compare(range, version) => {
+            UserRequest::Compare(range, version) => {
                 let data = self.data(range, version);
                 let (extent, oldest) = (self.sectors(range), Vec::new());
-                let asked = Asked::Compare { extent, oldest, same: true, sure: false };
-                (Request::Compare { lba: range.0, data }, asked)
+                let asked = OpenRequestKind::Compare { extent, oldest, same: true, sure: false };
+                (NvmeRequest::Compare { lba: range.0, data }, asked)
             }
-            Todo::CompareNow(range, same) => {
+            UserRequest::CompareNow(range, same) => {
                 let extent = self.sectors(range);
                 let (data, oldest) = (self.latest(extent, same).into(), self.model.oldest(extent));
                 let sure = self.model.is_settled(extent.0, &oldest);
-                let asked = Asked::Compare { extent, oldest, same, sure };
-                (Request::Compare { lba: range.0, data }, asked)
+                let asked = OpenRequestKind::Compare { extent, oldest, same, sure };
+                (NvmeRequest::Compare { lba: range.0, data }, asked)
             }
         };
         self.next += 1;
-        let strict = self.stage > Stage::Working;
-        self.open.insert(self.next, Open { asked, strict, doubtful: false });
+        let strict = self.stage > UserStage::Working;
+        self.open.insert(self.next, OpenNvmeRequest { asked, strict, doubtful: false });
         self.note_asked(&request);
         let busy = self.initiator.submit(now, host, (self.next, NSID), request, buffer).is_err();
         if busy {
@@ -403,59 +411,67 @@ impl User {
         self.wrong.get_or_insert_with(|| what.into());
     }
 
-    fn note_asked(&mut self, request: &Request) {
+    fn note_asked(&mut self, request: &NvmeRequest) {
         let shift = self.part.shift;
         let [what, lba, blocks] = match request {
-            Request::Read { lba, blocks } => [0, *lba, u64::from(*blocks)],
-            Request::Write { lba, data, .. } => [1, *lba, data.len() as u64 >> shift],
-            Request::WriteZeroes { lba, blocks, .. } => [2, *lba, u64::from(*blocks)],
-            Request::Compare { lba, data } => [3, *lba, data.len() as u64 >> shift],
-            Request::Deallocate { ranges } => [4, ranges.first().map_or(0, |range| range.0), 0],
+            NvmeRequest::Read { lba, blocks } => [0, *lba, u64::from(*blocks)],
+            NvmeRequest::Write { lba, data, .. } => [1, *lba, data.len() as u64 >> shift],
+            NvmeRequest::WriteZeroes { lba, blocks, .. } => [2, *lba, u64::from(*blocks)],
+            NvmeRequest::Compare { lba, data } => [3, *lba, data.len() as u64 >> shift],
+            NvmeRequest::Deallocate { ranges } => [4, ranges.first().map_or(0, |range| range.0), 0],
             _ => [5, 0, 0],
         };
         self.log.push([what, self.next, lba, blocks, 0]);
     }
 
     /// Judges the result of a compare against the model.
-    fn compared(&self, open: &Open, result: Result<u64, Error>) -> Result<Compared, String> {
-        let differs =
-            matches!(result, Err(Error::Status(s)) if s.code() == Status::COMPARE_FAILURE);
-        let Asked::Compare { extent, oldest, same, sure } = &open.asked else {
-            return Ok(Compared::No);
+    fn compared(
+        &self,
+        open: &OpenNvmeRequest,
+        result: Result<u64, NvmeRequestError>,
+    ) -> Result<CompareVerdict, String> {
+        let differs = matches!(result, Err(NvmeRequestError::Status(s)) if s.code() == NvmeStatus::COMPARE_FAILURE);
+        let OpenRequestKind::Compare { extent, oldest, same, sure } = &open.asked else {
+            return Ok(CompareVerdict::No);
         };
         if oldest.is_empty() || (result.is_err() && !differs) {
-            return Ok(Compared::No);
+            return Ok(CompareVerdict::No);
         }
         // The result means nothing if the content was uncertain at submission or was changed since.
         let sure = *sure && self.model.is_settled(extent.0, oldest);
         if sure && differs == *same {
             return Err(format!("compare of {extent:?} said {result:?}, same: {same}"));
         }
-        Ok(Compared::Either)
+        Ok(CompareVerdict::Either)
     }
 
-    fn take(&mut self, token: u64, result: Result<u64, Error>, buffer: Option<AlignedBuf>) {
+    fn take(
+        &mut self,
+        token: u64,
+        result: Result<u64, NvmeRequestError>,
+        buffer: Option<AlignedBuf>,
+    ) {
         self.log.push([8, token, result.is_ok().into(), 0, 0]);
         let Some(open) = self.open.remove(&token) else {
             return self.fail(format!("{token} was not open, and has ended"));
         };
         match self.compared(&open, result) {
-            Ok(Compared::No) => {
+            Ok(CompareVerdict::No) => {
                 self.results.insert(token, result);
             }
-            Ok(Compared::Either) => {
+            Ok(CompareVerdict::Either) => {
                 self.results.insert(token, Ok(0));
                 return;
             }
             Err(what) => return self.fail(format!("{token}: {what}")),
         }
-        let Open { asked, strict, doubtful } = open;
+        let OpenNvmeRequest { asked, strict, doubtful } = open;
         if let Err(error) = result {
-            self.failed.push(Failure { token, error, strict });
+            self.failed.push(UserFailure { token, error, strict });
             return;
         }
         match asked {
-            Asked::Read { extent: (first, count), oldest } => {
+            OpenRequestKind::Read { extent: (first, count), oldest } => {
                 let Some(buffer) = buffer else {
                     return self.fail(format!("{token} has no buffer any more"));
                 };
@@ -470,16 +486,16 @@ impl User {
                     self.settled.insert(token, hash.finish());
                 }
             }
-            Asked::Change { version, extents, fua } => {
+            OpenRequestKind::Change { version, extents, fua } => {
                 // A change that may have completed before the loss of power is durable only with
                 // FUA.
                 let extents = extents.iter().filter(|_| fua || !doubtful);
                 extents.for_each(|extent| self.model.end(version, fua, *extent));
             }
-            Asked::Flush { answered } => {
+            OpenRequestKind::Flush { answered } => {
                 answered.into_iter().for_each(|answered| self.model.flushed(&answered));
             }
-            Asked::Compare { .. } => {}
+            OpenRequestKind::Compare { .. } => {}
         }
     }
 
@@ -494,10 +510,10 @@ impl User {
         while let Some(event) = self.initiator.poll_event() {
             (now.as_nanos(), format!("{event:?}")).hash(&mut self.hash);
             // Later completions are from after the loss of power.
-            if matches!(event, Event::Lost(_)) {
+            if matches!(event, InitiatorEvent::Lost(_)) {
                 self.open.values_mut().for_each(|open| open.doubtful = false);
             }
-            self.log.push([9, matches!(event, Event::Connected).into(), 0, 0, 0]);
+            self.log.push([9, matches!(event, InitiatorEvent::Connected).into(), 0, 0, 0]);
             self.events.push(event);
         }
     }
@@ -508,23 +524,23 @@ impl User {
             return;
         }
         match self.stage {
-            Stage::Working => (self.stage, self.left) = (Stage::Strict, STRICT),
-            Stage::Strict => {
-                self.stage = Stage::Reading;
-                let Part { shift, first, blocks } = self.part;
+            UserStage::Working => (self.stage, self.left) = (UserStage::Strict, STRICT),
+            UserStage::Strict => {
+                self.stage = UserStage::Reading;
+                let UserBlocks { shift, first, blocks } = self.part;
                 let most = self.initiator.data_bytes_max().unwrap_or(0).min(READ_BYTES);
                 let step = (most >> shift).clamp(1, blocks);
                 let reads = (0..blocks.div_ceil(step)).map(|at| {
                     let from = at * step;
-                    Todo::Read((first + from, step.min(blocks - from) as u32))
+                    UserRequest::Read((first + from, step.min(blocks - from) as u32))
                 });
                 self.script.extend(reads);
             }
-            Stage::Reading => {
-                self.stage = Stage::Closed;
+            UserStage::Reading => {
+                self.stage = UserStage::Closed;
                 self.initiator.close(now, host);
             }
-            Stage::Closed => {}
+            UserStage::Closed => {}
         }
     }
 
@@ -536,7 +552,10 @@ impl User {
             // requests.
             self.take_events(now);
             let known = self.initiator.namespaces().any(|namespace| namespace.nsid == NSID);
-            let up = !matches!(self.initiator.state(), State::Failed(_) | State::Closed);
+            let up = !matches!(
+                self.initiator.state(),
+                InitiatorState::Failed(_) | InitiatorState::Closed
+            );
             if known && up {
                 self.advance_stage(now, host);
             }
@@ -569,7 +588,7 @@ impl Application for User {
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        let finish = self.finish_at.filter(|_| self.stage == Stage::Working && !self.called);
+        let finish = self.finish_at.filter(|_| self.stage == UserStage::Working && !self.called);
         [self.initiator.poll_timeout(), finish].into_iter().flatten().min()
     }
 

@@ -30,7 +30,7 @@ use rustls::{
     SignatureScheme, SupportedCipherSuite, SupportedProtocolVersion, Tls13CipherSuite, version,
 };
 
-use crate::faults::Tls;
+use crate::faults::TlsScenario;
 
 /// The server's certificate: `openssl req -x509 -key .. -subj /CN=sim` with [`KEY`].
 const CERTIFICATE: &[u8] = include_bytes!("cert.der");
@@ -63,8 +63,8 @@ thread_local! {
     static GENERATORS: RefCell<Vec<Prng>> = const { RefCell::new(Vec::new()) };
 }
 
-static RANDOM: [Random; SOURCES] = {
-    let mut all = [const { Random(0) }; SOURCES];
+static RANDOM: [SeededRandom; SOURCES] = {
+    let mut all = [const { SeededRandom(0) }; SOURCES];
     let mut index = 0;
     while index < SOURCES {
         all[index].0 = index;
@@ -73,8 +73,8 @@ static RANDOM: [Random; SOURCES] = {
     all
 };
 
-static GROUPS: [Group; SOURCES] = {
-    let mut all = [const { Group(0) }; SOURCES];
+static GROUPS: [SeededX25519; SOURCES] = {
+    let mut all = [const { SeededX25519(0) }; SOURCES];
     let mut index = 0;
     while index < SOURCES {
         all[index].0 = index;
@@ -105,9 +105,9 @@ fn draw(source: usize, out: &mut [u8]) {
 
 /// Source of random bytes: the generator with this index.
 #[derive(Debug)]
-struct Random(usize);
+struct SeededRandom(usize);
 
-impl SecureRandom for Random {
+impl SecureRandom for SeededRandom {
     fn fill(&self, buf: &mut [u8]) -> Result<(), GetRandomFailed> {
         draw(self.0, buf);
         Ok(())
@@ -116,16 +116,16 @@ impl SecureRandom for Random {
 
 /// X25519 with private keys from the generator with this index.
 #[derive(Debug)]
-struct Group(usize);
+struct SeededX25519(usize);
 
-impl SupportedKxGroup for Group {
+impl SupportedKxGroup for SeededX25519 {
     fn start(&self) -> Result<Box<dyn ActiveKeyExchange>, Error> {
         let mut bytes = [0; 32];
         draw(self.0, &mut bytes);
         let failed = |_| Error::FailedToGetRandomBytes;
         let private = PrivateKey::from_private_key(&X25519, &bytes).map_err(failed)?;
         let public = private.compute_public_key().map_err(|_| Error::FailedToGetRandomBytes)?;
-        Ok(Box::new(Exchange { public: public.as_ref().to_vec(), private }))
+        Ok(Box::new(SeededKeyExchange { public: public.as_ref().to_vec(), private }))
     }
 
     fn name(&self) -> NamedGroup {
@@ -133,12 +133,12 @@ impl SupportedKxGroup for Group {
     }
 }
 
-struct Exchange {
+struct SeededKeyExchange {
     private: PrivateKey,
     public: Vec<u8>,
 }
 
-impl ActiveKeyExchange for Exchange {
+impl ActiveKeyExchange for SeededKeyExchange {
     fn complete(self: Box<Self>, peer: &[u8]) -> Result<SharedSecret, Error> {
         let peer = UnparsedPublicKey::new(&X25519, peer);
         let failed = Error::PeerMisbehaved(rustls::PeerMisbehaved::InvalidKeyShare);
@@ -156,9 +156,9 @@ impl ActiveKeyExchange for Exchange {
 
 /// A constant time for certificates.
 #[derive(Debug)]
-struct Clock;
+struct FrozenClock;
 
-impl TimeProvider for Clock {
+impl TimeProvider for FrozenClock {
     fn current_time(&self) -> Option<UnixTime> {
         Some(UnixTime::since_unix_epoch(core::time::Duration::from_secs(1_800_000_000)))
     }
@@ -166,9 +166,9 @@ impl TimeProvider for Clock {
 
 /// Verifier that accepts the server's certificate only.
 #[derive(Debug)]
-struct Pinned(Arc<CryptoProvider>);
+struct PinnedCertVerifier(Arc<CryptoProvider>);
 
-impl ServerCertVerifier for Pinned {
+impl ServerCertVerifier for PinnedCertVerifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -235,7 +235,7 @@ static LIMITED: LazyLock<Vec<Tls13CipherSuite>> = LazyLock::new(|| {
     limited.collect()
 });
 
-fn suite(tls: &Tls) -> SupportedCipherSuite {
+fn suite(tls: &TlsScenario) -> SupportedCipherSuite {
     match tls.key_records {
         Some(limit) if !tls.v12 => {
             SupportedCipherSuite::Tls13(&LIMITED[tls.suite * KEY_RECORDS.len() + limit])
@@ -245,11 +245,11 @@ fn suite(tls: &Tls) -> SupportedCipherSuite {
     }
 }
 
-fn versions(tls: &Tls) -> [&'static SupportedProtocolVersion; 1] {
+fn versions(tls: &TlsScenario) -> [&'static SupportedProtocolVersion; 1] {
     [if tls.v12 { &version::TLS12 } else { &version::TLS13 }]
 }
 
-fn provider(tls: &Tls, source: usize) -> Arc<CryptoProvider> {
+fn provider(tls: &TlsScenario, source: usize) -> Arc<CryptoProvider> {
     Arc::new(CryptoProvider {
         cipher_suites: vec![suite(tls)],
         kx_groups: vec![&GROUPS[source]],
@@ -259,7 +259,7 @@ fn provider(tls: &Tls, source: usize) -> Arc<CryptoProvider> {
 }
 
 /// Returns the server's TLS configuration.
-pub(crate) fn server(tls: &Tls) -> TlsServer {
+pub(crate) fn server(tls: &TlsScenario) -> TlsServer {
     let mut config = server_config(provider(tls, SERVER), &versions(tls));
     config.enable_secret_extraction = true;
     TlsServer { config: Arc::new(config), crypto: Arc::new(crypto::Provider) }
@@ -270,7 +270,7 @@ fn server_config(
     versions: &[&'static SupportedProtocolVersion],
 ) -> ServerConfig {
     let key = PrivatePkcs8KeyDer::from(&KEY[..]).clone_key();
-    let config = ServerConfig::builder_with_details(provider, Arc::new(Clock))
+    let config = ServerConfig::builder_with_details(provider, Arc::new(FrozenClock))
         .with_protocol_versions(versions)
         .map(|builder| builder.with_no_client_auth())
         .and_then(|builder| {
@@ -286,7 +286,7 @@ fn server_config(
 }
 
 /// Returns the TLS configuration of a client's session.
-pub(crate) fn client(tls: &Tls, node: usize, session: usize) -> TlsClient {
+pub(crate) fn client(tls: &TlsScenario, node: usize, session: usize) -> TlsClient {
     let provider = provider(tls, 1 + node * SESSIONS + session);
     let mut config = client_config(provider, &versions(tls));
     config.enable_secret_extraction = true;
@@ -298,8 +298,8 @@ fn client_config(
     provider: Arc<CryptoProvider>,
     versions: &[&'static SupportedProtocolVersion],
 ) -> ClientConfig {
-    let verifier = Arc::new(Pinned(provider.clone()));
-    let config = ClientConfig::builder_with_details(provider, Arc::new(Clock))
+    let verifier = Arc::new(PinnedCertVerifier(provider.clone()));
+    let config = ClientConfig::builder_with_details(provider, Arc::new(FrozenClock))
         .with_protocol_versions(versions)
         .map(|builder| builder.dangerous().with_custom_certificate_verifier(verifier))
         .map(|builder| builder.with_no_client_auth());

@@ -6,15 +6,15 @@ use std::collections::BTreeMap;
 
 use base::{Prng, SeqNum};
 use core::net::{IpAddr, Ipv4Addr};
-use wire::emit::Link;
+use wire::emit::EthernetAddrs;
 use wire::frame::protocol;
-use wire::segment::tcp_packet_of;
-use wire::tcp::{Flags, Segment, Timestamps};
+use wire::segment::tcp_packet_from_peer;
+use wire::tcp::{TcpFlags, TcpHeader, TcpTimestamps};
 use wire::{Endpoint, Tuple};
 
 /// A kind of flood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum FloodKind {
     /// SYNs, each from another address.
     Syn,
     /// SYNs from unused addresses of the machine's own subnet.
@@ -29,24 +29,24 @@ pub(crate) enum Kind {
 
 /// The receive state that the victim last announced to a peer.
 #[derive(Clone, Copy, Debug)]
-struct Aim {
+struct KnownConn {
     /// RCV.NXT of the victim.
     expects: SeqNum,
     /// True if the peer sends no data, so that the window does not move.
-    still: bool,
+    window_fixed: bool,
 }
 
 /// The attacker, and counters of its frames.
 pub(crate) struct Attacker {
-    kind: Kind,
-    link: Link,
+    kind: FloodKind,
+    link: EthernetAddrs,
     target: Ipv4Addr,
-    aims: BTreeMap<Tuple, Aim>,
+    aims: BTreeMap<Tuple, KnownConn>,
     /// Keys of `aims`, oldest first.
     order: Vec<Tuple>,
     random: Prng,
     /// Frames of no connection.
-    pub(crate) strays: u64,
+    pub(crate) unmatched: u64,
     /// Frames of existing connections.
     pub(crate) aimed: u64,
     /// Frames of existing connections whose sequence number is in the window.
@@ -54,18 +54,28 @@ pub(crate) struct Attacker {
 }
 
 impl Attacker {
-    pub(crate) fn new(kind: Kind, link: Link, target: Ipv4Addr) -> Self {
+    pub(crate) fn new(kind: FloodKind, link: EthernetAddrs, target: Ipv4Addr) -> Self {
         let (aims, random) = (BTreeMap::new(), Prng::new(kind as u64));
         let (strays, aimed, in_window) = (0, 0, 0);
-        Self { kind, link, target, aims, order: vec![], random, strays, aimed, in_window }
+        Self {
+            kind,
+            link,
+            target,
+            aims,
+            order: vec![],
+            random,
+            unmatched: strays,
+            aimed,
+            in_window,
+        }
     }
 
     /// Observes a segment that the victim has sent.
-    pub(crate) fn see(&mut self, tuple: Tuple, segment: &Segment, still: bool) {
-        if segment.flags.has(Flags::RST) || !segment.flags.has(Flags::ACK) {
+    pub(crate) fn observe(&mut self, tuple: Tuple, segment: &TcpHeader, still: bool) {
+        if segment.flags.has(TcpFlags::RST) || !segment.flags.has(TcpFlags::ACK) {
             return;
         }
-        let aim = Aim { expects: segment.ack, still };
+        let aim = KnownConn { expects: segment.ack, window_fixed: still };
         if self.aims.insert(tuple, aim).is_none() {
             self.order.push(tuple);
             if self.order.len() > 256 {
@@ -77,17 +87,17 @@ impl Attacker {
 
     /// Returns the next flood frame.
     pub(crate) fn frame(&mut self) -> Vec<u8> {
-        let number = self.strays + self.aimed;
+        let number = self.unmatched + self.aimed;
         match self.kind {
-            Kind::Syn | Kind::SynOnLink => self.syn(),
-            Kind::Ack if number % 4 == 3 => self.aimed(Flags::ACK, false),
-            Kind::Ack => self.guess(),
-            Kind::Rst => self.aimed(Flags::RST, number % 2 == 0),
+            FloodKind::Syn | FloodKind::SynOnLink => self.syn(),
+            FloodKind::Ack if number % 4 == 3 => self.aimed(TcpFlags::ACK, false),
+            FloodKind::Ack => self.guess(),
+            FloodKind::Rst => self.aimed(TcpFlags::RST, number % 2 == 0),
         }
     }
 
     /// Returns the tuple of a random peer, in the victim's subnet or elsewhere.
-    fn somebody(&mut self, on_link: bool) -> Tuple {
+    fn random_peer(&mut self, on_link: bool) -> Tuple {
         let [a, b, c, d, e, ..] = self.random.next_u64().to_be_bytes();
         let net = if on_link { [10, 0, a | 64, b] } else { [198, 18 | a & 1, b, c] };
         let port = u16::from_be_bytes([d | 4, e]);
@@ -96,34 +106,35 @@ impl Attacker {
     }
 
     fn syn(&mut self) -> Vec<u8> {
-        self.strays += 1;
-        let tuple = self.somebody(self.kind == Kind::SynOnLink);
+        self.unmatched += 1;
+        let tuple = self.random_peer(self.kind == FloodKind::SynOnLink);
         let seq = SeqNum(self.random.next_u32());
-        let mut segment = Segment { seq, flags: Flags::SYN, window: 65_535, ..Segment::default() };
+        let mut segment =
+            TcpHeader { seq, flags: TcpFlags::SYN, window: 65_535, ..TcpHeader::default() };
         let options = &mut segment.options;
         (options.mss, options.window_scale, options.sack_permitted) = (Some(1460), Some(7), true);
-        options.timestamps = Some(Timestamps { value: seq.0, echo: 0 });
+        options.timestamps = Some(TcpTimestamps { value: seq.0, echo: 0 });
         self.emit(&tuple, segment)
     }
 
     /// Returns an acknowledgment with a guessed cookie. Only the cookie's epoch is right, since
     /// anyone who sends a SYN can learn it.
     fn guess(&mut self) -> Vec<u8> {
-        self.strays += 1;
-        let tuple = self.somebody(false);
+        self.unmatched += 1;
+        let tuple = self.random_peer(false);
         let [seq, ack, value, echo] = [(); 4].map(|()| self.random.next_u32());
         let (seq, ack) = (SeqNum(seq), SeqNum(ack & 0x07ff_ffff | 1 << 27) + 1);
         let mut segment =
-            Segment { seq, ack, flags: Flags::ACK, window: 500, ..Segment::default() };
-        segment.options.timestamps = Some(Timestamps { value, echo });
+            TcpHeader { seq, ack, flags: TcpFlags::ACK, window: 500, ..TcpHeader::default() };
+        segment.options.timestamps = Some(TcpTimestamps { value, echo });
         self.emit(&tuple, segment)
     }
 
-    fn aimed(&mut self, flags: Flags, in_window: bool) -> Vec<u8> {
+    fn aimed(&mut self, flags: TcpFlags, in_window: bool) -> Vec<u8> {
         self.aimed += 1;
         let pick = self.random.below(self.order.len() as u64);
         let tuple = self.order[usize::try_from(pick).unwrap()];
-        let Aim { expects, still } = self.aims[&tuple];
+        let KnownConn { expects, window_fixed: still } = self.aims[&tuple];
         let in_window = in_window && still;
         self.in_window += u64::from(in_window);
         // Up to 16,000 beyond the exact number, or about half the sequence space away.
@@ -131,24 +142,24 @@ impl Attacker {
         let ahead = least + self.random.below(most - least);
         let seq = expects + u32::try_from(ahead).unwrap();
         let ack = SeqNum(self.random.next_u32());
-        self.emit(&tuple, Segment { seq, ack, flags, window: 500, ..Segment::default() })
+        self.emit(&tuple, TcpHeader { seq, ack, flags, window: 500, ..TcpHeader::default() })
     }
 
-    fn emit(&self, tuple: &Tuple, segment: Segment) -> Vec<u8> {
-        tcp_packet_of(tuple, &self.link, &segment, b"")
+    fn emit(&self, tuple: &Tuple, segment: TcpHeader) -> Vec<u8> {
+        tcp_packet_from_peer(tuple, &self.link, &segment, b"")
     }
 }
 
 /// Parses a TCP frame over IPv4. Returns its tuple, with the sender as the local end, and its
 /// segment; `None` for other frames.
-pub(crate) fn sent(frame: &[u8]) -> Option<(Tuple, Segment)> {
+pub(crate) fn parse_sent(frame: &[u8]) -> Option<(Tuple, TcpHeader)> {
     let addr = |at: usize| -> Option<IpAddr> {
         Some(Ipv4Addr::from(*frame.get(at..)?.first_chunk::<4>()?).into())
     };
     if frame.get(12..14) != Some(&[8, 0]) || frame.get(23) != Some(&protocol::TCP) {
         return None;
     }
-    let (segment, _) = Segment::parse(frame.get(34..)?).ok()?;
+    let (segment, _) = TcpHeader::parse(frame.get(34..)?).ok()?;
     let local = Endpoint { addr: addr(26)?, port: segment.source };
     let remote = Endpoint { addr: addr(30)?, port: segment.destination };
     Some((Tuple { local, remote }, segment))

@@ -8,13 +8,13 @@
 use std::collections::VecDeque;
 
 use abi::disk::{DiskCompletion, DiskRequest};
-use abi::port::{RxFrame, TxFrame, TxStatus};
+use abi::link::{LinkTxStatus, RxFrame, TxFrame};
 use abi::{Checksum, Event, Op, PacketBuf, PacketPool};
 use base::{Duration, Instant};
-use host::{Config, Host};
+use host::{Host, HostConfig};
 use nic::{Device, DeviceConfig};
 use node::{DeviceHalf, DevicePorts, DiskPort, HostHalf, HostPorts};
-use testkit::{Notices, PLAIN_LINK};
+use testkit::{NoticeRecorder, PLAIN_LINK};
 
 /// The time step of the simulation.
 pub(crate) const TICK: Duration = Duration::from_micros(20);
@@ -49,7 +49,7 @@ const _: () = assert!(HALF_OF_THE_HOST == (CYCLES_PER_S / (EVENT + OP) / 2) as u
 
 /// The rings of a machine, and the budget of the half whose turn it is.
 #[derive(Default)]
-struct Rings {
+struct TimedRings {
     received: VecDeque<Vec<u8>>,
     events: VecDeque<Event>,
     ops: VecDeque<Op>,
@@ -62,24 +62,24 @@ struct Rings {
 }
 
 /// A device and a host.
-pub(crate) struct Machine {
+pub(crate) struct TimedMachine {
     device: DeviceHalf,
     host: HostHalf,
-    pub(crate) notices: Notices,
+    pub(crate) notices: NoticeRecorder,
     /// Frames lost because the receive ring was full.
     pub(crate) overruns: u64,
-    rings: Rings,
+    rings: TimedRings,
     /// Cycles left of the device and of the host; `None` if their time is not limited.
-    left: Option<[i64; 2]>,
+    cycles_left: Option<[i64; 2]>,
     /// Cycles that the device has spent since its load was last reported.
-    spent: i64,
+    device_cycles_spent: i64,
     /// Time of that report.
-    said_at: Instant,
+    load_reported_at: Instant,
 }
 
-impl Machine {
+impl TimedMachine {
     /// Creates a machine. If `fast`, its time is not limited.
-    pub(crate) fn new(mut device: DeviceConfig, config: Config, seed: u64, fast: bool) -> Self {
+    pub(crate) fn new(mut device: DeviceConfig, config: HostConfig, seed: u64, fast: bool) -> Self {
         device.file = None;
         device.queue_events_max = RING;
         let device = Device::new(device, PLAIN_LINK);
@@ -87,12 +87,12 @@ impl Machine {
         Self {
             device: DeviceHalf::new(device, 0),
             host: HostHalf::new(host),
-            notices: Notices::default(),
+            notices: NoticeRecorder::default(),
             overruns: 0,
-            rings: Rings::default(),
-            left: (!fast).then_some([0; 2]),
-            spent: 0,
-            said_at: Instant::ZERO,
+            rings: TimedRings::default(),
+            cycles_left: (!fast).then_some([0; 2]),
+            device_cycles_spent: 0,
+            load_reported_at: Instant::ZERO,
         }
     }
 
@@ -101,8 +101,8 @@ impl Machine {
     }
 
     /// Receives a frame from the link.
-    pub(crate) fn arrive(&mut self, frame: Vec<u8>) {
-        if self.rings.received.len() < RING || self.left.is_none() {
+    pub(crate) fn receive_frame(&mut self, frame: Vec<u8>) {
+        if self.rings.received.len() < RING || self.cycles_left.is_none() {
             self.rings.received.push_back(frame);
         } else {
             self.overruns += 1;
@@ -111,33 +111,33 @@ impl Machine {
 
     /// Runs both halves for a tick; returns the frames that were sent.
     pub(crate) fn tick(&mut self, now: Instant) -> Vec<Vec<u8>> {
-        for left in self.left.iter_mut().flatten() {
+        for left in self.cycles_left.iter_mut().flatten() {
             *left = (*left).min(0) + CYCLES_PER_TICK;
         }
         while self.turn(now, 0) | self.turn(now, 1) {}
-        if now.since(self.said_at) >= Duration::from_millis(10) {
+        if now.since(self.load_reported_at) >= Duration::from_millis(10) {
             let whole = CYCLES_PER_TICK * 500;
-            let permille = u16::try_from(self.spent * 1000 / whole).unwrap_or(1000);
-            self.device.device.note_load(permille);
-            (self.said_at, self.spent) = (now, 0);
+            let permille = u16::try_from(self.device_cycles_spent * 1000 / whole).unwrap_or(1000);
+            self.device.device.set_load(permille);
+            (self.load_reported_at, self.device_cycles_spent) = (now, 0);
         }
         core::mem::take(&mut self.rings.sent)
     }
 
     /// Runs a turn of a half if it has time left; returns whether it did anything.
     fn turn(&mut self, now: Instant, half: usize) -> bool {
-        if self.left.is_some_and(|left| left[half] <= 0) {
+        if self.cycles_left.is_some_and(|left| left[half] <= 0) {
             return false;
         }
-        self.rings.limit = self.left.map_or(i64::MAX, |left| left[half]);
+        self.rings.limit = self.cycles_left.map_or(i64::MAX, |left| left[half]);
         let turn = match half {
             0 => self.device.turn(now, &mut self.rings),
             _ => self.host.turn(now, &mut self.notices, &mut self.rings),
         };
         let spent = core::mem::take(&mut self.rings.spent);
-        if let Some(left) = &mut self.left {
+        if let Some(left) = &mut self.cycles_left {
             left[half] -= spent;
-            self.spent += if half == 0 { spent } else { 0 };
+            self.device_cycles_spent += if half == 0 { spent } else { 0 };
         }
         turn.worked
     }
@@ -155,7 +155,7 @@ impl Machine {
 }
 
 /// There are no files.
-impl DiskPort for Rings {
+impl DiskPort for TimedRings {
     fn submit(&mut self, _: Instant, request: DiskRequest) -> Result<(), DiskRequest> {
         panic!("no disk for {request:?}");
     }
@@ -165,7 +165,7 @@ impl DiskPort for Rings {
     }
 }
 
-impl DevicePorts for Rings {
+impl DevicePorts for TimedRings {
     fn receive(&mut self, _: Instant, pool: &mut PacketPool) -> Option<RxFrame> {
         if self.spent >= self.limit {
             return None;
@@ -176,12 +176,12 @@ impl DevicePorts for Rings {
         Some(RxFrame { packet, checksum: Checksum::Unchecked, segment_size: 0 })
     }
 
-    fn transmit(&mut self, _: Instant, frame: &TxFrame) -> TxStatus {
+    fn transmit(&mut self, _: Instant, frame: &TxFrame) -> LinkTxStatus {
         self.spent += FRAME_OUT;
         let mut bytes = vec![0; frame.len()];
         frame.copy_to(&mut bytes);
         self.sent.push(bytes);
-        TxStatus::Sent
+        LinkTxStatus::Sent
     }
 
     fn pop_op(&mut self) -> Option<Op> {
@@ -201,7 +201,7 @@ impl DevicePorts for Rings {
     }
 }
 
-impl HostPorts for Rings {
+impl HostPorts for TimedRings {
     fn pop_event(&mut self, _: usize) -> Option<Event> {
         if self.spent >= self.limit {
             return None;

@@ -4,15 +4,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use abi::aligned::AlignedBuf;
-use abi::disk::{DiskCompletion, DiskFile, DiskRequest, RequestId};
+use abi::disk::{DiskCompletion, DiskFile, DiskRequest, DiskRequestId};
 use abi::{FileFault, FileKind, FileStat};
 use base::{Duration, Instant, Prng};
-use outboard_sim::namespace::Namespace;
-use testkit::{Asker, TestDisk};
+use outboard_sim::namespace::SimNamespace;
+use testkit::{MachineHalf, TestDisk};
 
 /// Path of the namespace.
 pub(crate) const PATH: &str = "ns";
-/// Node number that is passed to [`Namespace`]. A disk belongs to one machine.
+/// Node number that is passed to [`SimNamespace`]. A disk belongs to one machine.
 const NODE: usize = 0;
 
 /// Faults of a disk.
@@ -30,43 +30,43 @@ pub(crate) struct DiskFaults {
 
 /// A request under way.
 #[derive(Debug)]
-enum Work {
+enum FaultyDiskWork {
     Ready(DiskCompletion),
     /// The bytes are read at completion, unless they were already read at submission (`taken`).
     Read {
-        id: RequestId,
+        id: DiskRequestId,
         offset: u64,
         buf: AlignedBuf,
         taken: bool,
     },
     Write {
-        id: RequestId,
+        id: DiskRequestId,
         buf: Option<AlignedBuf>,
         name: Option<u64>,
         fault: Option<FileFault>,
     },
     Flush {
-        id: RequestId,
+        id: DiskRequestId,
         name: u64,
         failed: bool,
     },
 }
 
 #[derive(Debug)]
-pub(crate) struct Disk {
-    namespace: Option<Namespace>,
+pub(crate) struct FaultyDisk {
+    namespace: Option<SimNamespace>,
     pub(crate) faults: DiskFaults,
     rng: Prng,
     open: BTreeSet<u32>,
     handles: u32,
-    under_way: BTreeMap<(Instant, u64), (Asker, Work)>,
+    in_flight: BTreeMap<(Instant, u64), (MachineHalf, FaultyDiskWork)>,
     next: u64,
     pub(crate) writes: u64,
     pub(crate) flushes: u64,
     pub(crate) lost_sectors: u64,
 }
 
-impl Disk {
+impl FaultyDisk {
     pub(crate) fn new(seed: u64) -> Self {
         Self {
             namespace: None,
@@ -74,7 +74,7 @@ impl Disk {
             rng: Prng::new(seed ^ 0xd15c),
             open: BTreeSet::new(),
             handles: 0,
-            under_way: BTreeMap::new(),
+            in_flight: BTreeMap::new(),
             next: 0,
             writes: 0,
             flushes: 0,
@@ -84,7 +84,7 @@ impl Disk {
 
     /// Adds the namespace, `size` bytes of zeros.
     pub(crate) fn add_namespace(&mut self, size: usize) {
-        self.namespace = Some(Namespace::new(size));
+        self.namespace = Some(SimNamespace::new(size));
     }
 
     /// Returns all bytes of the namespace.
@@ -99,7 +99,7 @@ impl Disk {
     /// may be lost too.
     pub(crate) fn stop(&mut self, power: bool) {
         self.open.clear();
-        let under_way = core::mem::take(&mut self.under_way);
+        let under_way = core::mem::take(&mut self.in_flight);
         let Some(namespace) = &mut self.namespace else { return };
         if power {
             self.lost_sectors += namespace.crash(NODE, &mut self.rng);
@@ -107,10 +107,10 @@ impl Disk {
         }
         for (_, work) in under_way.into_values() {
             match work {
-                Work::Write { name: Some(name), .. } => {
+                FaultyDiskWork::Write { name: Some(name), .. } => {
                     namespace.finish(name, Some(&mut self.rng));
                 }
-                Work::Flush { name, .. } => namespace.finish_flush(name, true),
+                FaultyDiskWork::Flush { name, .. } => namespace.finish_flush(name, true),
                 _ => {}
             }
         }
@@ -118,26 +118,26 @@ impl Disk {
 
     fn begin_write(
         &mut self,
-        id: RequestId,
+        id: DiskRequestId,
         offset: u64,
         buf: Option<AlignedBuf>,
         bytes: Vec<u8>,
         fua: bool,
-    ) -> Work {
+    ) -> FaultyDiskWork {
         self.writes += 1;
         let namespace = self.namespace.as_mut().expect("a namespace");
         let name = namespace.begin(NODE, offset, bytes, fua);
-        Work::Write { id, buf, name, fault: self.faults.write }
+        FaultyDiskWork::Write { id, buf, name, fault: self.faults.write }
     }
 
-    fn complete(&mut self, work: Work) -> DiskCompletion {
+    fn complete(&mut self, work: FaultyDiskWork) -> DiskCompletion {
         let namespace = match work {
-            Work::Ready(completion) => return completion,
+            FaultyDiskWork::Ready(completion) => return completion,
             _ => self.namespace.as_mut().expect("a namespace"),
         };
         match work {
-            Work::Ready(completion) => completion,
-            Work::Read { id, offset, mut buf, taken } => {
+            FaultyDiskWork::Ready(completion) => completion,
+            FaultyDiskWork::Read { id, offset, mut buf, taken } => {
                 let there = namespace.size().saturating_sub(offset).min(buf.len() as u64);
                 let bad = self.faults.read_at;
                 let result = if bad.is_some_and(|at| (offset..offset + there).contains(&at)) {
@@ -151,7 +151,7 @@ impl Disk {
                 };
                 DiskCompletion::Read { id, buf, result }
             }
-            Work::Write { id, buf, name, fault } => {
+            FaultyDiskWork::Write { id, buf, name, fault } => {
                 let result = name.map_or(Err(FileFault::BadExtent), |_| fault.map_or(Ok(()), Err));
                 let torn = fault.map(|_| &mut self.rng);
                 if let Some(name) = name {
@@ -162,7 +162,7 @@ impl Disk {
                     None => DiskCompletion::Zeroed { id, result },
                 }
             }
-            Work::Flush { id, name, failed } => {
+            FaultyDiskWork::Flush { id, name, failed } => {
                 namespace.finish_flush(name, failed);
                 let result = if failed { Err(FileFault::Io) } else { Ok(()) };
                 DiskCompletion::Flushed { id, result }
@@ -171,8 +171,8 @@ impl Disk {
     }
 }
 
-impl TestDisk for Disk {
-    fn submit(&mut self, now: Instant, by: Asker, request: DiskRequest) {
+impl TestDisk for FaultyDisk {
+    fn submit(&mut self, now: Instant, by: MachineHalf, request: DiskRequest) {
         let mut after = Duration::from_nanos(self.rng.range(20_000, 200_000));
         let work = match request {
             DiskRequest::Open { id, path, .. } => {
@@ -182,7 +182,7 @@ impl TestDisk for Disk {
                     self.open.insert(self.handles);
                     (DiskFile(self.handles), stat)
                 });
-                Work::Ready(DiskCompletion::Opened { id, result })
+                FaultyDiskWork::Ready(DiskCompletion::Opened { id, result })
             }
             DiskRequest::Close { file } => {
                 assert!(self.open.remove(&file.0), "it is open");
@@ -199,7 +199,7 @@ impl TestDisk for Disk {
                     let there = there.try_into().unwrap();
                     namespace.read(offset, &mut buf.as_mut_slice()[..there]);
                 }
-                Work::Read { id, offset, buf, taken }
+                FaultyDiskWork::Read { id, offset, buf, taken }
             }
             DiskRequest::Write { id, offset, buf, len, fua, .. } => {
                 after += self.faults.slow;
@@ -214,27 +214,27 @@ impl TestDisk for Disk {
                 self.flushes += 1;
                 after += self.faults.slow;
                 let name = self.namespace.as_mut().expect("a namespace").begin_flush(NODE);
-                Work::Flush { id, name, failed: self.faults.flush }
+                FaultyDiskWork::Flush { id, name, failed: self.faults.flush }
             }
         };
         self.next += 1;
-        self.under_way.insert((now + after, self.next), (by, work));
+        self.in_flight.insert((now + after, self.next), (by, work));
     }
 
-    fn poll(&mut self, now: Instant, by: Asker) -> Option<DiskCompletion> {
+    fn poll(&mut self, now: Instant, by: MachineHalf) -> Option<DiskCompletion> {
         let is_due = |at: &&(Instant, u64)| at.0 <= now;
-        let mut due = self.under_way.iter().take_while(|(at, _)| is_due(at));
+        let mut due = self.in_flight.iter().take_while(|(at, _)| is_due(at));
         let (&at, _) = due.find(|(_, (whom, _))| *whom == by)?;
-        let (_, work) = self.under_way.remove(&at)?;
+        let (_, work) = self.in_flight.remove(&at)?;
         Some(self.complete(work))
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        self.under_way.keys().map(|(at, _)| *at).next()
+        self.in_flight.keys().map(|(at, _)| *at).next()
     }
 }
 
-fn stat(namespace: &Namespace) -> FileStat {
+fn stat(namespace: &SimNamespace) -> FileStat {
     let (kind, size) = (FileKind::Regular, namespace.size());
     FileStat { kind, size, modified_s: 1, modified_ns: 2, version: 3 }
 }

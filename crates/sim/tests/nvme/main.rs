@@ -1,13 +1,13 @@
 //! NVMe/TCP between two hosts with real devices, on links with and without faults: with and without
 //! digests and TLS, by the device and in software.
 
-mod again;
-mod claims;
+mod context_renewal;
+mod device_lies;
 mod disk;
-mod greedy;
-mod hostile;
+mod invalid_pdus;
 mod machines;
-mod secure;
+mod slow_reader;
 mod storage;
+mod tls_handshakes;
 mod transport;
 mod user;

@@ -9,14 +9,17 @@ use abi::crypto::{CryptoProvider, Suite};
 use base::{Duration, Instant, Prng};
 use bytes::Bytes;
 use crypto::Provider;
-use host::nvme::{Ended, Incoming, Initiate, Serve, Source, Transport};
+use host::nvme::{
+    NvmeDataSource, NvmeInitiatorParams, NvmeTargetParams, NvmeTransport, NvmeTransportEnd,
+    NvmeTransportEvent,
+};
 use host::{
-    Application, Host, Listen, Notice, SocketId, TlsClient, TlsKeys, TlsServer, TlsVersion,
+    Application, Host, ListenConfig, Notice, SocketId, TlsClient, TlsKeys, TlsServer, TlsVersion,
 };
 use testkit::session_keys;
 use wire::Endpoint;
 
-use crate::machines::{Faults, Machines, START, machines};
+use crate::machines::{FaultyLinkPair, LinkFaultRates, START, machines};
 
 /// The port of NVMe/TCP.
 const PORT: u16 = 4420;
@@ -30,7 +33,7 @@ fn byte(at: u64, version: u64) -> u8 {
     (at.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(version) >> 29).to_le_bytes()[0]
 }
 
-pub(crate) fn text(at: u64, len: u32, version: u64) -> Vec<u8> {
+pub(crate) fn pattern_bytes(at: u64, len: u32, version: u64) -> Vec<u8> {
     (at..at + u64::from(len)).map(|at| byte(at, version)).collect()
 }
 
@@ -40,13 +43,13 @@ fn buffer(len: u32) -> AlignedBuf {
 
 /// A read or write of these tests, with its offset and length. Its SQE has a layout of its own.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Command {
+pub(crate) struct PatternCommand {
     pub(crate) write: bool,
     pub(crate) at: u64,
     pub(crate) len: u32,
 }
 
-impl Command {
+impl PatternCommand {
     pub(crate) fn sqe(self, cid: u16) -> [u8; 64] {
         let mut sqe = [0; 64];
         sqe[0] = u8::from(self.write);
@@ -72,32 +75,36 @@ pub(crate) fn cqe(cid: u16) -> [u8; 16] {
 
 /// A command under way.
 #[derive(Clone, Copy, Debug)]
-struct Running {
-    command: Command,
+struct PatternCommandState {
+    command: PatternCommand,
     /// Data bytes received.
     got: u32,
     /// True once the target has completed it.
     ended: bool,
     /// True while its buffer is with the transport.
-    lent: bool,
+    buffer_registered: bool,
 }
 
 /// An initiator that keeps `depth` commands under way and checks the data of each.
-pub(crate) struct Asker {
-    transport: Option<Transport>,
-    params: Initiate,
+pub(crate) struct PatternInitiator {
+    transport: Option<NvmeTransport>,
+    params: NvmeInitiatorParams,
     tls: Option<TlsKeys>,
     pub(crate) client: Option<TlsClient>,
-    pub(crate) todo: VecDeque<Command>,
+    pub(crate) todo: VecDeque<PatternCommand>,
     depth: usize,
-    running: BTreeMap<u16, Running>,
+    running: BTreeMap<u16, PatternCommandState>,
     pub(crate) done: usize,
     pub(crate) bad_digests: usize,
-    pub(crate) ended: Option<Ended>,
+    pub(crate) ended: Option<NvmeTransportEnd>,
 }
 
-impl Asker {
-    pub(crate) fn new(params: Initiate, depth: usize, todo: VecDeque<Command>) -> Self {
+impl PatternInitiator {
+    pub(crate) fn new(
+        params: NvmeInitiatorParams,
+        depth: usize,
+        todo: VecDeque<PatternCommand>,
+    ) -> Self {
         Self {
             transport: None,
             params,
@@ -114,7 +121,7 @@ impl Asker {
 
     pub(crate) fn connect(&mut self, now: Instant, host: &mut Host) {
         let socket = connect(now, host, self.client.as_ref());
-        self.transport = Some(Transport::initiate(socket, Arc::new(Provider), self.params));
+        self.transport = Some(NvmeTransport::initiate(socket, Arc::new(Provider), self.params));
     }
 
     /// Adds commands, and submits them if the connection is set up.
@@ -122,7 +129,7 @@ impl Asker {
         &mut self,
         now: Instant,
         host: &mut Host,
-        more: impl Iterator<Item = Command>,
+        more: impl Iterator<Item = PatternCommand>,
     ) {
         self.todo.extend(more);
         if self.transport.as_ref().is_some_and(|t| t.negotiated().is_some()) {
@@ -137,62 +144,70 @@ impl Asker {
             let cid = (0..).find(|cid| !self.running.contains_key(cid)).unwrap();
             let mut data = Bytes::new();
             if command.write && command.len <= CAPSULE {
-                data = text(command.at, command.len, 1).into();
+                data = pattern_bytes(command.at, command.len, 1).into();
             } else if !command.write {
                 let back = transport.expect(host, (cid, cid), 0, command.len, buffer(command.len));
                 assert!(back.is_none(), "the tag is free");
             }
             transport.send_command(now, host, &command.sqe(cid), data);
-            let running = Running { command, got: 0, ended: false, lent: !command.write };
+            let running = PatternCommandState {
+                command,
+                got: 0,
+                ended: false,
+                buffer_registered: !command.write,
+            };
             self.running.insert(cid, running);
         }
     }
 
     /// Completes a command if both its response and its buffer are here. They come in any order.
     fn complete(&mut self, cid: u16) {
-        if self.running.get(&cid).is_some_and(|running| running.ended && !running.lent) {
+        if self.running.get(&cid).is_some_and(|running| running.ended && !running.buffer_registered)
+        {
             self.running.remove(&cid);
             self.done += 1;
         }
     }
 
-    fn take(&mut self, now: Instant, host: &mut Host, incoming: Incoming) {
+    fn take(&mut self, now: Instant, host: &mut Host, incoming: NvmeTransportEvent) {
         let transport = self.transport.as_mut().unwrap();
         match incoming {
-            Incoming::Ready => {}
-            Incoming::ReadData { cccid, len, digest_ok, success, .. } => {
+            NvmeTransportEvent::Ready => {}
+            NvmeTransportEvent::ReadData { cccid, len, digest_ok, success, .. } => {
                 let running = self.running.get_mut(&cccid).expect("it was asked for");
                 running.got += len;
                 running.ended |= success;
                 self.bad_digests += usize::from(!digest_ok);
                 self.complete(cccid);
             }
-            Incoming::Buffer { tag, buffer } => {
+            NvmeTransportEvent::Buffer { tag, buffer } => {
                 let running = self.running.get_mut(&tag).expect("it was asked for");
                 let command = running.command;
                 assert_eq!(running.got, command.len);
-                let right = text(command.at, command.len, 0);
+                let right = pattern_bytes(command.at, command.len, 0);
                 assert!(buffer.as_slice()[..command.len as usize] == right[..], "{command:?}");
-                running.lent = false;
+                running.buffer_registered = false;
                 self.complete(tag);
             }
-            Incoming::R2t { cccid, ttag, offset, len } => {
+            NvmeTransportEvent::R2t { cccid, ttag, offset, len } => {
                 let command = self.running[&cccid].command;
-                let data = text(command.at + u64::from(offset), len, 1).into();
+                let data = pattern_bytes(command.at + u64::from(offset), len, 1).into();
                 transport.send_write_data(now, host, (cccid, ttag), offset, data, true);
             }
-            Incoming::Response(cqe) => {
+            NvmeTransportEvent::Response(cqe) => {
                 let cid = u16::from_le_bytes([cqe[12], cqe[13]]);
                 self.running.get_mut(&cid).expect("it was asked for").ended = true;
                 self.complete(cid);
             }
-            Incoming::Ended(how) => self.ended = Some(how),
-            Incoming::Command { .. } | Incoming::WriteData { .. } => panic!("{incoming:?}"),
+            NvmeTransportEvent::Ended(how) => self.ended = Some(how),
+            NvmeTransportEvent::Command { .. } | NvmeTransportEvent::WriteData { .. } => {
+                panic!("{incoming:?}")
+            }
         }
     }
 }
 
-impl Application for Asker {
+impl Application for PatternInitiator {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         let Notice::Socket(socket) = notice else { return };
         if let Some(keys) = self.tls.take() {
@@ -207,21 +222,21 @@ impl Application for Asker {
     }
 }
 
-/// A target whose data follows from offsets ([`text`]). It checks written data.
-pub(crate) struct Server {
-    transport: Option<Transport>,
-    params: Serve,
+/// A target whose data follows from offsets ([`pattern_bytes`]). It checks written data.
+pub(crate) struct PatternTarget {
+    transport: Option<NvmeTransport>,
+    params: NvmeTargetParams,
     tls: Option<TlsKeys>,
-    writes: BTreeMap<u16, (u16, Command)>,
+    writes: BTreeMap<u16, (u16, PatternCommand)>,
     pub(crate) written: u64,
     pub(crate) bad_digests: usize,
-    pub(crate) ended: Option<Ended>,
+    pub(crate) ended: Option<NvmeTransportEnd>,
     rng: Prng,
 }
 
-impl Server {
+impl PatternTarget {
     pub(crate) fn new(alignment: u8, rng: Prng) -> Self {
-        let params = Serve {
+        let params = NvmeTargetParams {
             header_digest: true,
             data_digest: true,
             cpda: alignment,
@@ -240,10 +255,17 @@ impl Server {
         }
     }
 
-    fn command(&mut self, now: Instant, host: &mut Host, cid: u16, command: Command, data: &Bytes) {
+    fn command(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        cid: u16,
+        command: PatternCommand,
+        data: &Bytes,
+    ) {
         let transport = self.transport.as_mut().unwrap();
         if !command.write {
-            let data = Source::Memory(text(command.at, command.len, 0).into());
+            let data = NvmeDataSource::Memory(pattern_bytes(command.at, command.len, 0).into());
             let success = self.rng.chance(0.5);
             transport.send_read_data(now, host, cid, &data, success);
             if !success {
@@ -257,62 +279,62 @@ impl Server {
             );
             transport.send_r2t(now, host, (cid, ttag), 0, command.len);
         } else {
-            assert!(data[..] == text(command.at, command.len, 1)[..]);
+            assert!(data[..] == pattern_bytes(command.at, command.len, 1)[..]);
             self.written += u64::from(command.len);
             transport.send_response(now, host, &cqe(cid));
         }
     }
 }
 
-impl Application for Server {
+impl Application for PatternTarget {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         if let Notice::Accepted(_, socket) = notice {
             self.accept(now, host, socket);
         }
         while let Some(incoming) = self.transport.as_mut().and_then(|t| t.poll(now, host)) {
             match incoming {
-                Incoming::Ready => {}
-                Incoming::Command { sqe, data, digest_ok } => {
+                NvmeTransportEvent::Ready => {}
+                NvmeTransportEvent::Command { sqe, data, digest_ok } => {
                     self.bad_digests += usize::from(!digest_ok);
-                    let (cid, command) = Command::of(&sqe);
+                    let (cid, command) = PatternCommand::of(&sqe);
                     self.command(now, host, cid, command, &data);
                 }
-                Incoming::WriteData { digest_ok, .. } => {
+                NvmeTransportEvent::WriteData { digest_ok, .. } => {
                     self.bad_digests += usize::from(!digest_ok);
                 }
-                Incoming::Buffer { tag, buffer } => {
+                NvmeTransportEvent::Buffer { tag, buffer } => {
                     let (cid, command) = self.writes.remove(&tag).unwrap();
-                    let right = text(command.at, command.len, 1);
+                    let right = pattern_bytes(command.at, command.len, 1);
                     assert!(buffer.as_slice()[..command.len as usize] == right[..], "{command:?}");
                     self.written += u64::from(command.len);
                     self.transport.as_mut().unwrap().send_response(now, host, &cqe(cid));
                 }
-                Incoming::Ended(how) => self.ended = Some(how),
+                NvmeTransportEvent::Ended(how) => self.ended = Some(how),
                 other => panic!("{other:?}"),
             }
         }
     }
 }
 
-impl Server {
+impl PatternTarget {
     fn accept(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
         if let Some(keys) = self.tls.take() {
             host.attach_tls(now, socket, &keys).unwrap();
         }
-        self.transport = Some(Transport::serve(socket, Arc::new(Provider), self.params));
+        self.transport = Some(NvmeTransport::serve(socket, Arc::new(Provider), self.params));
     }
 }
 
 /// Parameters of a run.
 #[derive(Clone, Copy, Debug)]
-struct Run {
+struct TransportRunParams {
     seed: u64,
     /// Header digests, data digests.
     digests: (bool, bool),
     /// HPDA and CPDA.
     alignment: u8,
     tls: bool,
-    faults: Faults,
+    faults: LinkFaultRates,
     offload: bool,
     /// Times that both devices are reset.
     resets: u32,
@@ -322,14 +344,14 @@ struct Run {
     key_records: Option<u64>,
 }
 
-impl Default for Run {
+impl Default for TransportRunParams {
     fn default() -> Self {
         Self {
             seed: 1,
             digests: (true, true),
             alignment: 0,
             tls: false,
-            faults: Faults::default(),
+            faults: LinkFaultRates::default(),
             offload: true,
             resets: 0,
             commands: 60,
@@ -340,7 +362,7 @@ impl Default for Run {
 }
 
 /// Configures both ends of TLS for NVMe/TCP: secrets can be extracted, and no tickets are sent.
-pub(crate) fn ends(
+pub(crate) fn nvme_tls_config(
     (server, client): (Arc<rustls::ServerConfig>, Arc<rustls::ClientConfig>),
 ) -> (TlsServer, TlsClient) {
     let (mut server, mut client) = ((*server).clone(), (*client).clone());
@@ -353,9 +375,9 @@ pub(crate) fn ends(
 }
 
 /// Returns both ends of TLS with keys that change after `records` records.
-pub(crate) fn changing(records: u64) -> (TlsServer, TlsClient) {
+pub(crate) fn tls_with_key_updates(records: u64) -> (TlsServer, TlsClient) {
     let limit = KEY_MARGIN + records;
-    ends(testkit::tls13_limited(vec!["target.test".into()], b"nvme", limit))
+    nvme_tls_config(testkit::tls13_limited(vec!["target.test".into()], b"nvme", limit))
 }
 
 /// Appends all received bytes of a socket to `to`.
@@ -372,7 +394,7 @@ pub(crate) fn take(host: &mut Host, socket: SocketId, to: &mut Vec<u8>) {
 }
 
 pub(crate) fn listen(host: &mut Host, tls: Option<&TlsServer>) {
-    let listen = Listen { addr: None, port: PORT, backlog: 8 };
+    let listen = ListenConfig { addr: None, port: PORT, backlog: 8 };
     match tls {
         Some(server) => host.listen_tls(listen, server.clone()).unwrap(),
         None => host.listen(listen).unwrap(),
@@ -388,7 +410,7 @@ pub(crate) fn connect(now: Instant, host: &mut Host, tls: Option<&TlsClient>) ->
 }
 
 /// Runs commands of all sizes to their end; returns the machines, for their counters.
-fn run(run: Run) -> Machines<Asker, Server> {
+fn run(run: TransportRunParams) -> FaultyLinkPair<PatternInitiator, PatternTarget> {
     let (mut client, mut target) = machines(run.seed, &|host, _| {
         if !run.offload {
             host.nvme_tcp_offload = Err(abi::Refusal::Disabled);
@@ -397,26 +419,26 @@ fn run(run: Run) -> Machines<Asker, Server> {
     });
     let mut rng = Prng::new(run.seed);
     let sizes = [512, 4096, 4096, 8192, 16384, 65536, 131_072 + 512, 262_144, 1 << 20];
-    let command = |rng: &mut Prng| Command {
+    let command = |rng: &mut Prng| PatternCommand {
         write: rng.chance(0.4),
         at: (rng.next_u64() % 1000) * 512,
         len: sizes[usize::try_from(rng.next_u64() % 9).unwrap()],
     };
     let (header_digest, data_digest) = run.digests;
-    let params = Initiate { header_digest, data_digest, hpda: run.alignment, maxr2t: 0 };
+    let params = NvmeInitiatorParams { header_digest, data_digest, hpda: run.alignment, maxr2t: 0 };
     let todo = (0..run.commands).map(|_| command(&mut rng)).collect();
-    let mut asker = Asker::new(params, run.depth, todo);
-    let mut server = Server::new(run.alignment, rng.fork());
+    let mut asker = PatternInitiator::new(params, run.depth, todo);
+    let mut server = PatternTarget::new(run.alignment, rng.fork());
     if run.tls {
         let crypto: Arc<dyn CryptoProvider> = Arc::new(Provider);
         let keys = session_keys(TlsVersion::Tls13, Suite::Aes128Gcm, 0, &crypto);
         [asker.tls, server.tls] = keys.map(Some);
     }
-    let shake = run.key_records.map(changing);
+    let shake = run.key_records.map(tls_with_key_updates);
     listen(target.host(), shake.as_ref().map(|(server, _)| server));
     asker.client = shake.map(|(_, client)| client);
     asker.connect(START, client.host());
-    let mut net = Machines::new(run.seed, (client, asker), (target, server));
+    let mut net = FaultyLinkPair::new(run.seed, (client, asker), (target, server));
     net.set_faults(run.faults);
     let all = run.commands;
     for reset in 1..=run.resets {
@@ -437,7 +459,8 @@ fn run(run: Run) -> Machines<Asker, Server> {
 fn commands_of_all_sizes() {
     for digests in [(false, false), (true, false), (false, true), (true, true)] {
         for alignment in [0, 31] {
-            let net = run(Run { digests, alignment, ..Run::default() });
+            let net =
+                run(TransportRunParams { digests, alignment, ..TransportRunParams::default() });
             for machine in net.both() {
                 for (name, by_device) in [
                     ("nvme_tx_digests_device", digests.1),
@@ -448,7 +471,7 @@ fn commands_of_all_sizes() {
                     ("nvme_ddp_refused", false),
                     ("nvme_rx_sw", false),
                 ] {
-                    assert_eq!(machine.count(name) > 0, by_device, "{name}: {digests:?}");
+                    assert_eq!(machine.sum_counters(name) > 0, by_device, "{name}: {digests:?}");
                 }
             }
         }
@@ -459,23 +482,23 @@ fn commands_of_all_sizes() {
 /// room for claims about data digests.
 #[test]
 fn digests_stay_with_the_device() {
-    let net = run(Run { commands: 600, ..Run::default() });
+    let net = run(TransportRunParams { commands: 600, ..TransportRunParams::default() });
     for machine in net.both() {
-        assert!(machine.count("nvme_rx_pdus") > 256);
-        assert_eq!(machine.count("nvme_rx_digests_host"), 0);
+        assert!(machine.sum_counters("nvme_rx_pdus") > 256);
+        assert_eq!(machine.sum_counters("nvme_rx_digests_host"), 0);
         // Small reads have no registered buffer, but the device verifies their digests.
-        assert_eq!(machine.count("nvme_rx_pdus_none"), 0);
+        assert_eq!(machine.sum_counters("nvme_rx_pdus_none"), 0);
     }
 }
 
 #[test]
 fn commands_over_tls() {
     for digests in [(false, false), (true, true)] {
-        let net = run(Run { digests, tls: true, ..Run::default() });
+        let net = run(TransportRunParams { digests, tls: true, ..TransportRunParams::default() });
         for machine in net.both() {
-            assert!(machine.count("nvme_rx_placed_bytes") > 0, "TLS opens, and NVMe places");
-            assert_eq!(machine.count("nvme_rx_digests_device") > 0, digests.1);
-            assert_eq!(machine.count("nvme_rx_digests_host"), 0);
+            assert!(machine.sum_counters("nvme_rx_placed_bytes") > 0, "TLS opens, and NVMe places");
+            assert_eq!(machine.sum_counters("nvme_rx_digests_device") > 0, digests.1);
+            assert_eq!(machine.sum_counters("nvme_rx_digests_host"), 0);
         }
     }
 }
@@ -483,23 +506,28 @@ fn commands_over_tls() {
 #[test]
 fn commands_in_software() {
     for tls in [false, true] {
-        let net = run(Run { offload: false, tls, ..Run::default() });
+        let net = run(TransportRunParams { offload: false, tls, ..TransportRunParams::default() });
         for machine in net.both() {
             for name in ["nvme_tx_digests_device", "nvme_rx_digests_device", "nvme_rx_placed_bytes"]
             {
-                assert_eq!(machine.count(name), 0, "{name}");
+                assert_eq!(machine.sum_counters(name), 0, "{name}");
             }
-            assert!(machine.count("nvme_tx_digests_host") > 0);
-            assert!(machine.count("nvme_rx_digests_host") > 0);
+            assert!(machine.sum_counters("nvme_tx_digests_host") > 0);
+            assert!(machine.sum_counters("nvme_rx_digests_host") > 0);
         }
     }
 }
 
 #[test]
 fn commands_over_a_bad_wire() {
-    let faults = Faults { loss: 0.02, reorder: 0.02, duplicate: 0.01 };
+    let faults = LinkFaultRates { loss: 0.02, reorder: 0.02, duplicate: 0.01 };
     for seed in 1..=4 {
-        let net = run(Run { seed, faults, tls: seed % 2 == 0, ..Run::default() });
+        let net = run(TransportRunParams {
+            seed,
+            faults,
+            tls: seed % 2 == 0,
+            ..TransportRunParams::default()
+        });
         assert!(net.dropped() > 0);
     }
 }
@@ -507,11 +535,20 @@ fn commands_over_a_bad_wire() {
 #[test]
 fn devices_are_reset_in_between() {
     for tls in [false, true] {
-        let net = run(Run { resets: 5, tls, commands: 120, ..Run::default() });
+        let net = run(TransportRunParams {
+            resets: 5,
+            tls,
+            commands: 120,
+            ..TransportRunParams::default()
+        });
         for machine in net.both() {
-            assert_eq!(machine.count("nvme_rx_renewed"), 3, "four in a second, with the first");
-            assert_eq!(machine.count("nvme_rx_put_off"), 1);
-            assert_eq!(machine.count("nvme_rx_lost"), 0);
+            assert_eq!(
+                machine.sum_counters("nvme_rx_renewed"),
+                3,
+                "four in a second, with the first"
+            );
+            assert_eq!(machine.sum_counters("nvme_rx_put_off"), 1);
+            assert_eq!(machine.sum_counters("nvme_rx_lost"), 0);
         }
     }
 }
@@ -519,21 +556,25 @@ fn devices_are_reset_in_between() {
 /// Keys change between PDUs, which are not split. The transmit context for digests is not affected.
 #[test]
 fn keys_change_at_both_ends() {
-    let clean = run(Run { key_records: Some(1 << 20), ..Run::default() });
-    let net = run(Run { key_records: Some(70), ..Run::default() });
+    let clean =
+        run(TransportRunParams { key_records: Some(1 << 20), ..TransportRunParams::default() });
+    let net = run(TransportRunParams { key_records: Some(70), ..TransportRunParams::default() });
     for (machine, clean) in net.both().into_iter().zip(clean.both()) {
-        let changes = machine.count("tls_rx_rekey_ok");
+        let changes = machine.sum_counters("tls_rx_rekey_ok");
         assert!(changes >= 2, "{changes}");
-        let renewed = machine.count("nvme_rx_renewed");
+        let renewed = machine.sum_counters("nvme_rx_renewed");
         assert!((2..=3).contains(&renewed), "{renewed}");
-        assert_eq!(machine.count("rx_nvmeotcp_sk_add"), 1 + renewed);
+        assert_eq!(machine.sum_counters("rx_nvmeotcp_sk_add"), 1 + renewed);
         let bytes = ["nvme_rx_placed_bytes", "nvme_rx_copied_bytes"];
-        let [placed, copied] = bytes.map(|name| machine.count(name));
-        assert_eq!(placed + copied, bytes.map(|name| clean.count(name)).into_iter().sum::<u64>());
-        let digests = |name| (machine.count(name), clean.count(name));
+        let [placed, copied] = bytes.map(|name| machine.sum_counters(name));
+        assert_eq!(
+            placed + copied,
+            bytes.map(|name| clean.sum_counters(name)).into_iter().sum::<u64>()
+        );
+        let digests = |name| (machine.sum_counters(name), clean.sum_counters(name));
         let (with, without) = digests("nvme_tx_digests_device");
         assert_eq!(with, without);
         assert_eq!(digests("nvme_tx_digests_host"), (0, 0));
-        assert_eq!(machine.count("nvme_tx_device"), 1);
+        assert_eq!(machine.sum_counters("nvme_tx_device"), 1);
     }
 }

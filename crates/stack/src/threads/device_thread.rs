@@ -6,12 +6,12 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use abi::disk::{DiskCompletion, DiskRequest};
-use abi::port::{RxFrame, TxFrame};
+use abi::link::{RxFrame, TxFrame};
 use abi::{Event, Op, PacketBuf, PacketPool};
 use base::{Duration, Instant};
 use io::clock::MonotonicClock;
 use io::disk::Disk;
-use io::link::{Link, TxStatus};
+use io::link::{Link, LinkTxStatus};
 use io::notify::Poller;
 use node::{DeviceHalf, DevicePorts, DiskPort, RETRY};
 
@@ -66,7 +66,7 @@ impl DeviceThread {
             // Before the turn, because there may be no idle moment for minutes.
             self.answer_queries();
             if let Some(permille) = load.start_round(self.clock.now(), worked) {
-                self.half.device.note_load(permille);
+                self.half.device.set_load(permille);
             }
             worked = self.turn();
             if worked {
@@ -148,7 +148,7 @@ impl DevicePorts for DeviceThreadPorts {
         self.link.receive(now, pool)
     }
 
-    fn transmit(&mut self, now: Instant, frame: &TxFrame) -> TxStatus {
+    fn transmit(&mut self, now: Instant, frame: &TxFrame) -> LinkTxStatus {
         self.link.transmit(now, frame)
     }
 

@@ -4,7 +4,7 @@ use core::net::IpAddr;
 
 use base::SeqNum;
 use wire::ETHERNET_BYTES;
-use wire::emit::{self, IpHeader, Link};
+use wire::emit::{self, EthernetAddrs, IpHeader};
 use wire::frame::protocol;
 use wire::segment::packet;
 
@@ -28,7 +28,7 @@ pub(super) fn neighbor_advert(target: core::net::Ipv6Addr, to: IpAddr) -> Vec<u8
 
 /// Builds a frame from the peer with an ICMP or ICMPv6 message, and fills in its checksum.
 fn icmp_frame(ip: &IpHeader, body: &[u8]) -> Vec<u8> {
-    packet(&Link { source: PEER_MAC, destination: HOST_MAC }, ip, &[body])
+    packet(&EthernetAddrs { source: PEER_MAC, destination: HOST_MAC }, ip, &[body])
 }
 
 impl ScriptedTcpPeer {
@@ -50,7 +50,7 @@ impl ScriptedTcpPeer {
     pub fn send_ip(&mut self, protocol: u8, body: &[u8]) {
         let (source, destination) = (self.addrs.1, self.addrs.0);
         let ip = IpHeader { source, destination, protocol, ecn: self.ecn, hop_limit: 64 };
-        let link = Link { source: PEER_MAC, destination: HOST_MAC };
+        let link = EthernetAddrs { source: PEER_MAC, destination: HOST_MAC };
         let mut frame = vec![0; ETHERNET_BYTES + ip.len()];
         emit::ethernet_ip(&link, &ip, body.len(), &mut frame);
         frame.extend_from_slice(body);
@@ -68,7 +68,7 @@ impl ScriptedTcpPeer {
             ecn: 0,
             hop_limit: 60,
         };
-        let link = Link { source: HOST_MAC, destination: PEER_MAC };
+        let link = EthernetAddrs { source: HOST_MAC, destination: PEER_MAC };
         let mut frame = vec![0; ETHERNET_BYTES + ip.len()];
         emit::ethernet_ip(&link, &ip, 1480, &mut frame);
         let mut quote = frame.split_off(ETHERNET_BYTES);

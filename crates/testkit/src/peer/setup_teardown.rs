@@ -2,7 +2,7 @@
 
 use abi::setup::{Established, ListenId, SetupListen};
 use abi::teardown::Teardown;
-use abi::{Event, Op, Received};
+use abi::{Event, Op, ReceivedFrame};
 use base::SeqNum;
 use host::{ListenerId, ListenerOption, Notice};
 
@@ -22,7 +22,7 @@ impl ScriptedTcpPeer {
     #[must_use]
     pub fn server_with_options(options: &[ListenerOption]) -> (Self, ListenerId) {
         let mut t = Self::new(|_| {}, (super::HOST, super::PEER));
-        let listen = host::Listen { addr: None, port: 80, backlog: 16 };
+        let listen = host::ListenConfig { addr: None, port: 80, backlog: 16 };
         let listener = t.host.listen(listen).expect("port 80 is free");
         options.iter().for_each(|&o| t.host.set_listener_option(listener, o));
         t.pump();
@@ -63,11 +63,11 @@ impl ScriptedTcpPeer {
 
     fn deliver_frame(&mut self, seg: &Seg, established: Option<Established>) {
         let frame = self.build_frame(seg);
-        self.peer_nxt += seg.len.unwrap_or(0) + u32::from(seg.flags.has(crate::Flags::FIN));
+        self.peer_nxt += seg.len.unwrap_or(0) + u32::from(seg.flags.has(crate::TcpFlags::FIN));
         let packet = self.pool.copy(&frame).expect("the frame fits a buffer");
-        let received = Received::new(packet, self.checksum, 0, 0);
+        let received = ReceivedFrame::new(packet, self.checksum, 0, 0);
         let received =
-            Received { established, teardowns_taken: self.device_teardowns_taken, ..received };
+            ReceivedFrame { established, teardowns_taken: self.device_teardowns_taken, ..received };
         self.host.handle_event(self.now, Event::Received(received));
         while let Some(notice) = self.host.poll_notice() {
             if let Notice::Accepted(_, socket) = notice {

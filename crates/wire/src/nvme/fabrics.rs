@@ -1,9 +1,9 @@
 //! Fabrics commands and controller properties, by which an initiator connects to a controller and
 //! configures it (fabrics section 3; base sections 3.1.3 and 6).
 
-use super::command::{Command, FABRICS, Sgl};
+use super::command::{FABRICS, NvmeCommand, Sgl};
 use super::nqn::{NQN_FIELD_BYTES, Nqn};
-use super::status::Status;
+use super::status::NvmeStatus;
 use super::{get, put, u16_at, u32_at, u64_at};
 
 /// FCTYPE: types of Fabrics commands.
@@ -37,11 +37,11 @@ pub const ADMIN_IN_CAPSULE_BYTES: u32 = 8192;
 
 /// A Fabrics command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fabrics {
+pub enum FabricsCommand {
     /// Property Set.
     PropertySet(PropertySet),
     /// Connect; its data is a [`ConnectData`].
-    Connect(Connect),
+    Connect(ConnectCommand),
     /// Property Get.
     PropertyGet(PropertyGet),
     /// Disconnect, with its record format.
@@ -50,10 +50,10 @@ pub enum Fabrics {
     Other(u8),
 }
 
-impl Fabrics {
+impl FabricsCommand {
     /// Decodes a command with opcode [`FABRICS`]; `None` for other opcodes.
     #[must_use]
-    pub fn of(command: &Command) -> Option<Self> {
+    pub fn from_command(command: &NvmeCommand) -> Option<Self> {
         if command.opcode != FABRICS {
             return None;
         }
@@ -67,7 +67,7 @@ impl Fabrics {
                 Self::PropertySet(PropertySet { attribute, offset, value })
             }
             fctype::PROPERTY_GET => Self::PropertyGet(PropertyGet { attribute, offset }),
-            fctype::CONNECT => Self::Connect(Connect {
+            fctype::CONNECT => Self::Connect(ConnectCommand {
                 recfmt: u16_at(&bytes, 40),
                 qid: u16_at(&bytes, 42),
                 sqsize: u16_at(&bytes, 44),
@@ -81,7 +81,7 @@ impl Fabrics {
 
     /// Encodes the command with this data descriptor.
     #[must_use]
-    pub fn to_command(&self, cid: u16, sgl: Sgl) -> Command {
+    pub fn to_command(&self, cid: u16, sgl: Sgl) -> NvmeCommand {
         let mut bytes = [0; 64];
         let kind = match *self {
             Self::PropertySet(set) => {
@@ -109,9 +109,9 @@ impl Fabrics {
             }
             Self::Other(kind) => kind,
         };
-        let body = Command::parse(&bytes);
-        let command = Command::new(FABRICS, cid, u32::from(kind));
-        Command { cdw10: body.cdw10, ..command }.with_data(sgl)
+        let body = NvmeCommand::parse(&bytes);
+        let command = NvmeCommand::new(FABRICS, cid, u32::from(kind));
+        NvmeCommand { cdw10: body.cdw10, ..command }.with_data(sgl)
     }
 }
 
@@ -153,7 +153,7 @@ impl PropertySet {
 
 /// Connect (fabrics section 3.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Connect {
+pub struct ConnectCommand {
     /// RECFMT: record format, zero.
     pub recfmt: u16,
     /// Queue ID; zero is the admin queue.
@@ -166,7 +166,7 @@ pub struct Connect {
     pub kato: u32,
 }
 
-/// Bits of [`Connect::cattr`].
+/// Bits of [`ConnectCommand::cattr`].
 pub mod cattr {
     /// Mask of the priority class.
     pub const PRIORITY: u8 = 0x03;
@@ -211,19 +211,19 @@ pub enum ConnectResult {
     /// A parameter of the data is invalid, at this offset.
     InvalidData(u16),
     /// Refused for another reason.
-    Refused(Status),
+    Refused(NvmeStatus),
 }
 
 impl ConnectResult {
     /// Decodes dword 0 and status of a completion.
     #[must_use]
-    pub const fn from_completion(dword0: u32, status: Status) -> Self {
+    pub const fn from_completion(dword0: u32, status: NvmeStatus) -> Self {
         let (low, high) = ((dword0 & 0xffff) as u16, (dword0 >> 16) as u16);
         if status.is_success() {
             return Self::Accepted { cntlid: low, authentication: high };
         }
-        let invalid = status.sct() == Status::CONNECT_INVALID.sct()
-            && status.sc() == Status::CONNECT_INVALID.sc();
+        let invalid = status.sct() == NvmeStatus::CONNECT_INVALID.sct()
+            && status.sc() == NvmeStatus::CONNECT_INVALID.sc();
         match (invalid, high & 1) {
             (false, _) => Self::Refused(status),
             (true, 0) => Self::InvalidCommand(low),
@@ -233,11 +233,11 @@ impl ConnectResult {
 
     /// Encodes dword 0 and status of a completion. Invalid parameters are marked Do Not Retry.
     #[must_use]
-    pub fn to_completion(self) -> (u32, Status) {
-        let invalid = Status::CONNECT_INVALID.do_not_retry();
+    pub fn to_completion(self) -> (u32, NvmeStatus) {
+        let invalid = NvmeStatus::CONNECT_INVALID.do_not_retry();
         match self {
             Self::Accepted { cntlid, authentication } => {
-                (u32::from(cntlid) | u32::from(authentication) << 16, Status::SUCCESS)
+                (u32::from(cntlid) | u32::from(authentication) << 16, NvmeStatus::SUCCESS)
             }
             Self::InvalidCommand(offset) => (u32::from(offset), invalid),
             Self::InvalidData(offset) => (u32::from(offset) | 1 << 16, invalid),
@@ -311,7 +311,7 @@ pub mod version {
 
 /// Controller Capabilities (CAP).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Capabilities {
+pub struct ControllerCapabilities {
     /// MQES: maximum entries of an I/O queue, less one.
     pub mqes: u16,
     /// CQR: queues must be contiguous, as required over fabrics.
@@ -329,7 +329,7 @@ pub struct Capabilities {
     pub ready_modes: u8,
 }
 
-impl Capabilities {
+impl ControllerCapabilities {
     /// Decodes the property.
     #[must_use]
     pub const fn from_value(value: u64) -> Self {
@@ -359,7 +359,7 @@ impl Capabilities {
 
 /// Controller Configuration (CC).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Configuration {
+pub struct ControllerConfiguration {
     /// EN: enable the controller.
     pub enable: bool,
     /// CSS: 0 for the NVM command set, 6 for all supported ones, 7 for none.
@@ -376,7 +376,7 @@ pub struct Configuration {
     pub iocqes: u8,
 }
 
-/// SHN: shutdown notification in [`Configuration`].
+/// SHN: shutdown notification in [`ControllerConfiguration`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Hash)]
 pub enum ShutdownNotification {
     /// No notification.
@@ -390,7 +390,7 @@ pub enum ShutdownNotification {
     Reserved,
 }
 
-impl Configuration {
+impl ControllerConfiguration {
     /// Configuration by which initiators enable a controller: NVM command set, entries of 64 and 16
     /// bytes.
     pub const ENABLED: Self = Self {
@@ -504,34 +504,34 @@ mod tests {
         entry[..5].copy_from_slice(&[0x7f, 0x40, 0x03, 0x00, 0x01]);
         entry[32..40].copy_from_slice(&[0, 4, 0, 0, 0, 0, 0, 0x01]);
         entry[40..52].copy_from_slice(&[0, 0, 0, 0, 0x1f, 0, 4, 0, 0x88, 0x13, 0, 0]);
-        let connect = Connect {
+        let connect = ConnectCommand {
             recfmt: 0,
             qid: 0,
             sqsize: 31,
             cattr: cattr::DISABLE_SQ_FLOW_CONTROL,
             kato: 5000,
         };
-        let command = Command::parse(&entry);
-        assert_eq!(Fabrics::of(&command), Some(Fabrics::Connect(connect)));
+        let command = NvmeCommand::parse(&entry);
+        assert_eq!(FabricsCommand::from_command(&command), Some(FabricsCommand::Connect(connect)));
         assert_eq!(command.sgl, Sgl::InCapsule { offset: 0, len: 1024 });
-        assert_eq!(Fabrics::Connect(connect).to_command(3, command.sgl), command);
-        assert_eq!(Fabrics::of(&Command::new(0x02, 0, 0)), None);
+        assert_eq!(FabricsCommand::Connect(connect).to_command(3, command.sgl), command);
+        assert_eq!(FabricsCommand::from_command(&NvmeCommand::new(0x02, 0, 0)), None);
 
         // Linux's `nvmf_reg_read64` of CAP, `nvmf_reg_write32` of CC.
         let get = PropertyGet::new(property::CAP);
         assert_eq!(get, PropertyGet { attribute: 1, offset: 0 });
-        let set = PropertySet::new(property::CC, Configuration::ENABLED.to_value());
+        let set = PropertySet::new(property::CC, ControllerConfiguration::ENABLED.to_value());
         assert_eq!((set.attribute, set.offset, set.value), (0, 0x14, 0x0046_0001));
     }
 
     #[test]
     fn results_of_connect() {
-        let invalid = Status::CONNECT_INVALID.do_not_retry();
+        let invalid = NvmeStatus::CONNECT_INVALID.do_not_retry();
         for (result, dword0, status) in [
-            (ConnectResult::Accepted { cntlid: 7, authentication: 0 }, 7, Status::SUCCESS),
+            (ConnectResult::Accepted { cntlid: 7, authentication: 0 }, 7, NvmeStatus::SUCCESS),
             (ConnectResult::InvalidCommand(ipo::SQSIZE), 44, invalid),
             (ConnectResult::InvalidData(ipo::SUBNQN), 0x1_0100, invalid),
-            (ConnectResult::Refused(Status::INVALID_HOST), 0, Status::INVALID_HOST),
+            (ConnectResult::Refused(NvmeStatus::INVALID_HOST), 0, NvmeStatus::INVALID_HOST),
         ] {
             assert_eq!(result.to_completion(), (dword0, status));
             assert_eq!(ConnectResult::from_completion(dword0, status), result);
@@ -555,7 +555,7 @@ mod tests {
     #[test]
     fn properties() {
         // Linux's `nvmet_init_cap` with 128 entries, 7.5 s.
-        let capabilities = Capabilities {
+        let capabilities = ControllerCapabilities {
             mqes: 127,
             contiguous: true,
             timeout: 15,
@@ -565,13 +565,13 @@ mod tests {
             ready_modes: 0,
         };
         assert_eq!(capabilities.to_value(), 0x20_0f01_007f);
-        let off = Configuration::from_value(0x0046_4000);
+        let off = ControllerConfiguration::from_value(0x0046_4000);
         assert_eq!(
             off,
-            Configuration {
+            ControllerConfiguration {
                 enable: false,
                 shutdown: ShutdownNotification::Normal,
-                ..Configuration::ENABLED
+                ..ControllerConfiguration::ENABLED
             }
         );
         let down =
@@ -589,13 +589,13 @@ mod tests {
             let mut entry: [u8; 64] = get(&bytes, 0);
             entry[0] = FABRICS;
             entry[4] = kind;
-            let command = Command::parse(&entry);
-            let fabrics = Fabrics::of(&command).unwrap();
-            prop_assert_eq!(Fabrics::of(&fabrics.to_command(1, Sgl::NONE)), Some(fabrics));
-            let capabilities = Capabilities::from_value(value);
-            prop_assert_eq!(Capabilities::from_value(capabilities.to_value()), capabilities);
-            let configuration = Configuration::from_value(command.cdw10[0]);
-            let again = Configuration::from_value(configuration.to_value());
+            let command = NvmeCommand::parse(&entry);
+            let fabrics = FabricsCommand::from_command(&command).unwrap();
+            prop_assert_eq!(FabricsCommand::from_command(&fabrics.to_command(1, Sgl::NONE)), Some(fabrics));
+            let capabilities = ControllerCapabilities::from_value(value);
+            prop_assert_eq!(ControllerCapabilities::from_value(capabilities.to_value()), capabilities);
+            let configuration = ControllerConfiguration::from_value(command.cdw10[0]);
+            let again = ControllerConfiguration::from_value(configuration.to_value());
             prop_assert_eq!(again, configuration);
             let status = ControllerStatus::from_value(command.cdw10[0]);
             prop_assert_eq!(ControllerStatus::from_value(status.to_value()), status);

@@ -5,7 +5,7 @@ use core::str;
 
 use super::identify::AsciiField;
 use super::nqn::{NQN_FIELD_BYTES, Nqn};
-use super::status::Status;
+use super::status::NvmeStatus;
 use super::{get, put, u8_at, u16_at, u32_at, u64_at, u128_at};
 
 /// Log page identifiers.
@@ -45,7 +45,7 @@ pub fn write_supported(lids: &[u8], out: &mut [u8; SUPPORTED_BYTES]) {
 
 /// An entry of the error log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ErrorEntry {
+pub struct ErrorLogEntry {
     /// Count of errors up to this one; zero for an unused entry.
     pub count: u64,
     /// Submission queue of the command.
@@ -53,7 +53,7 @@ pub struct ErrorEntry {
     /// Command identifier.
     pub cid: u16,
     /// Status of the command.
-    pub status: Status,
+    pub status: NvmeStatus,
     /// Invalid byte (7:0) and bit (10:8) of the command; all ones if unknown.
     pub location: u16,
     /// First block that could not be accessed.
@@ -62,7 +62,7 @@ pub struct ErrorEntry {
     pub nsid: u32,
 }
 
-impl ErrorEntry {
+impl ErrorLogEntry {
     /// Length of an entry.
     pub const BYTES: usize = 64;
 
@@ -73,7 +73,7 @@ impl ErrorEntry {
             count: u64_at(bytes, 0),
             sqid: u16_at(bytes, 8),
             cid: u16_at(bytes, 10),
-            status: Status::from_field(u16_at(bytes, 12)),
+            status: NvmeStatus::from_field(u16_at(bytes, 12)),
             location: u16_at(bytes, 14),
             lba: u64_at(bytes, 16),
             nsid: u32_at(bytes, 24),
@@ -97,7 +97,7 @@ impl ErrorEntry {
 
 /// SMART / health information.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Health {
+pub struct HealthLog {
     /// Critical warnings: bit 0 spare, bit 1 temperature, bit 2 reliability, bit 3 read only.
     pub warnings: u8,
     /// Temperature in kelvin.
@@ -122,7 +122,7 @@ pub struct Health {
     pub error_entries: u128,
 }
 
-impl Health {
+impl HealthLog {
     /// Length of the page.
     pub const BYTES: usize = 512;
 
@@ -513,14 +513,14 @@ mod tests {
         assert_eq!((supported[0], supported[4], supported[1020]), (1, 0, 1));
         let firmware = FirmwareLog { active: 1, revision: AsciiField::new("0.1") }.to_bytes();
         assert_eq!((firmware[0], &firmware[8..16]), (1, b"0.1     ".as_slice()));
-        let health = Health { temperature: 300, media_errors: 5, ..Health::default() };
+        let health = HealthLog { temperature: 300, media_errors: 5, ..HealthLog::default() };
         let bytes = health.to_bytes();
         assert_eq!((bytes[1], bytes[2], bytes[160]), (44, 1, 5));
-        let error = ErrorEntry {
+        let error = ErrorLogEntry {
             count: 1,
             sqid: 2,
             cid: 3,
-            status: Status::LBA_OUT_OF_RANGE,
+            status: NvmeStatus::LBA_OUT_OF_RANGE,
             location: 0xffff,
             lba: 5,
             nsid: 6,
@@ -536,10 +536,10 @@ mod tests {
             again.addr = None;
             prop_assert_eq!(DiscoveryEntry::parse(&entry.to_bytes()).addr, entry.addr);
             prop_assert_eq!(DiscoveryEntry::parse(&again.to_bytes()), again);
-            let health = Health::parse(&get(&bytes, 0));
-            prop_assert_eq!(Health::parse(&health.to_bytes()), health);
-            let error = ErrorEntry::parse(&get(&bytes, 0));
-            prop_assert_eq!(ErrorEntry::parse(&error.to_bytes()), error);
+            let health = HealthLog::parse(&get(&bytes, 0));
+            prop_assert_eq!(HealthLog::parse(&health.to_bytes()), health);
+            let error = ErrorLogEntry::parse(&get(&bytes, 0));
+            prop_assert_eq!(ErrorLogEntry::parse(&error.to_bytes()), error);
             let header = DiscoveryHeader::parse(&bytes).unwrap();
             prop_assert_eq!(DiscoveryHeader::parse(&header.to_bytes()), Some(header));
         }

@@ -4,7 +4,7 @@ use core::fmt;
 
 /// Status code type, status code, More and Do Not Retry: the status field without the phase tag.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Status(u16);
+pub struct NvmeStatus(u16);
 
 const MORE: u16 = 1 << 13;
 const DNR: u16 = 1 << 14;
@@ -153,7 +153,7 @@ statuses! {
     ABORTED_BY_HOST = PATH, 0x71, "command aborted by host";
 }
 
-impl Status {
+impl NvmeStatus {
     /// Creates a status from status code type and status code.
     #[must_use]
     pub const fn new(sct: u8, sc: u8) -> Self {
@@ -215,7 +215,7 @@ impl Status {
     }
 }
 
-impl fmt::Display for Status {
+impl fmt::Display for NvmeStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.text() {
             Some(text) => f.write_str(text)?,
@@ -225,7 +225,7 @@ impl fmt::Display for Status {
     }
 }
 
-impl fmt::Debug for Status {
+impl fmt::Debug for NvmeStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
@@ -239,27 +239,31 @@ mod tests {
 
     #[test]
     fn fields_are_what_the_specification_says() {
-        assert_eq!(Status::SUCCESS.to_field(), 0);
-        assert_eq!(Status::INVALID_FIELD.do_not_retry().to_field(), 0x8004);
-        assert_eq!(Status::CONNECT_INVALID.do_not_retry().to_field(), 0x8304);
-        assert_eq!(Status::COMPARE_FAILURE.to_field(), 0x050a);
-        assert_eq!(Status::LBA_OUT_OF_RANGE.with_more().to_field(), 0x4100);
-        assert_eq!((Status::HOST_PATHING.sct(), Status::HOST_PATHING.sc()), (3, 0x70));
-        assert_eq!(Status::new(2, 0x81), Status::UNRECOVERED_READ);
-        assert_eq!(Status::from_field(0x0001), Status::SUCCESS, "the phase tag does not matter");
-        assert!(Status::from_field(0x8001).is_success());
+        assert_eq!(NvmeStatus::SUCCESS.to_field(), 0);
+        assert_eq!(NvmeStatus::INVALID_FIELD.do_not_retry().to_field(), 0x8004);
+        assert_eq!(NvmeStatus::CONNECT_INVALID.do_not_retry().to_field(), 0x8304);
+        assert_eq!(NvmeStatus::COMPARE_FAILURE.to_field(), 0x050a);
+        assert_eq!(NvmeStatus::LBA_OUT_OF_RANGE.with_more().to_field(), 0x4100);
+        assert_eq!((NvmeStatus::HOST_PATHING.sct(), NvmeStatus::HOST_PATHING.sc()), (3, 0x70));
+        assert_eq!(NvmeStatus::new(2, 0x81), NvmeStatus::UNRECOVERED_READ);
+        assert_eq!(
+            NvmeStatus::from_field(0x0001),
+            NvmeStatus::SUCCESS,
+            "the phase tag does not matter"
+        );
+        assert!(NvmeStatus::from_field(0x8001).is_success());
     }
 
     #[test]
     fn every_code_has_a_text_of_its_own() {
         for (at, status) in ALL.iter().enumerate() {
-            assert_eq!(Status::from_field(status.do_not_retry().to_field()).code(), *status);
+            assert_eq!(NvmeStatus::from_field(status.do_not_retry().to_field()).code(), *status);
             assert_eq!(status.do_not_retry().text(), status.text());
-            let same = |other: &Status| other == status || other.text() == status.text();
+            let same = |other: &NvmeStatus| other == status || other.text() == status.text();
             assert_eq!(ALL.iter().position(same), Some(at), "{status}");
         }
-        assert_eq!(Status::new(7, 0x12).to_string(), "status 0x12 of type 7");
-        let text = format!("{:?}", Status::INVALID_HOST.do_not_retry());
+        assert_eq!(NvmeStatus::new(7, 0x12).to_string(), "status 0x12 of type 7");
+        let text = format!("{:?}", NvmeStatus::INVALID_HOST.do_not_retry());
         assert_eq!(text, "connect invalid host (do not retry)");
     }
 }

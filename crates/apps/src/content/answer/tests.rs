@@ -11,11 +11,11 @@ use super::*;
 const WAITER: OpenWaiter = OpenWaiter::Connection { index: 0, serial: 0 };
 
 fn responder() -> Responder {
-    responder_with(&Config::default())
+    responder_with(&ContentServerConfig::default())
 }
 
-fn responder_with(config: &Config) -> Responder {
-    let config = Config {
+fn responder_with(config: &ContentServerConfig) -> Responder {
+    let config = ContentServerConfig {
         unix_epoch: base::Duration::from_secs(784_111_999),
         ranges_max: 3,
         access_log: true,
@@ -216,7 +216,8 @@ fn error_pages() {
         // Ignored, because 301 is no error.
         page(301, "moved.html", "moved"),
     ];
-    let mut responder = responder_with(&Config { error_pages, ..Config::default() });
+    let mut responder =
+        responder_with(&ContentServerConfig { error_pages, ..ContentServerConfig::default() });
     let html = "Content-Type: text/html; charset=utf-8\r\nContent-Length: 11\r\n";
     let plain = "Content-Type: text/plain; charset=utf-8\r\nContent-Length: ";
     for (request, status, fields, body) in [
@@ -242,10 +243,10 @@ fn error_pages() {
 fn added_fields_and_cache_control() {
     let fields = ["X-Added: 1", "Strict-Transport-Security: max-age=5"];
     let rules = ["*.txt=max-age=60", "/a.txt=never reached", "/index.*=no-cache"];
-    let config = Config {
+    let config = ContentServerConfig {
         added_fields: fields.map(|field| field.parse().expect("a field")).into(),
         cache_control: rules.map(|rule| rule.parse().expect("a rule")).into(),
-        ..Config::default()
+        ..ContentServerConfig::default()
     };
     let mut responder = responder_with(&config);
     let mut answer = |about, request: String| {

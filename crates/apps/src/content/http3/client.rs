@@ -31,7 +31,7 @@ pub fn request(fields: &[(&str, &str)]) -> Vec<u8> {
 
 /// A part of a response.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Part<'a> {
+pub enum Http3ResponsePart<'a> {
     /// The fields, including `:status`.
     Head(Vec<(Vec<u8>, Vec<u8>)>),
     /// Some bytes of the content.
@@ -40,7 +40,7 @@ pub enum Part<'a> {
 
 /// Parser of a response stream.
 #[derive(Debug, Default)]
-pub struct Response {
+pub struct Http3ResponseParser {
     /// Bytes of an incomplete frame.
     kept: Vec<u8>,
     /// Remaining bytes of content in the current frame.
@@ -48,33 +48,36 @@ pub struct Response {
     head: bool,
 }
 
-impl Response {
+impl Http3ResponseParser {
     /// Removes bytes from the front of `rest` until a part is complete; returns `None` once all
     /// bytes are removed.
     ///
     /// # Errors
     /// A violation of the protocol by the server.
-    pub fn next<'a>(&mut self, rest: &mut &'a [u8]) -> Result<Option<Part<'a>>, &'static str> {
+    pub fn next<'a>(
+        &mut self,
+        rest: &mut &'a [u8],
+    ) -> Result<Option<Http3ResponsePart<'a>>, &'static str> {
         loop {
             if self.left > 0 && !rest.is_empty() {
                 let len = usize::try_from(self.left).unwrap_or(usize::MAX).min(rest.len());
                 let (content, behind) = rest.split_at(len);
                 (self.left, *rest) = (self.left - len as u64, behind);
-                return Ok(Some(Part::Content(content)));
+                return Ok(Some(Http3ResponsePart::Content(content)));
             }
             // Heads of frames are short: reading single bytes is fast enough for a simulation.
             let Some((&byte, behind)) = rest.split_first() else { return Ok(None) };
             *rest = behind;
             self.kept.push(byte);
             if let Some(head) = self.take_frame()? {
-                return Ok(Some(Part::Head(head)));
+                return Ok(Some(Http3ResponsePart::Head(head)));
             }
         }
     }
 
     /// Returns whether a response may end here.
     #[must_use]
-    pub fn is_whole(&self) -> bool {
+    pub fn may_end_here(&self) -> bool {
         self.head && self.kept.is_empty() && self.left == 0
     }
 
@@ -112,28 +115,29 @@ mod tests {
         frame::put_frame(&mut bytes, frame::DATA, b"some");
         frame::put_frame(&mut bytes, frame::DATA, b" content");
         for size in 1..=bytes.len() {
-            let (mut response, mut heads, mut content) = (Response::default(), 0, Vec::new());
+            let (mut response, mut heads, mut content) =
+                (Http3ResponseParser::default(), 0, Vec::new());
             for mut piece in bytes.chunks(size) {
                 while let Some(part) = response.next(&mut piece).expect("well-formed") {
                     match part {
-                        Part::Head(fields) => heads += fields.len(),
-                        Part::Content(bytes) => content.extend_from_slice(bytes),
+                        Http3ResponsePart::Head(fields) => heads += fields.len(),
+                        Http3ResponsePart::Content(bytes) => content.extend_from_slice(bytes),
                     }
                 }
             }
             assert_eq!((heads, &content[..]), (2, &b"some content"[..]));
-            assert!(response.is_whole());
+            assert!(response.may_end_here());
         }
     }
 
     #[test]
     fn protocol_violations_are_errors() {
         let data = [0, 1, b'x'];
-        assert!(Response::default().next(&mut &data[..]).is_err(), "content first");
+        assert!(Http3ResponseParser::default().next(&mut &data[..]).is_err(), "content first");
         let twice = [request(&[(":status", "200")]), request(&[(":status", "200")])].concat();
-        let (mut response, mut rest) = (Response::default(), &twice[..]);
-        assert!(matches!(response.next(&mut rest), Ok(Some(Part::Head(_)))));
+        let (mut response, mut rest) = (Http3ResponseParser::default(), &twice[..]);
+        assert!(matches!(response.next(&mut rest), Ok(Some(Http3ResponsePart::Head(_)))));
         assert!(response.next(&mut rest).is_err(), "a second head");
-        assert!(!Response::default().is_whole(), "nothing came");
+        assert!(!Http3ResponseParser::default().may_end_here(), "nothing came");
     }
 }

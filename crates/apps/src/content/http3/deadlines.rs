@@ -9,9 +9,9 @@
 use std::collections::BTreeSet;
 
 use base::{Duration, Instant};
-use quic::{Handle, StreamId};
+use quic::{QuicHandle, StreamId};
 
-use super::super::Config;
+use super::super::ContentServerConfig;
 use super::super::status::HttpStatus;
 use super::frame::Http3ErrorCode;
 use super::{Http3, Http3Connection, Http3Env, Http3Request};
@@ -25,7 +25,7 @@ pub(super) struct Http3Timeouts {
 }
 
 impl Http3Timeouts {
-    pub(super) const fn of(config: &Config) -> Self {
+    pub(super) const fn of(config: &ContentServerConfig) -> Self {
         let (header, keepalive) = (config.header_timeout, config.keepalive_timeout);
         Self { header, keepalive, send: config.send_timeout }
     }
@@ -38,11 +38,16 @@ impl Http3Timeouts {
 
 /// When connections are to be checked.
 #[derive(Debug, Default)]
-pub(super) struct Http3Deadlines(BTreeSet<(Instant, Handle)>);
+pub(super) struct Http3Deadlines(BTreeSet<(Instant, QuicHandle)>);
 
 impl Http3Deadlines {
     /// Moves the check of a connection, which is at `at`, to `to`; `None` for no check.
-    pub(super) fn set(&mut self, handle: Handle, at: &mut Option<Instant>, to: Option<Instant>) {
+    pub(super) fn set(
+        &mut self,
+        handle: QuicHandle,
+        at: &mut Option<Instant>,
+        to: Option<Instant>,
+    ) {
         if let Some(at) = *at {
             self.0.remove(&(at, handle));
         }
@@ -56,7 +61,7 @@ impl Http3Deadlines {
         self.0.first().map(|(at, _)| *at)
     }
 
-    fn pop(&mut self, now: Instant) -> Option<Handle> {
+    fn pop(&mut self, now: Instant) -> Option<QuicHandle> {
         let (at, handle) = *self.0.first()?;
         (at <= now).then(|| {
             self.0.pop_first();
@@ -77,7 +82,7 @@ impl Http3 {
     }
 
     /// Makes sure that a connection is checked in time for the head that it waits for.
-    pub(super) fn expect_head(&mut self, now: Instant, handle: Handle) {
+    pub(super) fn expect_head(&mut self, now: Instant, handle: QuicHandle) {
         let Some(connection) = self.connections.get_mut(&handle) else { return };
         let by = now + self.times.header;
         if connection.check_at.is_none_or(|check| check > by) {
@@ -85,7 +90,7 @@ impl Http3 {
         }
     }
 
-    fn check(&mut self, cx: &mut Http3Env<'_>, handle: Handle) {
+    fn check(&mut self, cx: &mut Http3Env<'_>, handle: QuicHandle) {
         for (stream, status) in self.overdue_requests(cx.now, handle) {
             self.reply_error(cx, handle, stream, status);
         }
@@ -119,7 +124,7 @@ impl Http3 {
     }
 
     /// Returns the requests that have waited too long, with the status of the response.
-    fn overdue_requests(&self, now: Instant, handle: Handle) -> Vec<(StreamId, HttpStatus)> {
+    fn overdue_requests(&self, now: Instant, handle: QuicHandle) -> Vec<(StreamId, HttpStatus)> {
         let Some(connection) = self.connections.get(&handle) else { return Vec::new() };
         let stale = connection.requests.iter().filter(|(_, r)| self.times.of_request(r) <= now);
         let status = |is_ready| {
@@ -132,7 +137,7 @@ impl Http3 {
     fn reply_error(
         &mut self,
         cx: &mut Http3Env<'_>,
-        handle: Handle,
+        handle: QuicHandle,
         stream: StreamId,
         status: HttpStatus,
     ) {
@@ -155,7 +160,7 @@ impl Http3 {
     pub(crate) fn drain(&mut self, cx: &mut Http3Env<'_>) {
         self.endpoint.stop_accepting();
         self.requests_max = 1;
-        let handles: Vec<Handle> = self.connections.keys().copied().collect();
+        let handles: Vec<QuicHandle> = self.connections.keys().copied().collect();
         for handle in handles {
             self.send_goaway(handle);
             self.close_if_done(cx, handle);
@@ -167,7 +172,7 @@ impl Http3 {
     /// connection is closed with an error.
     pub(crate) fn end(&mut self, cx: &mut Http3Env<'_>) {
         self.endpoint.stop_accepting();
-        let handles: Vec<Handle> = self.connections.keys().copied().collect();
+        let handles: Vec<QuicHandle> = self.connections.keys().copied().collect();
         for handle in handles {
             let has_none = self.connections.get(&handle).is_some_and(|c| c.requests.is_empty());
             // The control stream is always open.
@@ -181,7 +186,7 @@ impl Http3 {
     }
 
     /// Closes a connection that was sent GOAWAY, once all its requests are answered and delivered.
-    pub(super) fn close_if_done(&mut self, cx: &mut Http3Env<'_>, handle: Handle) {
+    pub(super) fn close_if_done(&mut self, cx: &mut Http3Env<'_>, handle: QuicHandle) {
         let done = |connection: &Http3Connection| {
             connection.goaway_sent.is_some() && connection.requests.is_empty()
         };

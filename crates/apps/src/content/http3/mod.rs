@@ -26,9 +26,11 @@ use abi::{FileFault, Refusal};
 use base::Instant;
 use bytes::Bytes;
 use host::{Application as _, Host, Notice};
-use quic::{Dir, Endpoint, Event, Handle, Priority, ReadEnd, StreamEvent, StreamId};
+use quic::{
+    Dir, Priority, QuicEndpoint, QuicEvent, QuicHandle, StreamEvent, StreamId, StreamReadError,
+};
 
-use super::Config;
+use super::ContentServerConfig;
 use super::answer::{RequestDecision, RequestEnv, Responder};
 use super::file_cache::OpenWaiter;
 use super::response::{ResponsePiece, WrittenResponse};
@@ -138,11 +140,11 @@ enum Http3Fault {
 
 /// HTTP/3 on one endpoint.
 pub(crate) struct Http3 {
-    endpoint: Endpoint,
-    connections: BTreeMap<Handle, Http3Connection>,
+    endpoint: QuicEndpoint,
+    connections: BTreeMap<QuicHandle, Http3Connection>,
     /// Requests that wait for a file, with the time since when, by the serial number of their
     /// [`OpenWaiter`].
-    waiting: BTreeMap<u32, (Handle, StreamId, Instant)>,
+    waiting: BTreeMap<u32, (QuicHandle, StreamId, Instant)>,
     next_serial: u32,
     head_bytes_max: usize,
     requests_max: u32,
@@ -158,7 +160,7 @@ pub(crate) struct Http3Env<'a> {
 }
 
 impl Http3 {
-    pub(crate) fn new(endpoint: Endpoint, config: &Config) -> Self {
+    pub(crate) fn new(endpoint: QuicEndpoint, config: &ContentServerConfig) -> Self {
         Self {
             endpoint,
             connections: BTreeMap::new(),
@@ -204,7 +206,7 @@ impl Http3 {
     pub(crate) fn advance(&mut self, cx: &mut Http3Env<'_>) {
         while let Some(event) = self.endpoint.poll_event() {
             match event {
-                Event::Connected(handle) => {
+                QuicEvent::Connected(handle) => {
                     let streams_max = self.endpoint.streams_max();
                     let connection = Http3Connection {
                         last_progress: cx.now,
@@ -215,8 +217,8 @@ impl Http3 {
                     self.open_control(handle);
                     self.expect_head(cx.now, handle);
                 }
-                Event::Lost(handle, _) => self.remove_connection(handle),
-                Event::Stream(handle, event) => self.handle_stream(cx, handle, &event),
+                QuicEvent::Lost(handle, _) => self.remove_connection(handle),
+                QuicEvent::Stream(handle, event) => self.handle_stream(cx, handle, &event),
             }
         }
         self.endpoint.flush(cx.now, cx.host);
@@ -235,7 +237,7 @@ impl Http3 {
     }
 
     /// Opens the control stream and sends the settings on it (section 6.2.1).
-    fn open_control(&mut self, handle: Handle) {
+    fn open_control(&mut self, handle: QuicHandle) {
         let Some(connection) = self.connections.get_mut(&handle) else { return };
         if connection.control.is_some() {
             return;
@@ -248,7 +250,7 @@ impl Http3 {
         self.endpoint.write(handle, stream, Bytes::from(bytes));
     }
 
-    fn handle_stream(&mut self, cx: &mut Http3Env<'_>, handle: Handle, event: &StreamEvent) {
+    fn handle_stream(&mut self, cx: &mut Http3Env<'_>, handle: QuicHandle, event: &StreamEvent) {
         match *event {
             StreamEvent::Opened { dir } => {
                 while let Some(stream) = self.endpoint.accept_stream(handle, dir) {
@@ -280,7 +282,7 @@ impl Http3 {
     }
 
     /// Reads a client's stream until it blocks, and answers a request that is complete.
-    fn read(&mut self, cx: &mut Http3Env<'_>, handle: Handle, stream: StreamId) {
+    fn read(&mut self, cx: &mut Http3Env<'_>, handle: QuicHandle, stream: StreamId) {
         loop {
             let read = self.endpoint.read(handle, stream, READ_BYTES);
             let Some(connection) = self.connections.get_mut(&handle) else { return };
@@ -293,7 +295,7 @@ impl Http3 {
                     (connection.handle_incoming(stream, &bytes), true)
                 }
                 Ok(bytes) => (connection.handle_request(stream, &bytes, self.head_bytes_max), true),
-                Err(ReadEnd::Blocked | ReadEnd::NoStream) => (Ok(()), false),
+                Err(StreamReadError::Blocked | StreamReadError::NoStream) => (Ok(()), false),
                 Err(end) => (connection.handle_end(stream, end), false),
             };
             let failed = result.is_err();
@@ -310,7 +312,7 @@ impl Http3 {
     }
 
     /// Passes the priorities that the client has changed to the endpoint.
-    fn apply_priorities(&mut self, handle: Handle) {
+    fn apply_priorities(&mut self, handle: QuicHandle) {
         let Some(connection) = self.connections.get_mut(&handle) else { return };
         for (stream, priority) in connection.reprioritized.drain(..) {
             self.endpoint.set_priority(handle, stream, priority);
@@ -319,7 +321,7 @@ impl Http3 {
 
     /// Asks the client to stop sending content that is longer than is read (RFC 9114 section
     /// 4.1.2).
-    fn stop_long_content(&mut self, handle: Handle, stream: StreamId) {
+    fn stop_long_content(&mut self, handle: QuicHandle, stream: StreamId) {
         let Some(connection) = self.connections.get_mut(&handle) else { return };
         let message = connection.requests.get(&stream).map(|request| &request.message);
         let message = message.or_else(|| connection.answered.get(&stream));
@@ -330,7 +332,7 @@ impl Http3 {
     }
 
     /// Answers a request if it is complete. All bytes that have arrived on the stream were read.
-    fn answer_if_ready(&mut self, cx: &mut Http3Env<'_>, handle: Handle, stream: StreamId) {
+    fn answer_if_ready(&mut self, cx: &mut Http3Env<'_>, handle: QuicHandle, stream: StreamId) {
         let Some(connection) = self.connections.get(&handle) else { return };
         match connection.requests.get(&stream) {
             Some(request) if request.is_ready() && !request.waits_for_file => {
@@ -344,7 +346,7 @@ impl Http3 {
     fn handle_result(
         &mut self,
         cx: &mut Http3Env<'_>,
-        handle: Handle,
+        handle: QuicHandle,
         stream: StreamId,
         result: Result<(), Http3Fault>,
     ) {
@@ -356,17 +358,17 @@ impl Http3 {
     }
 
     /// Ends a connection with an error (section 8).
-    fn fail(&mut self, cx: &mut Http3Env<'_>, handle: Handle, code: Http3ErrorCode) {
+    fn fail(&mut self, cx: &mut Http3Env<'_>, handle: QuicHandle, code: Http3ErrorCode) {
         cx.responder.counters.http3_connection_errors += 1;
         self.close(cx, handle, code);
     }
 
-    fn close(&mut self, cx: &mut Http3Env<'_>, handle: Handle, code: Http3ErrorCode) {
+    fn close(&mut self, cx: &mut Http3Env<'_>, handle: QuicHandle, code: Http3ErrorCode) {
         self.remove_connection(handle);
         self.endpoint.close(cx.now, cx.host, handle, code as u32, "");
     }
 
-    fn remove_connection(&mut self, handle: Handle) {
+    fn remove_connection(&mut self, handle: QuicHandle) {
         if let Some(mut connection) = self.connections.remove(&handle) {
             self.deadlines.set(handle, &mut connection.check_at, None);
         }
@@ -376,7 +378,7 @@ impl Http3 {
     fn abort_stream(
         &mut self,
         cx: &mut Http3Env<'_>,
-        handle: Handle,
+        handle: QuicHandle,
         stream: StreamId,
         code: Http3ErrorCode,
     ) {
@@ -397,7 +399,7 @@ impl Http3 {
     fn answer(
         &mut self,
         cx: &mut Http3Env<'_>,
-        handle: Handle,
+        handle: QuicHandle,
         stream: StreamId,
         opened: Option<(Result<(), FileFault>, Instant)>,
     ) {
@@ -443,7 +445,12 @@ impl Http3 {
         }
     }
 
-    fn wait_for_file(&mut self, handle: Handle, stream: StreamId, since: Instant) -> OpenWaiter {
+    fn wait_for_file(
+        &mut self,
+        handle: QuicHandle,
+        stream: StreamId,
+        since: Instant,
+    ) -> OpenWaiter {
         self.next_serial = self.next_serial.wrapping_add(1);
         self.waiting.insert(self.next_serial, (handle, stream, since));
         let connection = self.connections.get_mut(&handle);
@@ -457,7 +464,7 @@ impl Http3 {
     fn respond(
         &mut self,
         cx: &mut Http3Env<'_>,
-        handle: Handle,
+        handle: QuicHandle,
         stream: StreamId,
         plan: &WrittenResponse,
     ) {
@@ -514,7 +521,7 @@ impl Http3 {
 
     /// Sends GOAWAY: requests on streams that the client has not opened yet are not answered
     /// (section 5.2).
-    fn send_goaway(&mut self, handle: Handle) {
+    fn send_goaway(&mut self, handle: QuicHandle) {
         let Some(connection) = self.connections.get_mut(&handle) else { return };
         if connection.goaway_sent.is_some() {
             return;

@@ -2,7 +2,7 @@
 //! QPACK streams (RFC 9114 section 6). Called by [`super::Http3`] with the bytes that were read.
 //! Sends nothing: a violation is a [`Http3Fault`] of the stream or of the connection.
 
-use quic::{Priority, ReadEnd, StreamId, VarInt};
+use quic::{Priority, StreamId, StreamReadError, VarInt};
 
 use super::frame::{self, FrameRead, Http3ErrorCode};
 use super::message::{self, TranslatedHead};
@@ -96,7 +96,11 @@ impl Http3Connection {
     }
 
     /// Handles the end of a stream.
-    pub(super) fn handle_end(&mut self, stream: StreamId, end: ReadEnd) -> Result<(), Http3Fault> {
+    pub(super) fn handle_end(
+        &mut self,
+        stream: StreamId,
+        end: StreamReadError,
+    ) -> Result<(), Http3Fault> {
         if let Some(incoming) = self.incoming.remove(&stream) {
             return match incoming.kind {
                 Some(_) => Err(Http3Fault::Connection(Http3ErrorCode::ClosedCriticalStream)),
@@ -104,16 +108,16 @@ impl Http3Connection {
             };
         }
         if let Some(message) = self.answered.remove(&stream) {
-            return if end == ReadEnd::Finished { message.finish() } else { Ok(()) };
+            return if end == StreamReadError::Finished { message.finish() } else { Ok(()) };
         }
         let Some(request) = self.requests.get_mut(&stream) else { return Ok(()) };
         match end {
-            ReadEnd::Finished => {
+            StreamReadError::Finished => {
                 request.ended = true;
                 request.message.finish()
             }
             // The request is complete and gets a response; its length can no longer be compared.
-            ReadEnd::Reset(_) if request.is_ready() => {
+            StreamReadError::Reset(_) if request.is_ready() => {
                 request.ended = true;
                 Ok(())
             }

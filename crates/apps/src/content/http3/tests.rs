@@ -102,7 +102,7 @@ fn critical_streams_are_unique_and_stay_open() {
     connection.incoming.insert(second, ClientUniStream::default());
     let result = connection.handle_incoming(second, &[0x00]);
     assert!(matches!(result, Err(Http3Fault::Connection(Http3ErrorCode::StreamCreationError))));
-    let ended = connection.handle_end(stream(Dir::Uni, 0), ReadEnd::Finished);
+    let ended = connection.handle_end(stream(Dir::Uni, 0), StreamReadError::Finished);
     assert!(matches!(ended, Err(Http3Fault::Connection(Http3ErrorCode::ClosedCriticalStream))));
 }
 
@@ -154,7 +154,7 @@ fn whole(bytes: &[u8]) -> Result<(), Http3ErrorCode> {
         connection.requests.insert(id, Http3Request::new(Instant::ZERO));
         let mut parts = bytes.chunks(chunk);
         let result = parts.try_for_each(|part| connection.handle_request(id, part, HEAD_MAX));
-        let result = result.and_then(|()| connection.handle_end(id, ReadEnd::Finished));
+        let result = result.and_then(|()| connection.handle_end(id, StreamReadError::Finished));
         result.map_err(|(Http3Fault::Connection(code) | Http3Fault::Stream(code))| code)
     };
     let (at_once, in_parts) = (run(usize::MAX), run(1));
@@ -259,7 +259,7 @@ fn requests_that_are_reset_while_they_wait() {
     let id = stream(Dir::Bi, 0);
     connection.requests.insert(id, Http3Request::new(Instant::ZERO));
     assert!(connection.handle_request(id, &get(), HEAD_MAX).is_ok());
-    assert!(connection.handle_end(id, ReadEnd::Reset(0)).is_ok());
+    assert!(connection.handle_end(id, StreamReadError::Reset(0)).is_ok());
     assert!(connection.requests.contains_key(&id), "it is to be answered");
     connection.end_request(id);
     assert!(connection.requests.is_empty() && connection.answered.is_empty());
@@ -270,8 +270,8 @@ fn requests_that_end_too_soon() {
     let mut connection = Http3Connection::default();
     let id = stream(Dir::Bi, 0);
     connection.requests.insert(id, Http3Request::new(Instant::ZERO));
-    let ended = connection.handle_end(id, ReadEnd::Finished);
+    let ended = connection.handle_end(id, StreamReadError::Finished);
     assert!(matches!(ended, Err(Http3Fault::Stream(Http3ErrorCode::RequestIncomplete))));
-    assert!(connection.handle_end(id, ReadEnd::Reset(0)).is_ok());
+    assert!(connection.handle_end(id, StreamReadError::Reset(0)).is_ok());
     assert!(connection.requests.is_empty());
 }

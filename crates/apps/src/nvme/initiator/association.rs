@@ -7,7 +7,7 @@
 //! association is lost or closed. A discovery controller has no I/O queues.
 //!
 //! The submodule `namespaces` reads the namespaces. Called by [`super::Initiator`], which owns the
-//! users' commands. Any failure here is a [`Loss`] and ends the association.
+//! users' commands. Any failure here is a [`AssociationLoss`] and ends the association.
 
 mod namespaces;
 
@@ -17,23 +17,25 @@ use std::sync::Arc;
 use abi::aligned::{AlignedBuf, PAGE_BYTES};
 use base::{Duration, Instant};
 use bytes::Bytes;
-use host::nvme::{Initiate, Transport};
+use host::nvme::{NvmeInitiatorParams, NvmeTransport};
 use host::{Host, SocketId, SocketOption};
 use wire::Endpoint;
 use wire::nvme::command::{
-    AbortCommand, AsyncEvent, Command, Completion, Features, Identify, QueueCounts, Sgl, admin,
-    events, feature,
+    AbortCommand, AsyncEvent, FeaturesCommand, IdentifyCommand, NvmeCommand, NvmeCompletion,
+    QueueCounts, Sgl, admin, events, feature,
 };
 use wire::nvme::fabrics::{
-    ADMIN_IN_CAPSULE_BYTES, CNTLID_DYNAMIC, Capabilities, Configuration, Connect, ConnectData,
-    ConnectResult, ControllerStatus, Fabrics, PropertyGet, PropertySet, ShutdownNotification,
-    property,
+    ADMIN_IN_CAPSULE_BYTES, CNTLID_DYNAMIC, ConnectCommand, ConnectData, ConnectResult,
+    ControllerCapabilities, ControllerConfiguration, ControllerStatus, FabricsCommand, PropertyGet,
+    PropertySet, ShutdownNotification, property,
 };
-use wire::nvme::identify::{Controller, cns};
-use wire::nvme::status::Status;
+use wire::nvme::identify::{IdentifyController, cns};
+use wire::nvme::status::NvmeStatus;
 
-use super::Config;
-use super::command::{CommandData, ControllerLimits, IO_QUEUE, InitiatorNamespace, Loss};
+use super::InitiatorConfig;
+use super::command::{
+    AssociationLoss, CommandData, ControllerLimits, IO_QUEUE, InitiatorNamespace,
+};
 use super::counters::InitiatorCounters;
 use super::queue::{CommandDone, CommandOrigin, InitiatorQueue, InitiatorQueueEvent, LateCommand};
 use crate::nvme::channel::NvmeChannel;
@@ -57,7 +59,7 @@ const ENTRY_UNITS: u32 = 4;
 pub(super) struct AssociationEnv<'a> {
     pub(super) host: &'a mut Host,
     pub(super) now: Instant,
-    pub(super) config: &'a Config,
+    pub(super) config: &'a InitiatorConfig,
     pub(super) counters: &'a mut InitiatorCounters,
 }
 
@@ -110,7 +112,7 @@ pub(super) enum AssociationEvent {
     /// All queues are connected.
     Live,
     /// A user's command has ended: serial number, completion, buffer, and whether digests matched.
-    Answer(u64, Completion, Option<AlignedBuf>, bool),
+    Answer(u64, NvmeCompletion, Option<AlignedBuf>, bool),
     /// The namespaces were read again.
     Namespaces,
     DiscoveryChanged,
@@ -125,9 +127,9 @@ pub(super) struct Association {
     step: AssociationSetupStep,
     /// Deadline of the set-up, or of the controller to become ready.
     setup_deadline: Option<Instant>,
-    capabilities: Capabilities,
+    capabilities: ControllerCapabilities,
     cntlid: u16,
-    controller: Option<Box<Controller>>,
+    controller: Option<Box<IdentifyController>>,
     pub(super) limits: ControllerLimits,
     pub(super) namespaces: BTreeMap<u32, InitiatorNamespace>,
     listed_nsids: VecDeque<u32>,
@@ -142,14 +144,17 @@ pub(super) struct Association {
 
 impl Association {
     /// Starts to connect the admin queue.
-    pub(super) fn begin(cx: &mut AssociationEnv<'_>, remote: Endpoint) -> Result<Self, Loss> {
+    pub(super) fn begin(
+        cx: &mut AssociationEnv<'_>,
+        remote: Endpoint,
+    ) -> Result<Self, AssociationLoss> {
         let limits = ControllerLimits { data_bytes_max: DATA_BYTES_MAX, oncs: 0 };
         let mut association = Self {
             remote,
             queues: Vec::new(),
             step: AssociationSetupStep::Transport,
             setup_deadline: Some(cx.now + cx.config.setup_timeout),
-            capabilities: Capabilities::from_value(0),
+            capabilities: ControllerCapabilities::from_value(0),
             cntlid: CNTLID_DYNAMIC,
             controller: None,
             limits,
@@ -167,19 +172,23 @@ impl Association {
     }
 
     /// Starts to connect the next queue.
-    fn open_queue(&mut self, cx: &mut AssociationEnv<'_>, entries: u16) -> Result<(), Loss> {
+    fn open_queue(
+        &mut self,
+        cx: &mut AssociationEnv<'_>,
+        entries: u16,
+    ) -> Result<(), AssociationLoss> {
         let id = u16::try_from(self.queues.len()).unwrap_or(u16::MAX);
         let tls = cx.config.tls.as_ref().filter(|_| cx.config.psk.is_none());
         let socket = match tls {
             Some(client) => cx.host.connect_tls(cx.now, self.remote, client),
             None => cx.host.connect(cx.now, self.remote),
         };
-        let socket = socket.map_err(Loss::Connect)?;
+        let socket = socket.map_err(AssociationLoss::Connect)?;
         // PDUs are written whole, so Nagle's algorithm could only delay their last segments.
         cx.host.set_option(cx.now, socket, SocketOption::NoDelay(true));
-        let Config { header_digest, data_digest, .. } = *cx.config;
-        let params = Initiate { header_digest, data_digest, hpda: 0, maxr2t: 0 };
-        let transport = Transport::initiate(socket, Arc::clone(&cx.config.crypto), params);
+        let InitiatorConfig { header_digest, data_digest, .. } = *cx.config;
+        let params = NvmeInitiatorParams { header_digest, data_digest, hpda: 0, maxr2t: 0 };
+        let transport = NvmeTransport::initiate(socket, Arc::clone(&cx.config.crypto), params);
         let capsule = usize::try_from(ADMIN_IN_CAPSULE_BYTES).unwrap_or(0);
         let channel = NvmeChannel::initiate(transport, cx.config.psk.as_deref());
         self.queues.push(InitiatorQueue::new(channel, id, entries, capsule));
@@ -212,16 +221,16 @@ impl Association {
         &mut self,
         cx: &mut AssociationEnv<'_>,
         index: usize,
-    ) -> Result<Option<AssociationEvent>, Loss> {
+    ) -> Result<Option<AssociationEvent>, AssociationLoss> {
         let Some(queue) = self.queues.get_mut(index) else { return Ok(None) };
         match queue.poll(cx.now, cx.host, cx.counters) {
             None => Ok(None),
             Some(InitiatorQueueEvent::Ended(how)) => Err(match queue.channel.insecure() {
                 Some(why) => {
                     cx.counters.nvmei_tls_handshakes_failed += 1;
-                    Loss::Insecure(why)
+                    AssociationLoss::Insecure(why)
                 }
-                None => Loss::Connection(how),
+                None => AssociationLoss::Connection(how),
             }),
             Some(InitiatorQueueEvent::Ready) => {
                 check_digests(cx, queue)?;
@@ -237,7 +246,7 @@ impl Association {
         cx: &mut AssociationEnv<'_>,
         index: usize,
         answer: CommandDone,
-    ) -> Result<AssociationEvent, Loss> {
+    ) -> Result<AssociationEvent, AssociationLoss> {
         let CommandDone { owner, completion, buffer, digest_ok } = answer;
         match owner {
             CommandOrigin::Request(serial) => {
@@ -247,7 +256,10 @@ impl Association {
                 cx.counters.nvmei_keep_alives += 1;
             }
             CommandOrigin::KeepAlive => {
-                return Err(Loss::Refused { step: "keep alive", status: completion.status });
+                return Err(AssociationLoss::Refused {
+                    step: "keep alive",
+                    status: completion.status,
+                });
             }
             CommandOrigin::Abort => self.aborts_open = self.aborts_open.saturating_sub(1),
             CommandOrigin::AsyncEvent => return self.handle_event(cx, &completion),
@@ -264,14 +276,14 @@ impl Association {
         &mut self,
         cx: &mut AssociationEnv<'_>,
         index: usize,
-    ) -> Result<AssociationEvent, Loss> {
+    ) -> Result<AssociationEvent, AssociationLoss> {
         let Some(queue) = self.queues.get_mut(index) else { return Ok(AssociationEvent::Nothing) };
         let kato = if index == 0 { cx.config.keep_alive.as_millis() } else { 0 };
-        let connect = Connect {
+        let connect = ConnectCommand {
             qid: queue.id,
             sqsize: queue.sqsize(),
             kato: u32::try_from(kato).unwrap_or(u32::MAX),
-            ..Connect::default()
+            ..ConnectCommand::default()
         };
         let data = ConnectData {
             hostid: cx.config.host_id,
@@ -279,7 +291,7 @@ impl Association {
             subnqn: Some(cx.config.subsystem),
             hostnqn: Some(cx.config.host),
         };
-        let command = Fabrics::Connect(connect).to_command(0, Sgl::NONE);
+        let command = FabricsCommand::Connect(connect).to_command(0, Sgl::NONE);
         let data = CommandData::Out(Bytes::copy_from_slice(&data.to_bytes()));
         if index == 0 {
             self.step = AssociationSetupStep::Connect;
@@ -293,13 +305,13 @@ impl Association {
         cx: &mut AssociationEnv<'_>,
         index: usize,
         (owner, timeout): (CommandOrigin, Option<Duration>),
-        command: Command,
+        command: NvmeCommand,
         data: CommandData,
-    ) -> Result<AssociationEvent, Loss> {
+    ) -> Result<AssociationEvent, AssociationLoss> {
         let Some(queue) = self.queues.get_mut(index) else { return Ok(AssociationEvent::Nothing) };
         let sent = queue.send(cx.now, cx.host, (owner, timeout), command, data, cx.counters);
         // `Initiator` leaves `ADMIN_RESERVED` entries of the admin queue free.
-        sent.map_err(|_| Loss::Timeout("places in the admin queue"))?;
+        sent.map_err(|_| AssociationLoss::Timeout("places in the admin queue"))?;
         Ok(AssociationEvent::Nothing)
     }
 
@@ -307,8 +319,8 @@ impl Association {
         &mut self,
         cx: &mut AssociationEnv<'_>,
         step: AssociationSetupStep,
-        command: Command,
-    ) -> Result<AssociationEvent, Loss> {
+        command: NvmeCommand,
+    ) -> Result<AssociationEvent, AssociationLoss> {
         self.step = step;
         let timeout = Some(cx.config.command_timeout);
         self.send(cx, 0, (CommandOrigin::SetUp, timeout), command, CommandData::None)
@@ -318,9 +330,9 @@ impl Association {
         &mut self,
         cx: &mut AssociationEnv<'_>,
         step: AssociationSetupStep,
-        command: Command,
+        command: NvmeCommand,
         buffer: Option<AlignedBuf>,
-    ) -> Result<AssociationEvent, Loss> {
+    ) -> Result<AssociationEvent, AssociationLoss> {
         self.step = step;
         let buffer = buffer.unwrap_or_else(|| AlignedBuf::new(1));
         let len = u32::try_from(PAGE_BYTES).unwrap_or(0);
@@ -333,8 +345,8 @@ impl Association {
         cx: &mut AssociationEnv<'_>,
         step: AssociationSetupStep,
         offset: u32,
-    ) -> Result<AssociationEvent, Loss> {
-        let get = Fabrics::PropertyGet(PropertyGet::new(offset));
+    ) -> Result<AssociationEvent, AssociationLoss> {
+        let get = FabricsCommand::PropertyGet(PropertyGet::new(offset));
         self.send_step(cx, step, get.to_command(0, Sgl::NONE))
     }
 
@@ -342,10 +354,10 @@ impl Association {
     fn next_step(
         &mut self,
         cx: &mut AssociationEnv<'_>,
-        completion: &Completion,
+        completion: &NvmeCompletion,
         buffer: Option<AlignedBuf>,
         digest_ok: bool,
-    ) -> Result<AssociationEvent, Loss> {
+    ) -> Result<AssociationEvent, AssociationLoss> {
         let (step, status) = (self.step, completion.status);
         let none = step == AssociationSetupStep::Events || step == AssociationSetupStep::ChangedLog;
         if !status.is_success()
@@ -357,17 +369,17 @@ impl Association {
             return self.namespace_refused(cx, step, status, buffer);
         }
         if !status.is_success() && step != AssociationSetupStep::Connect && !none {
-            return Err(Loss::Refused { step: step.name(), status });
+            return Err(AssociationLoss::Refused { step: step.name(), status });
         }
         if !digest_ok {
             // The data of the answer is unusable. Reconnecting is simpler than repeating the step.
-            let status = Status::TRANSIENT_TRANSPORT;
-            return Err(Loss::Refused { step: step.name(), status });
+            let status = NvmeStatus::TRANSIENT_TRANSPORT;
+            return Err(AssociationLoss::Refused { step: step.name(), status });
         }
         match step {
             AssociationSetupStep::Connect => self.connected(cx, completion),
             AssociationSetupStep::Capabilities => {
-                self.capabilities = Capabilities::from_value(completion.result);
+                self.capabilities = ControllerCapabilities::from_value(completion.result);
                 self.read_property(cx, AssociationSetupStep::Version, property::VS)
             }
             AssociationSetupStep::Version => self.enable(cx),
@@ -397,14 +409,14 @@ impl Association {
     fn connected(
         &mut self,
         cx: &mut AssociationEnv<'_>,
-        completion: &Completion,
-    ) -> Result<AssociationEvent, Loss> {
+        completion: &NvmeCompletion,
+    ) -> Result<AssociationEvent, AssociationLoss> {
         match ConnectResult::from_completion(completion.dword0(), completion.status) {
             ConnectResult::Accepted { cntlid, authentication: 0 } => self.cntlid = cntlid,
-            ConnectResult::Accepted { .. } => return Err(Loss::Authentication),
+            ConnectResult::Accepted { .. } => return Err(AssociationLoss::Authentication),
             _ => {
                 let step = self.step.name();
-                return Err(Loss::Refused { step, status: completion.status });
+                return Err(AssociationLoss::Refused { step, status: completion.status });
             }
         }
         if let Some(queue) = self.queues.first_mut() {
@@ -414,14 +426,14 @@ impl Association {
     }
 
     /// Enables the controller, which Connect has created disabled.
-    fn enable(&mut self, cx: &mut AssociationEnv<'_>) -> Result<AssociationEvent, Loss> {
+    fn enable(&mut self, cx: &mut AssociationEnv<'_>) -> Result<AssociationEvent, AssociationLoss> {
         if self.capabilities.css & 1 == 0 && !cx.config.subsystem.is_discovery() {
-            return Err(Loss::Unusable("it has no NVM command set"));
+            return Err(AssociationLoss::Unusable("it has no NVM command set"));
         }
         let mps = self.capabilities.mpsmin;
-        let configuration = Configuration { mps, ..Configuration::ENABLED };
+        let configuration = ControllerConfiguration { mps, ..ControllerConfiguration::ENABLED };
         let set = PropertySet::new(property::CC, configuration.to_value());
-        let set = Fabrics::PropertySet(set);
+        let set = FabricsCommand::PropertySet(set);
         self.send_step(cx, AssociationSetupStep::Enable, set.to_command(0, Sgl::NONE))
     }
 
@@ -429,10 +441,10 @@ impl Association {
         &mut self,
         cx: &mut AssociationEnv<'_>,
         status: u32,
-    ) -> Result<AssociationEvent, Loss> {
+    ) -> Result<AssociationEvent, AssociationLoss> {
         let status = ControllerStatus::from_value(status);
         if status.fatal {
-            return Err(Loss::Fatal);
+            return Err(AssociationLoss::Fatal);
         }
         if !status.ready {
             self.step = AssociationSetupStep::Ready(Some(cx.now + READY_POLL));
@@ -443,8 +455,8 @@ impl Association {
         // it accepts no Keep Alive.
         let kato = cx.config.keep_alive;
         self.keep_alive = (kato > Duration::ZERO).then(|| cx.now + half(kato));
-        let identify = Identify { cns: cns::CONTROLLER, ..Identify::default() };
-        let command = identify.put(Command::new(admin::IDENTIFY, 0, 0));
+        let identify = IdentifyCommand { cns: cns::CONTROLLER, ..IdentifyCommand::default() };
+        let command = identify.encode_into(NvmeCommand::new(admin::IDENTIFY, 0, 0));
         self.send_step_with_buffer(cx, AssociationSetupStep::Controller, command, None)
     }
 
@@ -452,11 +464,11 @@ impl Association {
         &mut self,
         cx: &mut AssociationEnv<'_>,
         page: Option<AlignedBuf>,
-    ) -> Result<AssociationEvent, Loss> {
+    ) -> Result<AssociationEvent, AssociationLoss> {
         let Some(page) = page.as_ref().and_then(|page| page.as_slice().first_chunk()) else {
-            return Err(Loss::Unusable("it does not say what it is"));
+            return Err(AssociationLoss::Unusable("it does not say what it is"));
         };
-        let controller = Box::new(Controller::parse(page));
+        let controller = Box::new(IdentifyController::parse(page));
         let page_shift = 12 + u32::from(self.capabilities.mpsmin);
         let most = match controller.mdts {
             0 => DATA_BYTES_MAX,
@@ -471,12 +483,14 @@ impl Association {
             return self.configure_events(cx, oaes);
         }
         if ioccsz < ENTRY_UNITS {
-            return Err(Loss::Unusable("its command capsules have no room for a command"));
+            return Err(AssociationLoss::Unusable(
+                "its command capsules have no room for a command",
+            ));
         }
         let queues = u32::from(cx.config.queues.max(1));
         let counts = QueueCounts { submission: queues, completion: queues };
-        let command = Command::new(admin::SET_FEATURES, 0, 0);
-        let command = Features::set(feature::NUMBER_OF_QUEUES, counts.to_value(), command);
+        let command = NvmeCommand::new(admin::SET_FEATURES, 0, 0);
+        let command = FeaturesCommand::set(feature::NUMBER_OF_QUEUES, counts.to_value(), command);
         self.send_step(cx, AssociationSetupStep::Queues, command)
     }
 
@@ -484,7 +498,7 @@ impl Association {
         &mut self,
         cx: &mut AssociationEnv<'_>,
         granted: u32,
-    ) -> Result<AssociationEvent, Loss> {
+    ) -> Result<AssociationEvent, AssociationLoss> {
         let granted = QueueCounts::from_value(granted);
         let granted = granted.map_or(1, |counts| counts.submission.min(counts.completion));
         let queues = u32::from(cx.config.queues.max(1)).min(granted);
@@ -502,20 +516,23 @@ impl Association {
         &mut self,
         cx: &mut AssociationEnv<'_>,
         oaes: u32,
-    ) -> Result<AssociationEvent, Loss> {
+    ) -> Result<AssociationEvent, AssociationLoss> {
         let wanted = oaes & (events::NAMESPACES | events::DISCOVERY);
         if wanted == 0 {
             return self.after_events(cx);
         }
-        let command = Command::new(admin::SET_FEATURES, 0, 0);
+        let command = NvmeCommand::new(admin::SET_FEATURES, 0, 0);
         self.send_step(
             cx,
             AssociationSetupStep::Events,
-            Features::set(feature::ASYNC_EVENT, wanted, command),
+            FeaturesCommand::set(feature::ASYNC_EVENT, wanted, command),
         )
     }
 
-    fn after_events(&mut self, cx: &mut AssociationEnv<'_>) -> Result<AssociationEvent, Loss> {
+    fn after_events(
+        &mut self,
+        cx: &mut AssociationEnv<'_>,
+    ) -> Result<AssociationEvent, AssociationLoss> {
         if cx.config.subsystem.is_discovery() {
             self.step = AssociationSetupStep::Idle;
             return Ok(self.check_live());
@@ -524,10 +541,10 @@ impl Association {
     }
 
     /// Keeps the asynchronous event requests open.
-    fn request_events(&mut self, cx: &mut AssociationEnv<'_>) -> Result<(), Loss> {
+    fn request_events(&mut self, cx: &mut AssociationEnv<'_>) -> Result<(), AssociationLoss> {
         while self.events_open < self.events_max {
             self.events_open += 1;
-            let command = Command::new(admin::ASYNC_EVENT, 0, 0);
+            let command = NvmeCommand::new(admin::ASYNC_EVENT, 0, 0);
             self.send(cx, 0, (CommandOrigin::AsyncEvent, None), command, CommandData::None)?;
         }
         Ok(())
@@ -536,8 +553,8 @@ impl Association {
     fn handle_event(
         &mut self,
         cx: &mut AssociationEnv<'_>,
-        completion: &Completion,
-    ) -> Result<AssociationEvent, Loss> {
+        completion: &NvmeCompletion,
+    ) -> Result<AssociationEvent, AssociationLoss> {
         self.events_open = self.events_open.saturating_sub(1);
         if !completion.status.is_success() {
             // The controller accepts fewer requests than AERL announces, or none.
@@ -561,10 +578,10 @@ impl Association {
         &mut self,
         _: &mut AssociationEnv<'_>,
         index: usize,
-        completion: &Completion,
-    ) -> Result<AssociationEvent, Loss> {
+        completion: &NvmeCompletion,
+    ) -> Result<AssociationEvent, AssociationLoss> {
         if !completion.status.is_success() {
-            return Err(Loss::Refused { step: IO_QUEUE, status: completion.status });
+            return Err(AssociationLoss::Refused { step: IO_QUEUE, status: completion.status });
         }
         let units = self.controller.as_ref().filter(|c| c.icdoff == 0).map_or(0, |c| c.ioccsz);
         let bytes = u64::from(units.saturating_sub(ENTRY_UNITS)) * 16;
@@ -586,10 +603,17 @@ impl Association {
     }
 
     /// Handles expired deadlines.
-    pub(super) fn handle_timeout(&mut self, cx: &mut AssociationEnv<'_>) -> Result<(), Loss> {
+    pub(super) fn handle_timeout(
+        &mut self,
+        cx: &mut AssociationEnv<'_>,
+    ) -> Result<(), AssociationLoss> {
         if self.setup_deadline.is_some_and(|until| cx.now >= until) {
             let shaking = self.queues.iter().any(|queue| queue.channel.is_handshaking());
-            return Err(Loss::Timeout(if shaking { "TLS handshake" } else { self.step.name() }));
+            return Err(AssociationLoss::Timeout(if shaking {
+                "TLS handshake"
+            } else {
+                self.step.name()
+            }));
         }
         if let AssociationSetupStep::Ready(Some(at)) = self.step {
             if cx.now >= at {
@@ -599,7 +623,7 @@ impl Association {
         if self.keep_alive.is_some_and(|at| cx.now >= at) {
             let kato = cx.config.keep_alive;
             self.keep_alive = Some(cx.now + half(kato));
-            let command = Command::new(admin::KEEP_ALIVE, 0, 0);
+            let command = NvmeCommand::new(admin::KEEP_ALIVE, 0, 0);
             self.send(
                 cx,
                 0,
@@ -621,7 +645,7 @@ impl Association {
         &mut self,
         cx: &mut AssociationEnv<'_>,
         index: usize,
-    ) -> Result<(), Loss> {
+    ) -> Result<(), AssociationLoss> {
         let patience = cx.config.command_timeout;
         while let Some(queue) = self.queues.get_mut(index) {
             let sqid = queue.id;
@@ -630,7 +654,7 @@ impl Association {
             };
             cx.counters.nvmei_timeouts += 1;
             if again || !matches!(owner, CommandOrigin::Request(_)) {
-                return Err(Loss::Timeout(match owner {
+                return Err(AssociationLoss::Timeout(match owner {
                     CommandOrigin::Request(_) => "command, and its abort",
                     CommandOrigin::KeepAlive => "keep alive",
                     _ => self.step.name(),
@@ -642,7 +666,7 @@ impl Association {
                 cx.counters.nvmei_aborts += 1;
                 self.aborts_open += 1;
                 let command =
-                    AbortCommand { sqid, cid }.encode_into(Command::new(admin::ABORT, 0, 0));
+                    AbortCommand { sqid, cid }.encode_into(NvmeCommand::new(admin::ABORT, 0, 0));
                 self.send(
                     cx,
                     0,
@@ -667,10 +691,12 @@ impl Association {
 
     /// Asks the controller for a normal shutdown (base section 3.6.2).
     pub(super) fn shut_down(&mut self, cx: &mut AssociationEnv<'_>) {
-        let configuration =
-            Configuration { shutdown: ShutdownNotification::Normal, ..Configuration::ENABLED };
+        let configuration = ControllerConfiguration {
+            shutdown: ShutdownNotification::Normal,
+            ..ControllerConfiguration::ENABLED
+        };
         let set = PropertySet::new(property::CC, configuration.to_value());
-        let command = Fabrics::PropertySet(set).to_command(0, Sgl::NONE);
+        let command = FabricsCommand::PropertySet(set).to_command(0, Sgl::NONE);
         // If the queue has no room, closing the connections has to suffice.
         let _ = self.send(cx, 0, (CommandOrigin::SetUp, None), command, CommandData::None);
     }
@@ -678,13 +704,13 @@ impl Association {
 
 /// Checks that the requested digests were granted. Without them damage would go undetected that the
 /// user asked to detect. Linux's initiator ends the association in this case, too.
-fn check_digests(cx: &AssociationEnv<'_>, queue: &InitiatorQueue) -> Result<(), Loss> {
+fn check_digests(cx: &AssociationEnv<'_>, queue: &InitiatorQueue) -> Result<(), AssociationLoss> {
     let Some(agreed) = queue.channel.transport.negotiated() else { return Ok(()) };
     if cx.config.header_digest && !agreed.header_digest {
-        return Err(Loss::NoDigests("header"));
+        return Err(AssociationLoss::NoDigests("header"));
     }
     if cx.config.data_digest && !agreed.data_digest {
-        return Err(Loss::NoDigests("data"));
+        return Err(AssociationLoss::NoDigests("data"));
     }
     Ok(())
 }

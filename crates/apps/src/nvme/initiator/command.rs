@@ -3,13 +3,14 @@
 use abi::aligned::AlignedBuf;
 use bytes::Bytes;
 use host::SocketError;
-use host::nvme::Ended;
+use host::nvme::NvmeTransportEnd;
 use wire::nvme::command::{
-    Blocks, Command, DataDirection, DatasetManagement, Identify, Range, admin, io,
+    DataDirection, DatasetManagement, DatasetRange, IdentifyCommand, NvmeBlockRange, NvmeCommand,
+    admin, io,
 };
-use wire::nvme::status::Status;
+use wire::nvme::status::NvmeStatus;
 
-use crate::nvme::Insecure;
+use crate::nvme::SecureChannelError;
 
 /// Most blocks of a command: NLB has 16 bits.
 const BLOCKS_MAX: u32 = 1 << 16;
@@ -51,7 +52,7 @@ impl InitiatorNamespace {
 
 /// A request. Those that return data need a buffer in addition.
 #[derive(Clone, Debug)]
-pub enum Request {
+pub enum NvmeRequest {
     /// Reads blocks.
     Read {
         /// First block.
@@ -81,7 +82,7 @@ pub enum Request {
         /// Force unit access: the zeros are on the medium when the request completes.
         fua: bool,
     },
-    /// Compares blocks with `data`; fails with [`Status::COMPARE_FAILURE`] if they differ.
+    /// Compares blocks with `data`; fails with [`NvmeStatus::COMPARE_FAILURE`] if they differ.
     Compare {
         /// First block.
         lba: u64,
@@ -94,12 +95,12 @@ pub enum Request {
         ranges: Vec<(u64, u32)>,
     },
     /// Identify, which returns a page. Uses the request's namespace if its CNS needs one.
-    Identify(Identify),
+    Identify(IdentifyCommand),
     /// An admin command as it is, except for its identifier and data pointer. Resent after a lost
     /// association only if it is Identify, Get Log Page or Get Features.
     Admin {
         /// The command.
-        command: Command,
+        command: NvmeCommand,
         /// Its data.
         data: AdminData,
     },
@@ -122,22 +123,22 @@ pub struct NvmeRequestDone {
     /// Token passed to [`super::Initiator::submit`].
     pub token: u64,
     /// Dwords 0 and 1 of the completion, or the error.
-    pub result: Result<u64, Error>,
+    pub result: Result<u64, NvmeRequestError>,
     /// Buffer of the request; its contents are valid only on success.
     pub buffer: Option<AlignedBuf>,
 }
 
 /// Too many requests are open. Returns the request and its buffer.
 #[derive(Debug)]
-pub struct InitiatorBusy(pub Request, pub Option<AlignedBuf>);
+pub struct InitiatorBusy(pub NvmeRequest, pub Option<AlignedBuf>);
 
 /// Error of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum NvmeRequestError {
     /// The controller returned an error status.
     #[error("the controller says: {0}")]
-    Status(Status),
+    Status(NvmeStatus),
     /// Data arrived with a wrong digest in each of this many attempts.
     #[error("the data digest is wrong, {0} times in a row")]
     DataDigest(u8),
@@ -156,13 +157,13 @@ pub enum Error {
     /// The command was not answered and may have been executed. It must not be resent, or was
     /// resent [`super::Config::loss_retries`] times.
     #[error("the connection was lost ({0}) and the command may have been done")]
-    Lost(Loss),
+    Lost(AssociationLoss),
     /// The controller could not be reconnected in time.
     #[error("the controller is lost: {0}")]
-    ControllerLost(Loss),
+    ControllerLost(AssociationLoss),
     /// The controller violated the protocol repeatedly in response to this command.
     #[error("the controller breaks the protocol: {0}")]
-    Protocol(Loss),
+    Protocol(AssociationLoss),
     /// The user closed the initiator.
     #[error("closed")]
     Closed,
@@ -171,13 +172,13 @@ pub enum Error {
 /// Reason for which an association was lost or could not be established.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Loss {
+pub enum AssociationLoss {
     /// A connection ended.
     #[error("{0}")]
-    Connection(Ended),
+    Connection(NvmeTransportEnd),
     /// The connection is not secure, or the controller requires that it is.
     #[error("{0}")]
-    Insecure(Insecure),
+    Insecure(SecureChannelError),
     /// The host could not open a connection.
     #[error("{0}")]
     Connect(host::ConnectError),
@@ -187,7 +188,7 @@ pub enum Loss {
         /// Step of the set-up.
         step: &'static str,
         /// Status of its completion.
-        status: Status,
+        status: NvmeStatus,
     },
     /// The controller requires in-band authentication, which is not supported.
     #[error("the controller asks for in-band authentication, which is not supported")]
@@ -206,7 +207,7 @@ pub enum Loss {
     Fatal,
 }
 
-impl Loss {
+impl AssociationLoss {
     /// Returns whether retrying is useless: the controller said so, or it can never be used.
     #[must_use]
     pub fn is_final(&self) -> bool {
@@ -223,7 +224,7 @@ impl Loss {
     /// Returns whether a terminate request or a TLS alert tells the controller the reason.
     pub(super) const fn is_reported_to_peer(&self) -> bool {
         match self {
-            Self::Connection(Ended::Lost(why)) => {
+            Self::Connection(NvmeTransportEnd::Lost(why)) => {
                 matches!(why, SocketError::Tls(_) | SocketError::TlsHandshake)
             }
             Self::Insecure(_) => true,
@@ -233,7 +234,7 @@ impl Loss {
 
     /// Returns whether this end terminated the connection because of a protocol error.
     pub(super) const fn is_protocol(&self) -> bool {
-        matches!(self, Self::Connection(Ended::Terminated(_)))
+        matches!(self, Self::Connection(NvmeTransportEnd::Terminated(_)))
     }
 }
 
@@ -268,7 +269,7 @@ pub(super) enum CommandData {
     In { buffer: AlignedBuf, len: u32 },
 }
 
-impl Request {
+impl NvmeRequest {
     /// Returns whether the request is sent on an I/O queue.
     pub(super) const fn is_io(&self) -> bool {
         !matches!(self, Self::Identify(_) | Self::Admin { .. })
@@ -313,7 +314,7 @@ impl Request {
                 (data.len() as u64, Some((*lba, data.len() as u64 >> shift)))
             }
             Self::WriteZeroes { lba, blocks, .. } => (0, Some((*lba, u64::from(*blocks)))),
-            Self::Deallocate { ranges } => ((ranges.len() * Range::BYTES) as u64, None),
+            Self::Deallocate { ranges } => ((ranges.len() * DatasetRange::BYTES) as u64, None),
             Self::Identify(_) => (wire::nvme::identify::BYTES as u64, None),
             Self::Admin { data, .. } => (data.len(), None),
             Self::Flush => (0, None),
@@ -329,7 +330,7 @@ impl Request {
         namespace: &InitiatorNamespace,
         limits: &ControllerLimits,
         buffer: Option<&AlignedBuf>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), NvmeRequestError> {
         use wire::nvme::identify::oncs;
         let optional = match self {
             Self::Compare { .. } => oncs::COMPARE,
@@ -338,7 +339,7 @@ impl Request {
             _ => 0,
         };
         if limits.oncs & optional != optional {
-            return Err(Error::NotSupported);
+            return Err(NvmeRequestError::NotSupported);
         }
         let (bytes, blocks) = self.shape(namespace.shift);
         let room = match self {
@@ -348,33 +349,33 @@ impl Request {
             _ => bytes,
         };
         if matches!(self, Self::Admin { command, data } if !data.fits(command.opcode)) {
-            return Err(Error::NotSupported);
+            return Err(NvmeRequestError::NotSupported);
         }
         if let Some((lba, count)) = blocks {
             if count == 0 || count > u64::from(BLOCKS_MAX) {
-                return Err(Error::BadLength);
+                return Err(NvmeRequestError::BadLength);
             }
             if lba.checked_add(count).is_none_or(|end| end > namespace.blocks) {
-                return Err(Error::OutOfRange);
+                return Err(NvmeRequestError::OutOfRange);
             }
             if bytes != 0 && bytes != count << namespace.shift {
-                return Err(Error::BadLength);
+                return Err(NvmeRequestError::BadLength);
             }
         }
         if let Self::Deallocate { ranges } = self {
             let end = |range: &(u64, u32)| range.0.checked_add(u64::from(range.1));
             if ranges.iter().any(|r| end(r).is_none_or(|end| end > namespace.blocks)) {
-                return Err(Error::OutOfRange);
+                return Err(NvmeRequestError::OutOfRange);
             }
             if ranges.is_empty() || ranges.len() > RANGES_MAX {
-                return Err(Error::BadLength);
+                return Err(NvmeRequestError::BadLength);
             }
         }
         // Like Linux, apply MDTS to Write Zeroes, which has no limit of its own without WZSL.
         let zeroes = matches!(self, Self::WriteZeroes { .. });
         let moved = if zeroes { blocks.map_or(0, |b| b.1 << namespace.shift) } else { bytes };
         if bytes > room || moved > limits.data_bytes_max || u32::try_from(bytes).is_err() {
-            return Err(Error::BadLength);
+            return Err(NvmeRequestError::BadLength);
         }
         Ok(())
     }
@@ -385,41 +386,43 @@ impl Request {
         nsid: u32,
         shift: u8,
         buffer: Option<AlignedBuf>,
-    ) -> (Command, CommandData) {
+    ) -> (NvmeCommand, CommandData) {
         let (bytes, blocks) = self.shape(shift);
         let len = u32::try_from(bytes).unwrap_or(0);
         let (lba, count) = blocks.unwrap_or_default();
-        let blocks = Blocks::new(lba, u32::try_from(count).unwrap_or(0));
+        let blocks = NvmeBlockRange::new(lba, u32::try_from(count).unwrap_or(0));
         let incoming = |buffer: Option<AlignedBuf>| match buffer {
             Some(buffer) if len > 0 => CommandData::In { buffer, len },
             _ => CommandData::None,
         };
-        let command = |opcode| Command::new(opcode, 0, nsid);
+        let command = |opcode| NvmeCommand::new(opcode, 0, nsid);
         match self {
-            Self::Read { .. } => (blocks.put(command(io::READ)), incoming(buffer)),
+            Self::Read { .. } => (blocks.encode_into(command(io::READ)), incoming(buffer)),
             Self::Write { data, fua, .. } => {
-                let blocks = Blocks { fua: *fua, ..blocks };
-                (blocks.put(command(io::WRITE)), CommandData::Out(data.clone()))
+                let blocks = NvmeBlockRange { fua: *fua, ..blocks };
+                (blocks.encode_into(command(io::WRITE)), CommandData::Out(data.clone()))
             }
             Self::Compare { data, .. } => {
-                (blocks.put(command(io::COMPARE)), CommandData::Out(data.clone()))
+                (blocks.encode_into(command(io::COMPARE)), CommandData::Out(data.clone()))
             }
             Self::WriteZeroes { deallocate, fua, .. } => {
-                let blocks = Blocks { fua: *fua, deallocate: *deallocate, ..blocks };
-                (blocks.put(command(io::WRITE_ZEROES)), CommandData::None)
+                let blocks = NvmeBlockRange { fua: *fua, deallocate: *deallocate, ..blocks };
+                (blocks.encode_into(command(io::WRITE_ZEROES)), CommandData::None)
             }
             Self::Flush => (command(io::FLUSH), CommandData::None),
             Self::Deallocate { ranges } => {
-                let mut data = Vec::with_capacity(ranges.len() * Range::BYTES);
+                let mut data = Vec::with_capacity(ranges.len() * DatasetRange::BYTES);
                 for &(slba, count) in ranges {
-                    data.extend_from_slice(&Range { attributes: 0, count, slba }.to_bytes());
+                    data.extend_from_slice(&DatasetRange { attributes: 0, count, slba }.to_bytes());
                 }
                 let ranges = u16::try_from(ranges.len()).unwrap_or(u16::MAX);
                 let manage =
                     DatasetManagement { ranges, deallocate: true, integral: (false, false) };
                 (manage.encode_into(command(io::DATASET_MANAGEMENT)), CommandData::Out(data.into()))
             }
-            Self::Identify(identify) => (identify.put(command(admin::IDENTIFY)), incoming(buffer)),
+            Self::Identify(identify) => {
+                (identify.encode_into(command(admin::IDENTIFY)), incoming(buffer))
+            }
             Self::Admin { command, data } => {
                 let data = match data {
                     AdminData::None => CommandData::None,

@@ -7,12 +7,12 @@ use base::Duration;
 use host::TlsClient;
 use wire::nvme::nqn::Nqn;
 
-use super::command::Loss;
+use super::command::AssociationLoss;
 use super::recovery::BackOff;
-use crate::nvme::handshake::Handshakes;
+use crate::nvme::handshake::NvmeTlsHandshakeFactory;
 
 /// Configuration of an initiator.
-pub struct Config {
+pub struct InitiatorConfig {
     /// Host NQN.
     pub host: Nqn,
     /// Host identifier, a UUID: the same in all associations of this host.
@@ -22,7 +22,7 @@ pub struct Config {
     /// TLS with certificates on every connection; ignored if `psk` is set.
     pub tls: Option<TlsClient>,
     /// TLS with pre-shared keys on every connection.
-    pub psk: Option<Arc<dyn Handshakes>>,
+    pub psk: Option<Arc<dyn NvmeTlsHandshakeFactory>>,
     /// Computes digests that the device does not.
     pub crypto: Arc<dyn CryptoProvider>,
     /// Require header digests. The association fails if the controller does not grant them.
@@ -56,7 +56,7 @@ pub struct Config {
     pub loss_retries: u8,
 }
 
-impl Config {
+impl InitiatorConfig {
     /// Creates a configuration with Linux's defaults if it has them; `loss_retries` is its
     /// nvme_max_retries.
     #[must_use]
@@ -90,7 +90,7 @@ impl Config {
     }
 }
 
-impl core::fmt::Debug for Config {
+impl core::fmt::Debug for InitiatorConfig {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Config").field("subsystem", &self.subsystem).finish_non_exhaustive()
     }
@@ -98,7 +98,7 @@ impl core::fmt::Debug for Config {
 
 /// State of an initiator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum InitiatorState {
     /// [`super::Initiator::connect`] has not been called.
     Idle,
     /// Connecting, for the first time or again.
@@ -108,20 +108,20 @@ pub enum State {
     /// Waiting before the next attempt to connect.
     Waiting,
     /// Given up, for this reason.
-    Failed(Loss),
+    Failed(AssociationLoss),
     /// Closed by the user.
     Closed,
 }
 
 /// An event other than the completion of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum InitiatorEvent {
     /// All queues are connected.
     Connected,
     /// The association was lost or could not be established; the initiator will retry.
-    Lost(Loss),
+    Lost(AssociationLoss),
     /// The association was lost or could not be established; the initiator has given up.
-    Failed(Loss),
+    Failed(AssociationLoss),
     /// The namespaces or their attributes may have changed.
     NamespacesChanged,
     /// The discovery log has changed.

@@ -8,11 +8,14 @@ use abi::aligned::{AlignedBuf, PAGE_BYTES};
 use base::Instant;
 use host::{Application, Host, Notice};
 use wire::Endpoint;
-use wire::nvme::command::{Command, GetLogPage, admin};
+use wire::nvme::command::{GetLogPage, NvmeCommand, admin};
 use wire::nvme::log::{DiscoveryEntry, DiscoveryHeader, lid};
 use wire::nvme::nqn::Nqn;
 
-use super::{AdminData, Config, Error, Event, Initiator, InitiatorCounters, Loss, Request};
+use super::{
+    AdminData, AssociationLoss, Initiator, InitiatorConfig, InitiatorCounters, InitiatorEvent,
+    NvmeRequest, NvmeRequestError,
+};
 
 /// Largest number of entries that are read.
 const ENTRIES_MAX: u64 = 16_384;
@@ -27,10 +30,10 @@ const PIECE_BYTES: u64 = PAGE_BYTES as u64;
 pub enum DiscoveryError {
     /// The controller could not be connected.
     #[error("{0}")]
-    Controller(Loss),
+    Controller(AssociationLoss),
     /// Reading the log failed.
     #[error("the discovery log cannot be read: {0}")]
-    Log(Error),
+    Log(NvmeRequestError),
     /// The log changed in every attempt.
     #[error("the discovery log changes faster than it can be read")]
     Changing,
@@ -65,9 +68,9 @@ impl Discovery {
     /// Starts to read the log of the discovery controller at `remote`. The subsystem, queues and
     /// keep alive of `config` are ignored.
     #[must_use]
-    pub fn new(now: Instant, host: &mut Host, config: Config, remote: Endpoint) -> Self {
+    pub fn new(now: Instant, host: &mut Host, config: InitiatorConfig, remote: Endpoint) -> Self {
         let keep_alive = base::Duration::ZERO;
-        let config = Config { subsystem: Nqn::discovery(), keep_alive, ..config };
+        let config = InitiatorConfig { subsystem: Nqn::discovery(), keep_alive, ..config };
         let mut initiator = Initiator::new(config, remote);
         initiator.connect(now, host);
         let (step, entries) = (DiscoveryStep::Connect, Vec::new());
@@ -78,7 +81,7 @@ impl Discovery {
 
     /// Ends a reading in progress, as [`Initiator::close`] does.
     pub fn close(&mut self, now: Instant, host: &mut Host) {
-        self.end(now, host, Err(DiscoveryError::Log(Error::Closed)));
+        self.end(now, host, Err(DiscoveryError::Log(NvmeRequestError::Closed)));
     }
 
     /// Returns the log or the error, once, when the reading has ended.
@@ -95,10 +98,10 @@ impl Discovery {
     fn process_events(&mut self, now: Instant, host: &mut Host) {
         while let Some(event) = self.initiator.poll_event() {
             match event {
-                Event::Connected if self.step == DiscoveryStep::Connect => {
+                InitiatorEvent::Connected if self.step == DiscoveryStep::Connect => {
                     self.ask(now, host, DiscoveryStep::Begin, 0, DiscoveryHeader::BYTES as u64);
                 }
-                Event::Failed(loss) => {
+                InitiatorEvent::Failed(loss) => {
                     self.end(now, host, Err(DiscoveryError::Controller(loss)));
                 }
                 _ => {}
@@ -116,9 +119,9 @@ impl Discovery {
     fn ask(&mut self, now: Instant, host: &mut Host, step: DiscoveryStep, offset: u64, len: u64) {
         self.step = step;
         let page = GetLogPage { lid: lid::DISCOVERY, len, offset, ..GetLogPage::default() };
-        let command = page.encode_into(Command::new(admin::GET_LOG_PAGE, 0, 0));
+        let command = page.encode_into(NvmeCommand::new(admin::GET_LOG_PAGE, 0, 0));
         let data = AdminData::In(u32::try_from(len).unwrap_or(0));
-        let request = Request::Admin { command, data };
+        let request = NvmeRequest::Admin { command, data };
         let buffer = Some(AlignedBuf::new(1));
         if self.initiator.submit(now, host, (0, 0), request, buffer).is_err() {
             debug_assert!(false, "one request at a time");

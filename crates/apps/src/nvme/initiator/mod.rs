@@ -34,15 +34,16 @@ use abi::aligned::AlignedBuf;
 use base::{Duration, Instant};
 use host::{Application, Host, Notice, SocketId};
 use wire::Endpoint;
-use wire::nvme::command::Completion;
-use wire::nvme::status::Status;
+use wire::nvme::command::NvmeCompletion;
+use wire::nvme::status::NvmeStatus;
 
 use self::association::{Association, AssociationEnv, AssociationEvent};
 pub use self::command::{
-    AdminData, Error, InitiatorBusy, InitiatorNamespace, Loss, NvmeRequestDone, Request,
+    AdminData, AssociationLoss, InitiatorBusy, InitiatorNamespace, NvmeRequest, NvmeRequestDone,
+    NvmeRequestError,
 };
 use self::command::{CommandData, ControllerLimits};
-pub use self::config::{Config, Event, State};
+pub use self::config::{InitiatorConfig, InitiatorEvent, InitiatorState};
 pub use self::counters::InitiatorCounters;
 pub use self::discovery::{Discovery, DiscoveryError};
 use self::queue::{CommandDone, CommandOrigin, InitiatorQueue, InitiatorQueueEvent};
@@ -63,7 +64,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 struct PendingRequest {
     token: u64,
     namespace: InitiatorNamespace,
-    request: Request,
+    request: NvmeRequest,
     buffer: Option<AlignedBuf>,
     digest_retries: u8,
     status_retries: u8,
@@ -82,14 +83,14 @@ enum InitiatorPhase {
     /// Closed by the user; waits until the deadline for the controller to confirm the shutdown.
     Closing(Box<Association>, Instant),
     Waiting(Instant),
-    Failed(Loss),
+    Failed(AssociationLoss),
     Closed,
 }
 
 /// An initiator of one controller.
 #[derive(Debug)]
 pub struct Initiator {
-    config: Config,
+    config: InitiatorConfig,
     remote: Endpoint,
     phase: InitiatorPhase,
     outage: Outage,
@@ -108,14 +109,14 @@ pub struct Initiator {
     namespaces: BTreeMap<u32, InitiatorNamespace>,
     limits: Option<ControllerLimits>,
     done: VecDeque<NvmeRequestDone>,
-    events: VecDeque<Event>,
+    events: VecDeque<InitiatorEvent>,
     counters: InitiatorCounters,
 }
 
 impl Initiator {
     /// Creates an initiator that does not connect yet.
     #[must_use]
-    pub fn new(config: Config, remote: Endpoint) -> Self {
+    pub fn new(config: InitiatorConfig, remote: Endpoint) -> Self {
         Self {
             config,
             remote,
@@ -136,7 +137,7 @@ impl Initiator {
         }
     }
 
-    /// Starts to connect. [`Event::Connected`] or [`Event::Failed`] follows.
+    /// Starts to connect. [`InitiatorEvent::Connected`] or [`InitiatorEvent::Failed`] follows.
     pub fn connect(&mut self, now: Instant, host: &mut Host) {
         if matches!(self.phase, InitiatorPhase::Idle) {
             self.start_association(now, host);
@@ -145,14 +146,14 @@ impl Initiator {
 
     /// Returns the state of the association.
     #[must_use]
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> InitiatorState {
         match &self.phase {
-            InitiatorPhase::Idle => State::Idle,
-            InitiatorPhase::Up(association) if association.live => State::Live,
-            InitiatorPhase::Up(_) => State::Connecting,
-            InitiatorPhase::Waiting(_) => State::Waiting,
-            InitiatorPhase::Failed(loss) => State::Failed(*loss),
-            InitiatorPhase::Closing(..) | InitiatorPhase::Closed => State::Closed,
+            InitiatorPhase::Idle => InitiatorState::Idle,
+            InitiatorPhase::Up(association) if association.live => InitiatorState::Live,
+            InitiatorPhase::Up(_) => InitiatorState::Connecting,
+            InitiatorPhase::Waiting(_) => InitiatorState::Waiting,
+            InitiatorPhase::Failed(loss) => InitiatorState::Failed(*loss),
+            InitiatorPhase::Closing(..) | InitiatorPhase::Closed => InitiatorState::Closed,
         }
     }
 
@@ -184,13 +185,13 @@ impl Initiator {
     /// Completion is always reported by [`Self::poll_done`], also for an invalid request.
     ///
     /// # Errors
-    /// [`InitiatorBusy`], with the request and its buffer, if [`Config::requests_max`] are open.
+    /// [`InitiatorBusy`], with the request and its buffer, if [`InitiatorConfig::requests_max`] are open.
     pub fn submit(
         &mut self,
         now: Instant,
         host: &mut Host,
         (token, nsid): (u64, u32),
-        request: Request,
+        request: NvmeRequest,
         buffer: Option<AlignedBuf>,
     ) -> Result<(), InitiatorBusy> {
         if self.requests.len() >= self.config.requests_max {
@@ -237,12 +238,12 @@ impl Initiator {
     }
 
     /// Returns the next event.
-    pub fn poll_event(&mut self) -> Option<Event> {
+    pub fn poll_event(&mut self) -> Option<InitiatorEvent> {
         self.events.pop_front()
     }
 
     /// Closes the association in an orderly way: first the I/O queues, then the controller is shut
-    /// down, and last the admin queue. Open requests fail with [`Error::Closed`].
+    /// down, and last the admin queue. Open requests fail with [`NvmeRequestError::Closed`].
     pub fn close(&mut self, now: Instant, host: &mut Host) {
         let phase = core::mem::replace(&mut self.phase, InitiatorPhase::Closed);
         match phase {
@@ -265,7 +266,7 @@ impl Initiator {
             InitiatorPhase::Closing(..) => self.phase = phase,
             _ => {}
         }
-        self.fail_all(Error::Closed);
+        self.fail_all(NvmeRequestError::Closed);
     }
 
     /// Finishes closing if the controller has confirmed the shutdown or ended the connection, or at
@@ -294,20 +295,22 @@ impl Initiator {
     fn check(
         &self,
         nsid: u32,
-        request: &Request,
+        request: &NvmeRequest,
         buffer: Option<&AlignedBuf>,
-    ) -> Result<InitiatorNamespace, Error> {
+    ) -> Result<InitiatorNamespace, NvmeRequestError> {
         match &self.phase {
-            InitiatorPhase::Failed(loss) => return Err(Error::ControllerLost(*loss)),
-            InitiatorPhase::Closing(..) | InitiatorPhase::Closed => return Err(Error::Closed),
+            InitiatorPhase::Failed(loss) => return Err(NvmeRequestError::ControllerLost(*loss)),
+            InitiatorPhase::Closing(..) | InitiatorPhase::Closed => {
+                return Err(NvmeRequestError::Closed);
+            }
             _ => {}
         }
-        let limits = self.limits.ok_or(Error::NoNamespace(nsid))?;
+        let limits = self.limits.ok_or(NvmeRequestError::NoNamespace(nsid))?;
         let none = InitiatorNamespace { nsid, shift: 9, ..InitiatorNamespace::default() };
         let namespace = match self.namespaces.get(&nsid) {
             Some(namespace) => *namespace,
             None if !request.is_io() => none,
-            None => return Err(Error::NoNamespace(nsid)),
+            None => return Err(NvmeRequestError::NoNamespace(nsid)),
         };
         request.check(&namespace, &limits, buffer)?;
         Ok(namespace)
@@ -348,14 +351,16 @@ impl Initiator {
             }
             AssociationEvent::Live => {
                 self.counters.nvmei_associations += 1;
-                self.events.push_back(Event::Connected);
+                self.events.push_back(InitiatorEvent::Connected);
                 self.adopt_namespaces();
             }
             AssociationEvent::Namespaces => {
                 self.adopt_namespaces();
-                self.events.push_back(Event::NamespacesChanged);
+                self.events.push_back(InitiatorEvent::NamespacesChanged);
             }
-            AssociationEvent::DiscoveryChanged => self.events.push_back(Event::DiscoveryChanged),
+            AssociationEvent::DiscoveryChanged => {
+                self.events.push_back(InitiatorEvent::DiscoveryChanged)
+            }
         }
     }
 
@@ -379,7 +384,7 @@ impl Initiator {
             .collect();
         for serial in gone {
             if let Some(nsid) = self.requests.get(&serial).map(|p| p.namespace.nsid) {
-                self.finish(serial, Err(Error::NoNamespace(nsid)));
+                self.finish(serial, Err(NvmeRequestError::NoNamespace(nsid)));
             }
         }
         // If requests are open, the outage ends only with the first answer: a controller that can
@@ -432,7 +437,7 @@ impl Initiator {
                 if let CommandData::In { buffer, .. } = data {
                     pending.buffer = Some(buffer);
                 }
-                self.finish(serial, Err(Error::BadLength));
+                self.finish(serial, Err(NvmeRequestError::BadLength));
             }
         }
     }
@@ -441,7 +446,7 @@ impl Initiator {
     fn handle_completion(
         &mut self,
         serial: u64,
-        completion: &Completion,
+        completion: &NvmeCompletion,
         buffer: Option<AlignedBuf>,
         digest_ok: bool,
     ) {
@@ -456,7 +461,7 @@ impl Initiator {
             pending.digest_retries += 1;
             let tries = pending.digest_retries;
             if !repeatable || tries > self.config.digest_retries {
-                return self.finish(serial, Err(Error::DataDigest(tries)));
+                return self.finish(serial, Err(NvmeRequestError::DataDigest(tries)));
             }
             self.counters.nvmei_digest_retries += 1;
             true
@@ -476,12 +481,12 @@ impl Initiator {
             self.counters.nvmei_written_bytes += written;
             self.finish(serial, Ok(completion.result));
         } else {
-            self.finish(serial, Err(Error::Status(status)));
+            self.finish(serial, Err(NvmeRequestError::Status(status)));
         }
     }
 
     /// Completes a request, and releases requests that were held back by it.
-    fn finish(&mut self, serial: u64, result: Result<u64, Error>) {
+    fn finish(&mut self, serial: u64, result: Result<u64, NvmeRequestError>) {
         let Some(pending) = self.requests.remove(&serial) else { return };
         self.report_done(pending.token, result, pending.buffer);
         if self.changes.remove(serial) {
@@ -489,7 +494,12 @@ impl Initiator {
         }
     }
 
-    fn report_done(&mut self, token: u64, result: Result<u64, Error>, buffer: Option<AlignedBuf>) {
+    fn report_done(
+        &mut self,
+        token: u64,
+        result: Result<u64, NvmeRequestError>,
+        buffer: Option<AlignedBuf>,
+    ) {
         let ended = if result.is_ok() {
             &mut self.counters.nvmei_done
         } else {
@@ -559,8 +569,11 @@ impl Application for Initiator {
 }
 
 /// Returns whether a failed command may succeed if it is sent again.
-fn is_transient(status: Status) -> bool {
-    let passing =
-        [Status::TRANSIENT_TRANSPORT, Status::COMMAND_INTERRUPTED, Status::ABORT_REQUESTED];
+fn is_transient(status: NvmeStatus) -> bool {
+    let passing = [
+        NvmeStatus::TRANSIENT_TRANSPORT,
+        NvmeStatus::COMMAND_INTERRUPTED,
+        NvmeStatus::ABORT_REQUESTED,
+    ];
     !status.is_final() && passing.contains(&status.code())
 }

@@ -15,10 +15,10 @@ use std::collections::{BTreeSet, VecDeque};
 use abi::aligned::{AlignedBuf, PAGE_BYTES};
 use base::{Duration, Instant};
 use bytes::Bytes;
-use host::nvme::{Ended, Incoming};
+use host::nvme::{NvmeTransportEnd, NvmeTransportEvent};
 use host::{Host, SocketId};
-use wire::nvme::command::{Command, Completion, Sgl};
-use wire::nvme::pdu::{Fault, at};
+use wire::nvme::command::{NvmeCommand, NvmeCompletion, Sgl};
+use wire::nvme::pdu::{PduFault, at};
 
 use super::command::CommandData;
 use super::counters::InitiatorCounters;
@@ -70,7 +70,7 @@ struct OpenCommand {
     deadline: Option<Instant>,
     moves: DataTransfer,
     digest_ok: bool,
-    completion: Option<Completion>,
+    completion: Option<NvmeCompletion>,
     aborted: bool,
 }
 
@@ -78,7 +78,7 @@ struct OpenCommand {
 #[derive(Debug)]
 pub(super) struct CommandDone {
     pub(super) owner: CommandOrigin,
-    pub(super) completion: Completion,
+    pub(super) completion: NvmeCompletion,
     pub(super) buffer: Option<AlignedBuf>,
     /// All received data had the right digests.
     pub(super) digest_ok: bool,
@@ -90,7 +90,7 @@ pub(super) enum InitiatorQueueEvent {
     /// ICReq and ICResp are exchanged: commands can be sent.
     Ready,
     Answer(CommandDone),
-    Ended(Ended),
+    Ended(NvmeTransportEnd),
 }
 
 /// A command that was not completed in time.
@@ -183,7 +183,7 @@ impl InitiatorQueue {
         now: Instant,
         host: &mut Host,
         (owner, timeout): (CommandOrigin, Option<Duration>),
-        command: Command,
+        command: NvmeCommand,
         data: CommandData,
         counters: &mut InitiatorCounters,
     ) -> Result<(), CommandData> {
@@ -222,7 +222,7 @@ impl InitiatorQueue {
             *place = Some(OpenCommand { owner, deadline, moves, digest_ok, completion, aborted });
         }
         self.in_flight += 1;
-        let entry = Command { cid, ..command }.with_data(sgl).to_bytes();
+        let entry = NvmeCommand { cid, ..command }.with_data(sgl).to_bytes();
         self.channel.transport.send_command(now, host, &entry, capsule);
         Ok(())
     }
@@ -239,32 +239,36 @@ impl InitiatorQueue {
             let incoming = self.channel.poll(now, host)?;
             let about = self.origin_of(&incoming);
             let happened = match incoming {
-                Incoming::Buffer { tag, buffer } if self.terminated => {
+                NvmeTransportEvent::Buffer { tag, buffer } if self.terminated => {
                     self.keep_buffer(tag, buffer);
                     Ok(None)
                 }
-                Incoming::Ended(how) => {
+                NvmeTransportEvent::Ended(how) => {
                     self.culprit = self.culprit.or_else(|| self.culprit_of_transport());
                     return Some(InitiatorQueueEvent::Ended(how));
                 }
                 _ if self.terminated => Ok(None),
-                Incoming::Ready => return Some(InitiatorQueueEvent::Ready),
-                Incoming::Response(entry) => self.complete(host, Completion::parse(&entry)),
-                Incoming::ReadData { cccid, len, success, digest_ok, .. } => {
+                NvmeTransportEvent::Ready => return Some(InitiatorQueueEvent::Ready),
+                NvmeTransportEvent::Response(entry) => {
+                    self.complete(host, NvmeCompletion::parse(&entry))
+                }
+                NvmeTransportEvent::ReadData { cccid, len, success, digest_ok, .. } => {
                     self.handle_read_data(host, cccid, len, success, digest_ok)
                 }
-                Incoming::Buffer { tag, buffer } => self.handle_buffer(tag, buffer),
-                Incoming::R2t { cccid, ttag, offset, len } => {
+                NvmeTransportEvent::Buffer { tag, buffer } => self.handle_buffer(tag, buffer),
+                NvmeTransportEvent::R2t { cccid, ttag, offset, len } => {
                     counters.nvmei_r2ts += 1;
                     self.answer_r2t(now, host, (cccid, ttag), offset, len)
                 }
                 // The transport accepts these PDUs only from an initiator.
-                Incoming::Command { .. } | Incoming::WriteData { .. } => Err(Fault::SEQUENCE),
+                NvmeTransportEvent::Command { .. } | NvmeTransportEvent::WriteData { .. } => {
+                    Err(PduFault::SEQUENCE)
+                }
             };
             match happened {
                 Ok(Some(answer)) => return Some(InitiatorQueueEvent::Answer(answer)),
                 Ok(None) => {}
-                // `Incoming::Ended` follows.
+                // `NvmeTransportEvent::NvmeTransportEnd` follows.
                 Err(fault) => {
                     counters.nvmei_protocol_errors += 1;
                     (self.terminated, self.culprit) = (true, about);
@@ -275,11 +279,13 @@ impl InitiatorQueue {
     }
 
     /// Returns the origin of the command that a PDU or buffer belongs to.
-    fn origin_of(&self, incoming: &Incoming) -> Option<CommandOrigin> {
+    fn origin_of(&self, incoming: &NvmeTransportEvent) -> Option<CommandOrigin> {
         let cid = match incoming {
-            Incoming::Response(entry) => Completion::parse(entry).cid,
-            Incoming::ReadData { cccid, .. } | Incoming::R2t { cccid, .. } => *cccid,
-            Incoming::Buffer { tag, .. } => *tag,
+            NvmeTransportEvent::Response(entry) => NvmeCompletion::parse(entry).cid,
+            NvmeTransportEvent::ReadData { cccid, .. } | NvmeTransportEvent::R2t { cccid, .. } => {
+                *cccid
+            }
+            NvmeTransportEvent::Buffer { tag, .. } => *tag,
             _ => return None,
         };
         self.open.get(usize::from(cid))?.as_ref().map(|open| open.owner)
@@ -304,10 +310,10 @@ impl InitiatorQueue {
     fn complete(
         &mut self,
         host: &mut Host,
-        completion: Completion,
-    ) -> Result<Option<CommandDone>, Fault> {
+        completion: NvmeCompletion,
+    ) -> Result<Option<CommandDone>, PduFault> {
         let cid = completion.cid;
-        let unknown = Fault::field(at::ENTRY + CQE_CID);
+        let unknown = PduFault::field(at::ENTRY + CQE_CID);
         let received = self.channel.transport.received(cid);
         let open = self.open_mut(cid).filter(|open| open.completion.is_none());
         let open = open.ok_or(unknown)?;
@@ -316,7 +322,7 @@ impl InitiatorQueue {
             // Check now rather than when the buffer is returned: the device may hold it for a
             // while, and another error must not end the connection first.
             if completion.status.is_success() && received.is_some_and(|bytes| bytes < len) {
-                return Err(Fault::SEQUENCE);
+                return Err(PduFault::SEQUENCE);
             }
             // All expected data has arrived, or will not arrive.
             self.channel.transport.reclaim(host, cid);
@@ -332,8 +338,8 @@ impl InitiatorQueue {
         bytes: u32,
         success: bool,
         right: bool,
-    ) -> Result<Option<CommandDone>, Fault> {
-        let open = self.open_mut(cid).ok_or_else(|| Fault::field(at::CCCID))?;
+    ) -> Result<Option<CommandDone>, PduFault> {
+        let open = self.open_mut(cid).ok_or_else(|| PduFault::field(at::CCCID))?;
         open.digest_ok &= right;
         if let DataTransfer::In { received, .. } = &mut open.moves {
             *received = received.saturating_add(bytes);
@@ -341,11 +347,15 @@ impl InitiatorQueue {
         if !success {
             return Ok(None);
         }
-        let status = wire::nvme::status::Status::SUCCESS;
-        self.complete(host, Completion { result: 0, sqhd: 0, cid, status })
+        let status = wire::nvme::status::NvmeStatus::SUCCESS;
+        self.complete(host, NvmeCompletion { result: 0, sqhd: 0, cid, status })
     }
 
-    fn handle_buffer(&mut self, cid: u16, back: AlignedBuf) -> Result<Option<CommandDone>, Fault> {
+    fn handle_buffer(
+        &mut self,
+        cid: u16,
+        back: AlignedBuf,
+    ) -> Result<Option<CommandDone>, PduFault> {
         self.keep_buffer(cid, back);
         self.finish(cid)
     }
@@ -367,16 +377,16 @@ impl InitiatorQueue {
         (cid, ttag): (u16, u16),
         offset: u32,
         len: u32,
-    ) -> Result<Option<CommandDone>, Fault> {
+    ) -> Result<Option<CommandDone>, PduFault> {
         let open = self.open_mut(cid).filter(|open| open.completion.is_none());
         let DataTransfer::Out { data, asked } =
-            &mut open.ok_or_else(|| Fault::field(at::CCCID))?.moves
+            &mut open.ok_or_else(|| PduFault::field(at::CCCID))?.moves
         else {
-            return Err(Fault::field(at::CCCID));
+            return Err(PduFault::field(at::CCCID));
         };
         let from = offset as usize;
         let end = from.checked_add(len as usize).filter(|&end| end <= data.len());
-        let end = end.filter(|_| from == *asked).ok_or(Fault::OUT_OF_RANGE)?;
+        let end = end.filter(|_| from == *asked).ok_or(PduFault::OUT_OF_RANGE)?;
         *asked = end;
         let bytes = data.slice(from..end);
         self.channel.transport.send_write_data(now, host, (cid, ttag), offset, bytes, true);
@@ -384,7 +394,7 @@ impl InitiatorQueue {
     }
 
     /// Closes a command if its completion has arrived and its buffer was returned.
-    fn finish(&mut self, cid: u16) -> Result<Option<CommandDone>, Fault> {
+    fn finish(&mut self, cid: u16) -> Result<Option<CommandDone>, PduFault> {
         let Some(place) = self.open.get_mut(usize::from(cid)) else { return Ok(None) };
         let Some(OpenCommand { completion: Some(completion), moves, .. }) = place.as_ref() else {
             return Ok(None);
@@ -396,7 +406,7 @@ impl InitiatorQueue {
         };
         // Success without all of the data is a protocol error.
         if completion.status.is_success() && !whole {
-            return Err(Fault::SEQUENCE);
+            return Err(PduFault::SEQUENCE);
         }
         let completion = *completion;
         let Some(OpenCommand { owner, moves, digest_ok, deadline, .. }) = place.take() else {
@@ -454,7 +464,7 @@ impl InitiatorQueue {
             }
         }
         while let Some(incoming) = self.channel.poll(now, host) {
-            if let Incoming::Buffer { tag, buffer } = incoming {
+            if let NvmeTransportEvent::Buffer { tag, buffer } = incoming {
                 self.keep_buffer(tag, buffer);
             }
         }

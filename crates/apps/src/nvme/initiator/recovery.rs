@@ -34,8 +34,8 @@ use base::{Duration, Instant};
 use host::{Host, SocketId};
 
 use super::association::Association;
-use super::command::{ChangedBlocks, Error, Loss};
-use super::config::Event;
+use super::command::{AssociationLoss, ChangedBlocks, NvmeRequestError};
+use super::config::InitiatorEvent;
 use super::queue::{CommandOrigin, InitiatorQueue};
 use super::{ADMIN, Initiator, InitiatorPhase};
 
@@ -70,7 +70,7 @@ pub struct BackOff {
     /// Delay before the first attempt.
     pub first: Duration,
     /// Largest delay; each is twice the previous one.
-    pub most: Duration,
+    pub max: Duration,
     /// Time from the loss of the association, without an answer to any command, after which no
     /// further attempt is made; `None` for no limit.
     pub ctrl_loss: Option<Duration>,
@@ -81,7 +81,7 @@ impl Default for BackOff {
     fn default() -> Self {
         Self {
             first: Duration::from_millis(100),
-            most: Duration::from_secs(10),
+            max: Duration::from_secs(10),
             ctrl_loss: Some(Duration::from_secs(600)),
         }
     }
@@ -101,7 +101,7 @@ impl Outage {
         let since = *self.since.get_or_insert(now);
         let factor = 1_u64 << self.attempts.min(20);
         self.attempts = self.attempts.saturating_add(1);
-        let wait = back_off.first.as_nanos().saturating_mul(factor).min(back_off.most.as_nanos());
+        let wait = back_off.first.as_nanos().saturating_mul(factor).min(back_off.max.as_nanos());
         let next = now + Duration::from_nanos(wait);
         let over = back_off.ctrl_loss.is_some_and(|most| next > since + most);
         (!over).then_some(next)
@@ -120,7 +120,7 @@ impl Initiator {
         &mut self,
         now: Instant,
         host: &mut Host,
-        loss: Loss,
+        loss: AssociationLoss,
         index: Option<usize>,
     ) {
         let phase = core::mem::replace(&mut self.phase, InitiatorPhase::Idle);
@@ -137,7 +137,7 @@ impl Initiator {
             let culprit = association.queues.iter().find_map(InitiatorQueue::culprit);
             // If an I/O connection ended, only its commands are suspected; a controller that stops
             // may end any connection first.
-            let one = matches!(loss, Loss::Connection(_)) && index != Some(ADMIN);
+            let one = matches!(loss, AssociationLoss::Connection(_)) && index != Some(ADMIN);
             let one = one || loss.is_protocol();
             for (at, serial) in open {
                 let here = !one || index == Some(at);
@@ -155,7 +155,7 @@ impl Initiator {
 
     /// Resends or fails a request that was open when the association was lost. `suspect`: it may
     /// have caused the loss; `known`: the cause is known.
-    fn replay(&mut self, serial: u64, loss: Loss, suspect: bool, known: bool) {
+    fn replay(&mut self, serial: u64, loss: AssociationLoss, suspect: bool, known: bool) {
         let Some(pending) = self.requests.get_mut(&serial) else { return };
         let (count, most) = if loss.is_protocol() {
             (&mut pending.protocol_losses, self.config.protocol_retries)
@@ -167,12 +167,16 @@ impl Initiator {
         pending.sent_alone = !known && *count > most / 2;
         if *count > most {
             self.counters.nvmei_retries_exhausted += 1;
-            let error = if loss.is_protocol() { Error::Protocol(loss) } else { Error::Lost(loss) };
+            let error = if loss.is_protocol() {
+                NvmeRequestError::Protocol(loss)
+            } else {
+                NvmeRequestError::Lost(loss)
+            };
             return self.finish(serial, Err(error));
         }
         if !pending.request.is_repeatable() {
             self.counters.nvmei_not_replayed += 1;
-            return self.finish(serial, Err(Error::Lost(loss)));
+            return self.finish(serial, Err(NvmeRequestError::Lost(loss)));
         }
         self.counters.nvmei_replayed += 1;
         self.ready[usize::from(pending.request.is_io())].push_back(serial);
@@ -201,23 +205,23 @@ impl Initiator {
     }
 
     /// Schedules the next attempt to connect, or gives up.
-    pub(super) fn schedule_reconnect(&mut self, now: Instant, loss: Loss) {
+    pub(super) fn schedule_reconnect(&mut self, now: Instant, loss: AssociationLoss) {
         let next =
             if loss.is_final() { None } else { self.outage.lost(now, &self.config.back_off) };
         match next {
             Some(at) => {
                 self.phase = InitiatorPhase::Waiting(at);
-                self.events.push_back(Event::Lost(loss));
+                self.events.push_back(InitiatorEvent::Lost(loss));
             }
             None => {
                 self.phase = InitiatorPhase::Failed(loss);
-                self.events.push_back(Event::Failed(loss));
-                self.fail_all(Error::ControllerLost(loss));
+                self.events.push_back(InitiatorEvent::Failed(loss));
+                self.fail_all(NvmeRequestError::ControllerLost(loss));
             }
         }
     }
 
-    pub(super) fn fail_all(&mut self, error: Error) {
+    pub(super) fn fail_all(&mut self, error: NvmeRequestError) {
         self.ready.iter_mut().for_each(VecDeque::clear);
         self.changes = PendingChanges::default();
         while let Some((_, pending)) = self.requests.pop_first() {
@@ -260,7 +264,7 @@ mod tests {
     fn waits_double_up_to_the_most_and_end() {
         let back_off = BackOff {
             first: Duration::from_millis(100),
-            most: Duration::from_millis(300),
+            max: Duration::from_millis(300),
             ctrl_loss: Some(Duration::from_millis(1000)),
         };
         let mut outage = Outage::default();

@@ -7,12 +7,12 @@ use abi::aligned::AlignedBuf;
 use abi::{FileExtent, FileFault, FileId, FileStat};
 use base::Instant;
 use bytes::Bytes;
-use host::nvme::{Incoming, Source};
+use host::nvme::{NvmeDataSource, NvmeTransportEvent};
 use host::{DiskToken, DiskUser, Host, SocketError};
 use wire::Endpoint;
-use wire::nvme::pdu::Fault;
+use wire::nvme::pdu::PduFault;
 
-use crate::nvme::channel::{Insecure, NvmeChannel, NvmePskIdentity};
+use crate::nvme::channel::{NvmeChannel, NvmePskIdentity, SecureChannelError};
 
 /// End of a disk operation that changes a file: its token, the buffer of a write, the result.
 pub(super) type DiskChangeDone = (u64, Option<AlignedBuf>, Result<(), FileFault>);
@@ -22,7 +22,7 @@ pub(super) trait TargetTransport {
     /// The host that the connection belongs to.
     type Host: TargetDisk;
 
-    fn poll(&mut self, now: Instant, host: &mut Self::Host) -> Option<Incoming>;
+    fn poll(&mut self, now: Instant, host: &mut Self::Host) -> Option<NvmeTransportEvent>;
     fn poll_timeout(&self) -> Option<Instant>;
     /// Returns the position in the send stream after the response (see `acknowledged`).
     fn send_response(&mut self, now: Instant, host: &mut Self::Host, entry: &[u8; 16]) -> u64;
@@ -33,7 +33,7 @@ pub(super) trait TargetTransport {
         now: Instant,
         host: &mut Self::Host,
         cid: u16,
-        data: &Source,
+        data: &NvmeDataSource,
         success: bool,
     ) -> u64;
     fn send_r2t(&mut self, now: Instant, host: &mut Self::Host, cid: u16, tag: u16, len: u32);
@@ -44,7 +44,7 @@ pub(super) trait TargetTransport {
         len: u32,
         buffer: AlignedBuf,
     ) -> Option<AlignedBuf>;
-    fn terminate(&mut self, now: Instant, host: &mut Self::Host, why: Fault);
+    fn terminate(&mut self, now: Instant, host: &mut Self::Host, why: PduFault);
     fn acknowledged(&self, host: &Self::Host) -> u64;
     /// Returns the error that ended TCP or TLS, if any; nothing can be sent after it.
     fn error(&self, host: &Self::Host) -> Option<SocketError>;
@@ -55,7 +55,7 @@ pub(super) trait TargetTransport {
     /// Returns the identity of the connection's pre-shared key; `None` if it has none.
     fn identity(&self) -> Option<NvmePskIdentity>;
     /// Returns the reason if the connection ended before it was secure.
-    fn insecure(&self) -> Option<Insecure>;
+    fn insecure(&self) -> Option<SecureChannelError>;
     /// Ends the connection: `gently` if sent data is still to be delivered, or with a reset.
     fn end(&mut self, now: Instant, host: &mut Self::Host, gently: bool);
 }
@@ -88,7 +88,7 @@ pub(super) trait TargetDisk {
 impl TargetTransport for NvmeChannel {
     type Host = Host;
 
-    fn poll(&mut self, now: Instant, host: &mut Host) -> Option<Incoming> {
+    fn poll(&mut self, now: Instant, host: &mut Host) -> Option<NvmeTransportEvent> {
         Self::poll(self, now, host)
     }
 
@@ -105,7 +105,7 @@ impl TargetTransport for NvmeChannel {
         now: Instant,
         host: &mut Host,
         cid: u16,
-        data: &Source,
+        data: &NvmeDataSource,
         success: bool,
     ) -> u64 {
         self.transport.send_read_data(now, host, cid, data, success)
@@ -125,7 +125,7 @@ impl TargetTransport for NvmeChannel {
         self.transport.expect(host, cid_and_tag, 0, len, buffer)
     }
 
-    fn terminate(&mut self, now: Instant, host: &mut Host, why: Fault) {
+    fn terminate(&mut self, now: Instant, host: &mut Host, why: PduFault) {
         self.transport.terminate(now, host, why);
     }
 
@@ -149,7 +149,7 @@ impl TargetTransport for NvmeChannel {
         Self::identity(self).copied()
     }
 
-    fn insecure(&self) -> Option<Insecure> {
+    fn insecure(&self) -> Option<SecureChannelError> {
         Self::insecure(self)
     }
 

@@ -1,12 +1,13 @@
 //! The Connect command: admission of initiators to controllers and queues (fabrics section 3.3).
 
 use base::Instant;
-use wire::nvme::command::Command;
+use wire::nvme::command::NvmeCommand;
 use wire::nvme::fabrics::{
-    CNTLID_DYNAMIC, CONNECT_DATA_BYTES, Connect, ConnectData, ConnectResult, Fabrics, cattr, ipo,
+    CNTLID_DYNAMIC, CONNECT_DATA_BYTES, ConnectCommand, ConnectData, ConnectResult, FabricsCommand,
+    cattr, ipo,
 };
 use wire::nvme::nqn::Nqn;
-use wire::nvme::status::Status;
+use wire::nvme::status::NvmeStatus;
 
 use super::controller::{NewControllerParams, TargetConnId};
 use super::log::QuotedNqn;
@@ -37,10 +38,10 @@ impl ConnectRefusal {
     }
 
     fn sequence(why: impl Into<String>) -> Self {
-        Self::status(Status::COMMAND_SEQUENCE, why)
+        Self::status(NvmeStatus::COMMAND_SEQUENCE, why)
     }
 
-    fn status(status: Status, why: impl Into<String>) -> Self {
+    fn status(status: NvmeStatus, why: impl Into<String>) -> Self {
         Self::new(ConnectResult::Refused(status.do_not_retry()), why)
     }
 
@@ -64,19 +65,19 @@ pub(super) fn connect(
     now: Instant,
     shared: &mut NvmeTargetState,
     (key, identity): (TargetConnId, Option<NvmePskIdentity>),
-    command: &Command,
+    command: &NvmeCommand,
     data: &[u8],
 ) -> Result<ConnectedQueueParams, ConnectRefusal> {
-    let Some(Fabrics::Connect(asked)) = Fabrics::of(command) else {
+    let Some(FabricsCommand::Connect(asked)) = FabricsCommand::from_command(command) else {
         return Err(ConnectRefusal::sequence("the first command is no Connect"));
     };
     let data: &[u8; CONNECT_DATA_BYTES] = data.try_into().map_err(|_| {
         let why = format!("the data has {} bytes, not {CONNECT_DATA_BYTES}", data.len());
-        ConnectRefusal::status(Status::SGL_LENGTH_INVALID, why)
+        ConnectRefusal::status(NvmeStatus::SGL_LENGTH_INVALID, why)
     })?;
     if asked.recfmt != 0 {
         let why = format!("record format {}, and there is only 0", asked.recfmt);
-        return Err(ConnectRefusal::status(Status::INCOMPATIBLE_FORMAT, why));
+        return Err(ConnectRefusal::status(NvmeStatus::INCOMPATIBLE_FORMAT, why));
     }
     let entries_max = shared.config.queue_entries_max;
     if asked.sqsize == 0 || asked.sqsize >= entries_max {
@@ -100,7 +101,7 @@ pub(super) fn connect(
         shared.counters.nvmet_refused_identity += 1;
         let (host, subsystem) = (QuotedNqn(&own.host), QuotedNqn(&own.subsystem));
         let why = format!("its key is for host {host} and subsystem {subsystem}");
-        return Err(ConnectRefusal::status(Status::INVALID_HOST, why));
+        return Err(ConnectRefusal::status(NvmeStatus::INVALID_HOST, why));
     }
     let cntlid = if asked.qid == 0 {
         connect_admin(now, shared, key, &asked, (&data, subnqn, hostnqn))?
@@ -120,7 +121,7 @@ fn connect_admin(
     now: Instant,
     shared: &mut NvmeTargetState,
     key: TargetConnId,
-    asked: &Connect,
+    asked: &ConnectCommand,
     (data, subnqn, hostnqn): (&ConnectData, Nqn, Nqn),
 ) -> Result<u16, ConnectRefusal> {
     let subsystem = if subnqn.is_discovery() {
@@ -133,7 +134,10 @@ fn connect_admin(
         .and_then(|index| shared.subsystems.get(index))
         .is_none_or(|subsystem| subsystem.admits(&hostnqn));
     if !admitted {
-        return Err(ConnectRefusal::status(Status::INVALID_HOST, "the host is not on the list"));
+        return Err(ConnectRefusal::status(
+            NvmeStatus::INVALID_HOST,
+            "the host is not on the list",
+        ));
     }
     // The dynamic controller model: no specific controller can be requested (fabrics section 4.2).
     if data.cntlid != CNTLID_DYNAMIC {
@@ -142,7 +146,7 @@ fn connect_admin(
     }
     let most = shared.config.controllers_max;
     let busy = || {
-        let result = ConnectResult::Refused(Status::CONTROLLER_BUSY);
+        let result = ConnectResult::Refused(NvmeStatus::CONTROLLER_BUSY);
         ConnectRefusal::new(result, format!("there are {most} controllers, and may be no more"))
     };
     if shared.controllers.len() >= most {
@@ -158,7 +162,7 @@ fn connect_admin(
 fn connect_io(
     shared: &mut NvmeTargetState,
     key: TargetConnId,
-    asked: &Connect,
+    asked: &ConnectCommand,
     (data, subnqn, hostnqn): (&ConnectData, Nqn, Nqn),
 ) -> Result<u16, ConnectRefusal> {
     let (cntlid, qid) = (data.cntlid, asked.qid);

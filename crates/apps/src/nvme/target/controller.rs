@@ -9,12 +9,12 @@ use std::collections::VecDeque;
 use base::{Duration, Instant};
 use wire::nvme::command::{AsyncEvent, events};
 use wire::nvme::fabrics::{
-    CNTLID_MAX, Capabilities, Configuration, ControllerStatus, PropertyGet, PropertySet,
-    ShutdownNotification, ShutdownStatus, property, version,
+    CNTLID_MAX, ControllerCapabilities, ControllerConfiguration, ControllerStatus, PropertyGet,
+    PropertySet, ShutdownNotification, ShutdownStatus, property, version,
 };
-use wire::nvme::log::ErrorEntry;
+use wire::nvme::log::ErrorLogEntry;
 use wire::nvme::nqn::Nqn;
-use wire::nvme::status::Status;
+use wire::nvme::status::NvmeStatus;
 
 use super::buffer_quota::BufferQuota;
 use super::features::FeatureValues;
@@ -128,7 +128,7 @@ pub(super) struct Controller {
     pub(super) subsystem: Option<usize>,
     pub(super) hostnqn: Nqn,
     pub(super) hostid: [u8; 16],
-    configuration: Configuration,
+    configuration: ControllerConfiguration,
     status: ControllerStatus,
     /// Keep alive timeout in milliseconds; zero if disabled.
     kato: u32,
@@ -141,7 +141,7 @@ pub(super) struct Controller {
     pub(super) values: FeatureValues,
     pub(super) events: AsyncEventState,
     /// Error log, the newest entry first.
-    pub(super) errors: VecDeque<ErrorEntry>,
+    pub(super) errors: VecDeque<ErrorLogEntry>,
     pub(super) error_count: u64,
     pub(super) quota: BufferQuota,
 }
@@ -207,7 +207,7 @@ impl Controller {
         get: PropertyGet,
         mqes: u16,
         opening: bool,
-    ) -> Result<u64, Status> {
+    ) -> Result<u64, NvmeStatus> {
         let ready = self.status.ready && !opening;
         let status = ControllerStatus { ready, ..self.status };
         Ok(match (get.offset, get.attribute) {
@@ -215,7 +215,7 @@ impl Controller {
             (property::VS, 0) => u64::from(VERSION),
             (property::CC, 0) => u64::from(self.configuration.to_value()),
             (property::CSTS, 0) => u64::from(status.to_value()),
-            _ => return Err(Status::INVALID_FIELD.do_not_retry()),
+            _ => return Err(NvmeStatus::INVALID_FIELD.do_not_retry()),
         })
     }
 
@@ -223,18 +223,18 @@ impl Controller {
     ///
     /// # Errors
     /// The offset or the size is wrong, or the value has more than 32 bits.
-    pub(super) fn set_property(&mut self, set: PropertySet) -> Result<(), Status> {
+    pub(super) fn set_property(&mut self, set: PropertySet) -> Result<(), NvmeStatus> {
         let value = match (set.offset, set.attribute) {
             (property::CC, 0) => u32::try_from(set.value).ok(),
             _ => None,
         };
-        let value = value.ok_or(Status::INVALID_FIELD.do_not_retry())?;
-        self.configure(Configuration::from_value(value));
+        let value = value.ok_or(NvmeStatus::INVALID_FIELD.do_not_retry())?;
+        self.configure(ControllerConfiguration::from_value(value));
         Ok(())
     }
 
     /// Handles a write of CC (base section 3.1.3.5).
-    fn configure(&mut self, new: Configuration) {
+    fn configure(&mut self, new: ControllerConfiguration) {
         let old = core::mem::replace(&mut self.configuration, new);
         if new.enable && !old.enable {
             // Only values that CAP announces: the NVM command set, 4 KiB pages, round robin.
@@ -256,18 +256,18 @@ impl Controller {
     }
 
     /// Adds a failed command to the error log.
-    pub(super) fn record_error(&mut self, sqid: u16, cid: u16, status: Status) {
+    pub(super) fn record_error(&mut self, sqid: u16, cid: u16, status: NvmeStatus) {
         self.error_count += 1;
         self.errors.truncate(usize::from(ERRORS_MAX) - 1);
         let (location, lba, nsid) = (u16::MAX, 0, 0);
         let count = self.error_count;
-        self.errors.push_front(ErrorEntry { count, sqid, cid, status, location, lba, nsid });
+        self.errors.push_front(ErrorLogEntry { count, sqid, cid, status, location, lba, nsid });
     }
 }
 
 /// Returns CAP. The timeout is 5 s; enabling takes no time.
-fn capabilities(mqes: u16) -> Capabilities {
-    Capabilities {
+fn capabilities(mqes: u16) -> ControllerCapabilities {
+    ControllerCapabilities {
         mqes,
         contiguous: true,
         timeout: 10,
@@ -333,7 +333,7 @@ impl Controllers {
             subsystem: admission.subsystem,
             hostnqn: admission.hostnqn,
             hostid: admission.hostid,
-            configuration: Configuration::default(),
+            configuration: ControllerConfiguration::default(),
             status: ControllerStatus::default(),
             kato: 0,
             last_command: now,

@@ -1,10 +1,10 @@
 //! Counters of the target.
 
-use wire::nvme::status::Status;
+use wire::nvme::status::NvmeStatus;
 
 base::counters! {
     /// Counters of one target.
-    pub struct Counters {
+    pub struct NvmeTargetCounters {
         /// States that cannot occur: each is a bug.
         nvmet_internal_errors: alarm,
         /// Connections accepted.
@@ -102,15 +102,17 @@ base::counters! {
     }
 }
 
-impl Counters {
+impl NvmeTargetCounters {
     /// Counts a failed command by its status.
-    pub(super) fn count_failed(&mut self, status: Status) {
+    pub(super) fn count_failed(&mut self, status: NvmeStatus) {
         *match status.code() {
-            Status::TRANSIENT_TRANSPORT => &mut self.nvmet_errors_digest,
-            Status::ABORT_REQUESTED | Status::ABORTED_QUEUE_DELETED => &mut self.nvmet_aborted,
-            Status::COMMAND_INTERRUPTED => &mut self.nvmet_errors_memory,
-            Status::CAPACITY_EXCEEDED => &mut self.nvmet_errors_full,
-            Status::WRITE_FAULT | Status::UNRECOVERED_READ | Status::ACCESS_DENIED => {
+            NvmeStatus::TRANSIENT_TRANSPORT => &mut self.nvmet_errors_digest,
+            NvmeStatus::ABORT_REQUESTED | NvmeStatus::ABORTED_QUEUE_DELETED => {
+                &mut self.nvmet_aborted
+            }
+            NvmeStatus::COMMAND_INTERRUPTED => &mut self.nvmet_errors_memory,
+            NvmeStatus::CAPACITY_EXCEEDED => &mut self.nvmet_errors_full,
+            NvmeStatus::WRITE_FAULT | NvmeStatus::UNRECOVERED_READ | NvmeStatus::ACCESS_DENIED => {
                 &mut self.nvmet_errors_disk
             }
             _ => &mut self.nvmet_errors_command,

@@ -1,7 +1,7 @@
 //! Get Features and Set Features (base sections 5.15 and 5.27).
 
-use wire::nvme::command::{FeatureSelect, Features, QueueCounts, events, feature};
-use wire::nvme::status::Status;
+use wire::nvme::command::{FeatureSelect, FeaturesCommand, QueueCounts, events, feature};
+use wire::nvme::status::NvmeStatus;
 
 use super::controller::Controller;
 
@@ -32,7 +32,7 @@ impl Default for FeatureValues {
 /// Bit "changeable" of a feature's capabilities; not saveable, not namespace specific.
 const CHANGEABLE: u32 = 1 << 2;
 
-const INVALID: Status = Status::INVALID_FIELD.do_not_retry();
+const INVALID: NvmeStatus = NvmeStatus::INVALID_FIELD.do_not_retry();
 
 /// Returns the asynchronous events that can be enabled, for a discovery controller or others.
 pub(super) const fn events_known(discovery: bool) -> u32 {
@@ -57,9 +57,9 @@ fn is_known(controller: &Controller, fid: u8) -> bool {
 /// The feature is unknown, or the selected kind of value is.
 pub(super) fn get(
     controller: &Controller,
-    asked: Features,
+    asked: FeaturesCommand,
     queues_max: u16,
-) -> Result<u32, Status> {
+) -> Result<u32, NvmeStatus> {
     if !is_known(controller, asked.fid) {
         return Err(INVALID);
     }
@@ -107,11 +107,11 @@ pub(super) fn get(
 /// The feature is unknown, the value is out of range, or the change is too late.
 pub(super) fn set(
     controller: &mut Controller,
-    asked: Features,
+    asked: FeaturesCommand,
     queues_max: u16,
-) -> Result<u32, Status> {
+) -> Result<u32, NvmeStatus> {
     if asked.save {
-        return Err(Status::FEATURE_NOT_SAVEABLE.do_not_retry());
+        return Err(NvmeStatus::FEATURE_NOT_SAVEABLE.do_not_retry());
     }
     if !is_known(controller, asked.fid) {
         return Err(INVALID);
@@ -128,7 +128,7 @@ pub(super) fn set(
         feature::VOLATILE_WRITE_CACHE if asked.value > 1 => return Err(INVALID),
         feature::VOLATILE_WRITE_CACHE => controller.values.write_cache = asked.value == 1,
         // Over Fabrics the identifier is in Connect (fabrics section 3.6).
-        feature::HOST_IDENTIFIER => return Err(Status::COMMAND_SEQUENCE.do_not_retry()),
+        feature::HOST_IDENTIFIER => return Err(NvmeStatus::COMMAND_SEQUENCE.do_not_retry()),
         fid => {
             let place = KEPT.iter().position(|kept| kept.0 == fid).ok_or(INVALID)?;
             if KEPT.get(place).is_none_or(|kept| asked.value & !kept.1 != 0) {
@@ -144,10 +144,10 @@ pub(super) fn set(
 
 /// Sets Number of Queues, which is allowed only before I/O queues are connected (base section
 /// 5.27.1.5).
-fn set_queues(controller: &mut Controller, value: u32, queues_max: u16) -> Result<u32, Status> {
+fn set_queues(controller: &mut Controller, value: u32, queues_max: u16) -> Result<u32, NvmeStatus> {
     let asked = QueueCounts::from_value(value).ok_or(INVALID)?;
     if controller.io_queues().next().is_some() {
-        return Err(Status::COMMAND_SEQUENCE.do_not_retry());
+        return Err(NvmeStatus::COMMAND_SEQUENCE.do_not_retry());
     }
     let asked = asked.submission.min(asked.completion);
     let granted = u16::try_from(asked).unwrap_or(u16::MAX).min(queues_max);

@@ -13,10 +13,12 @@ use abi::{FileExtent, FileFault, FileId};
 use base::internal_error;
 use bytes::Bytes;
 use host::DiskToken;
-use host::nvme::Source;
-use wire::nvme::command::{Blocks, Command, DatasetManagement, FABRICS, Range, Sgl, io};
-use wire::nvme::fabrics::Fabrics;
-use wire::nvme::status::Status;
+use host::nvme::NvmeDataSource;
+use wire::nvme::command::{
+    DatasetManagement, DatasetRange, FABRICS, NvmeBlockRange, NvmeCommand, Sgl, io,
+};
+use wire::nvme::fabrics::FabricsCommand;
+use wire::nvme::status::NvmeStatus;
 
 use super::backend::{TargetDisk, TargetTransport};
 use super::queue::{SGL_LENGTH, SGL_TYPE, TargetConnContext, check, in_capsule};
@@ -29,8 +31,8 @@ const RANGES_BYTES_MAX: u64 = 4096;
 /// Bytes per disk read for a comparison or a check of suspect blocks.
 const CHECK_READ_BYTES: u32 = 128 << 10;
 
-const INVALID: Status = Status::INVALID_FIELD.do_not_retry();
-const OUT_OF_RANGE: Status = Status::LBA_OUT_OF_RANGE.do_not_retry();
+const INVALID: NvmeStatus = NvmeStatus::INVALID_FIELD.do_not_retry();
+const OUT_OF_RANGE: NvmeStatus = NvmeStatus::LBA_OUT_OF_RANGE.do_not_retry();
 
 /// A command checked against its namespace.
 struct CheckedIoCommand {
@@ -44,13 +46,13 @@ struct CheckedIoCommand {
 
 /// Checks a command against a namespace of `blocks` blocks of `1 << shift` bytes.
 fn check_io_command(
-    command: &Command,
+    command: &NvmeCommand,
     blocks: u64,
     shift: u8,
     data_max: u64,
-) -> Result<CheckedIoCommand, Status> {
+) -> Result<CheckedIoCommand, NvmeStatus> {
     let range = || {
-        let range = Blocks::of(command);
+        let range = NvmeBlockRange::from_command(command);
         let end = range.end().filter(|end| *end <= blocks).ok_or(OUT_OF_RANGE)?;
         // Cannot overflow: `blocks` is the size of a file, so byte offsets fit in 64 bits.
         Ok((range, range.slba << shift..end << shift))
@@ -76,7 +78,7 @@ fn check_io_command(
             (NvmeOpKind::Zero { deallocate: range.deallocate }, bytes, 0, range.fua)
         }
         io::DATASET_MANAGEMENT => {
-            let manage = DatasetManagement::of(command);
+            let manage = DatasetManagement::from_command(command);
             let ranges = if manage.deallocate { manage.ranges } else { 0 };
             let verb = NvmeOpKind::Deallocate { next: 0, ranges };
             // The SGL may describe room for more ranges than are used: Linux always describes all
@@ -85,7 +87,7 @@ fn check_io_command(
             (verb, 0..0, described.clamp(manage.data_len() as u64, RANGES_BYTES_MAX), false)
         }
         // This includes reservations: ONCS does not report them.
-        _ => return Err(Status::INVALID_OPCODE.do_not_retry()),
+        _ => return Err(NvmeStatus::INVALID_OPCODE.do_not_retry()),
     };
     let moved = if verb == NvmeOpKind::Read { bytes.end - bytes.start } else { data_len };
     if moved > data_max {
@@ -95,7 +97,11 @@ fn check_io_command(
 }
 
 /// Checks that the SGL type and length match the command's data.
-fn check_data(command: &Command, asked: &CheckedIoCommand, capsule: &[u8]) -> Result<(), Status> {
+fn check_data(
+    command: &NvmeCommand,
+    asked: &CheckedIoCommand,
+    capsule: &[u8],
+) -> Result<(), NvmeStatus> {
     let (wanted, to_host) = match asked.verb {
         NvmeOpKind::Read => (asked.bytes.end - asked.bytes.start, true),
         _ => (asked.data_len, false),
@@ -114,9 +120,9 @@ fn check_data(command: &Command, asked: &CheckedIoCommand, capsule: &[u8]) -> Re
 
 impl<L: TargetTransport> TargetConnContext<'_, L> {
     /// Handles a command of an I/O queue.
-    pub(super) fn handle_io(&mut self, command: &Command, data: Bytes, digest_ok: bool) {
-        if let (Some(Fabrics::Disconnect(recfmt)), Ok(())) =
-            (Fabrics::of(command), check(command, digest_ok))
+    pub(super) fn handle_io(&mut self, command: &NvmeCommand, data: Bytes, digest_ok: bool) {
+        if let (Some(FabricsCommand::Disconnect(recfmt)), Ok(())) =
+            (FabricsCommand::from_command(command), check(command, digest_ok))
         {
             return self.disconnect(command.cid, recfmt);
         }
@@ -132,32 +138,34 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
 
     fn build_operation(
         &mut self,
-        command: &Command,
+        command: &NvmeCommand,
         capsule: Bytes,
         digest_ok: bool,
-    ) -> Result<NvmeOp, Status> {
+    ) -> Result<NvmeOp, NvmeStatus> {
         check(command, digest_ok)?;
-        match Fabrics::of(command) {
-            Some(Fabrics::Connect(_)) => return Err(Status::COMMAND_SEQUENCE.do_not_retry()),
-            Some(_) => return Err(Status::INVALID_OPCODE.do_not_retry()),
+        match FabricsCommand::from_command(command) {
+            Some(FabricsCommand::Connect(_)) => {
+                return Err(NvmeStatus::COMMAND_SEQUENCE.do_not_retry());
+            }
+            Some(_) => return Err(NvmeStatus::INVALID_OPCODE.do_not_retry()),
             None => debug_assert_ne!(command.opcode, FABRICS),
         }
         let shared = &mut *self.shared;
-        let queue = self.conn.queue.as_ref().ok_or(Status::INTERNAL)?;
-        let controller = shared.controllers.get(queue.params.cntlid).ok_or(Status::INTERNAL)?;
+        let queue = self.conn.queue.as_ref().ok_or(NvmeStatus::INTERNAL)?;
+        let controller = shared.controllers.get(queue.params.cntlid).ok_or(NvmeStatus::INTERNAL)?;
         if !controller.is_ready() {
-            return Err(Status::COMMAND_SEQUENCE.do_not_retry());
+            return Err(NvmeStatus::COMMAND_SEQUENCE.do_not_retry());
         }
         let subsystem = controller.subsystem.and_then(|index| shared.subsystems.get(index));
         let place = subsystem.and_then(|subsystem| subsystem.namespace_index(command.nsid));
-        let none = Status::INVALID_NAMESPACE.do_not_retry();
+        let none = NvmeStatus::INVALID_NAMESPACE.do_not_retry();
         let place = place.ok_or(none)?;
         let namespace = shared.namespaces.get(place).ok_or(none)?;
         namespace.check(&(0..0))?;
         let blocks = namespace.blocks().ok_or(none)?;
         let asked = check_io_command(command, blocks, namespace.shift, shared.data_max())?;
         if namespace.read_only && asked.verb.changes() {
-            return Err(Status::WRITE_PROTECTED.do_not_retry());
+            return Err(NvmeStatus::WRITE_PROTECTED.do_not_retry());
         }
         check_data(command, &asked, &capsule)?;
         let writes_through = !controller.values.write_cache;
@@ -211,7 +219,7 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
             shared.counters.nvmet_waits_memory += u64::from(!waited);
             if !shared.wait_for_memory(id, admitted) {
                 // Do Not Retry is not set: the initiator may retry.
-                self.finish(id, Status::COMMAND_INTERRUPTED);
+                self.finish(id, NvmeStatus::COMMAND_INTERRUPTED);
             }
             return;
         };
@@ -233,7 +241,7 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
         };
         let Some(tag) = tag else {
             op.buffer = Some(buffer);
-            return self.finish(id, Status::INTERNAL);
+            return self.finish(id, NvmeStatus::INTERNAL);
         };
         op.stage = NvmeOpStage::Data { tag };
         // A tag is free again only after its buffer was returned.
@@ -247,7 +255,7 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
         let Some(op) = self.shared.ops.get_mut(id) else { return };
         op.buffer = Some(buffer);
         if op.digest_failed {
-            return self.finish(id, Status::TRANSIENT_TRANSPORT);
+            return self.finish(id, NvmeStatus::TRANSIENT_TRANSPORT);
         }
         let all_in = self.ranges_in_bounds(id);
         if all_in { self.lock_range(id) } else { self.finish(id, OUT_OF_RANGE) }
@@ -258,8 +266,8 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
         let Some(op) = self.shared.ops.get(id) else { return false };
         let NvmeOpKind::Deallocate { ranges, .. } = op.kind else { return true };
         let blocks = self.shared.namespaces.get(op.namespace_index).and_then(|one| one.blocks());
-        let data = op.data(0, usize::from(ranges) * Range::BYTES).unwrap_or(&[]);
-        Range::parse_all(data).all(|range| {
+        let data = op.data(0, usize::from(ranges) * DatasetRange::BYTES).unwrap_or(&[]);
+        DatasetRange::parse_all(data).all(|range| {
             let end = range.slba.checked_add(u64::from(range.count));
             end.zip(blocks).is_some_and(|(end, blocks)| end <= blocks)
         })
@@ -286,10 +294,10 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
             NvmeOpKind::Flush => return self.execute(id),
             NvmeOpKind::Deallocate { next, ranges } => {
                 let data = op.buffer.as_ref().map_or(&[][..], AlignedBuf::as_slice);
-                let rest = Range::parse_all(data).take(usize::from(*ranges));
+                let rest = DatasetRange::parse_all(data).take(usize::from(*ranges));
                 let found = rest.zip(0_u16..).skip(usize::from(*next)).find(|(r, _)| r.count > 0);
                 let Some((range, index)) = found else {
-                    return self.finish(id, Status::SUCCESS);
+                    return self.finish(id, NvmeStatus::SUCCESS);
                 };
                 *next = index + 1;
                 op.offset = range.slba << namespace.shift;
@@ -349,7 +357,7 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
             NvmeOpKind::Zero { deallocate } => self.host.zero(token, at, op.len, deallocate),
             NvmeOpKind::Deallocate { .. } => self.host.zero(token, at, op.len, true),
             // A read-only namespace has no unwritten data.
-            NvmeOpKind::Flush if namespace.read_only => self.finish(id, Status::SUCCESS),
+            NvmeOpKind::Flush if namespace.read_only => self.finish(id, NvmeStatus::SUCCESS),
             NvmeOpKind::Flush => {
                 shared.counters.nvmet_flushes += 1;
                 self.host.flush(token, file);
@@ -369,7 +377,7 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
         };
         // At most MDTS.
         let len = u32::try_from(op.len).unwrap_or(u32::MAX);
-        let data = Source::File { file, offset: op.offset, len };
+        let data = NvmeDataSource::File { file, offset: op.offset, len };
         self.complete_with_data(op.cid, &data, op.lock.map(|lock| (op.namespace_index, lock)));
         self.shared.counters.nvmet_read_bytes += op.len;
         self.shared.health.read_bytes += op.len;
@@ -394,7 +402,7 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
         let token = DiskToken { user: self.shared.disk_user, number: id.0 };
         if !self.host.read(token, extent) {
             op.reading = None;
-            self.finish(id, Status::UNRECOVERED_READ);
+            self.finish(id, NvmeStatus::UNRECOVERED_READ);
         }
     }
 
@@ -415,7 +423,7 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
             }
         };
         if bytes.is_empty() {
-            return self.finish(id, Status::INTERNAL);
+            return self.finish(id, NvmeStatus::INTERNAL);
         }
         let here = u32::try_from(bytes.len()).unwrap_or(0);
         if let NvmeOpKind::CheckedRead { done } = &mut op.kind {
@@ -448,15 +456,15 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
             return;
         };
         let Some(wanted) = op.data(done as usize, bytes.len()) else {
-            return self.finish(id, Status::INTERNAL);
+            return self.finish(id, NvmeStatus::INTERNAL);
         };
         if wanted != &bytes[..] {
-            return self.finish(id, Status::COMPARE_FAILURE.do_not_retry());
+            return self.finish(id, NvmeStatus::COMPARE_FAILURE.do_not_retry());
         }
         let done = done + here;
         op.kind = NvmeOpKind::Compare { done };
         if done >= op.data_len {
-            return self.finish(id, Status::SUCCESS);
+            return self.finish(id, NvmeStatus::SUCCESS);
         }
         match self.current_file(id) {
             Ok(file) => self.read_next_part(id, file),
@@ -467,9 +475,9 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
     /// Returns the file of an operation's namespace, if the namespace still contains the
     /// operation's range. A resize may replace the file, and close the old one, between two reads
     /// of one operation.
-    fn current_file(&self, id: NvmeOpId) -> Result<FileId, Status> {
-        let gone = Status::INVALID_NAMESPACE.do_not_retry();
-        let op = self.shared.ops.get(id).ok_or(Status::INTERNAL)?;
+    fn current_file(&self, id: NvmeOpId) -> Result<FileId, NvmeStatus> {
+        let gone = NvmeStatus::INVALID_NAMESPACE.do_not_retry();
+        let op = self.shared.ops.get(id).ok_or(NvmeStatus::INTERNAL)?;
         let namespace = self.shared.namespaces.get(op.namespace_index).ok_or(gone)?;
         namespace.check(&(op.offset..op.offset + op.len))?;
         namespace.file.ok_or(gone)
@@ -519,7 +527,7 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
                     shared.counters.nvmet_written_bytes += op.len;
                     shared.health.written_bytes += op.len;
                 }
-                self.finish(id, Status::SUCCESS);
+                self.finish(id, NvmeStatus::SUCCESS);
             }
         }
     }
@@ -533,7 +541,7 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
         if let Some(controller) = controller {
             let held = controller.events.cancel(cid);
             if held {
-                self.complete(cid, 0, Status::ABORT_REQUESTED);
+                self.complete(cid, 0, NvmeStatus::ABORT_REQUESTED);
             }
             return held;
         }
@@ -541,7 +549,7 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
         let waits = |op: &NvmeOp| matches!(op.stage, NvmeOpStage::Memory | NvmeOpStage::Range);
         let aborted = self.shared.ops.get(id).is_some_and(waits);
         if aborted {
-            self.finish(id, Status::ABORT_REQUESTED);
+            self.finish(id, NvmeStatus::ABORT_REQUESTED);
         }
         aborted
     }
@@ -550,19 +558,19 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
     /// one last, and ends the connection.
     fn disconnect(&mut self, cid: u16, recfmt: u16) {
         if recfmt != 0 {
-            return self.complete(cid, 0, Status::INCOMPATIBLE_FORMAT.do_not_retry());
+            return self.complete(cid, 0, NvmeStatus::INCOMPATIBLE_FORMAT.do_not_retry());
         }
         for open in self.detach_operations() {
-            self.complete(open, 0, Status::ABORTED_QUEUE_DELETED);
+            self.complete(open, 0, NvmeStatus::ABORTED_QUEUE_DELETED);
         }
         self.shared.counters.nvmet_disconnects += 1;
-        self.complete(cid, 0, Status::SUCCESS);
+        self.complete(cid, 0, NvmeStatus::SUCCESS);
         // `TargetConnContext::run` ends the connection, at the end of the turn.
         let _stays = self.linger_until_delivered();
     }
 
     /// Completes an operation with a status and releases its resources.
-    fn finish(&mut self, id: NvmeOpId, status: Status) {
+    fn finish(&mut self, id: NvmeOpId, status: NvmeStatus) {
         let Some(mut op) = self.shared.ops.remove(id) else {
             internal_error!(self.shared.counters.nvmet_internal_errors, "no such operation ends");
             return;
@@ -573,13 +581,13 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
 }
 
 /// Returns the status of a command whose disk operation failed.
-fn status_of(verb: NvmeOpKind, fault: FileFault) -> Status {
+fn status_of(verb: NvmeOpKind, fault: FileFault) -> NvmeStatus {
     match (verb, fault) {
-        (_, FileFault::NoSpace) => Status::CAPACITY_EXCEEDED.do_not_retry(),
-        (_, FileFault::Denied) => Status::ACCESS_DENIED.do_not_retry(),
+        (_, FileFault::NoSpace) => NvmeStatus::CAPACITY_EXCEEDED.do_not_retry(),
+        (_, FileFault::Denied) => NvmeStatus::ACCESS_DENIED.do_not_retry(),
         (NvmeOpKind::Read | NvmeOpKind::CheckedRead { .. } | NvmeOpKind::Compare { .. }, _) => {
-            Status::UNRECOVERED_READ
+            NvmeStatus::UNRECOVERED_READ
         }
-        _ => Status::WRITE_FAULT,
+        _ => NvmeStatus::WRITE_FAULT,
     }
 }

@@ -1,17 +1,18 @@
 //! Data of Identify and Get Log Page. Called by `admin`; every page is built on request.
 
-use wire::nvme::command::{Command, GetLogPage, Identify, NSID_ALL, admin, events, io};
+use wire::nvme::command::{GetLogPage, IdentifyCommand, NSID_ALL, NvmeCommand, admin, events, io};
 use wire::nvme::fabrics::ADMIN_IN_CAPSULE_BYTES;
 use wire::nvme::identify::{
-    self, AsciiField, BYTES, CSI_NVM, Controller as Identified, ControllerNvm, ControllerType,
-    Descriptor, Independent, Namespace as IdentifiedNamespace, cns, ctratt, lpa, oncs, sgls, vwc,
+    self, AsciiField, BYTES, CSI_NVM, ControllerType, IdentifyController as Identified,
+    IdentifyControllerNvm, IdentifyNamespace as IdentifiedNamespace, IndependentNamespace,
+    NamespaceDescriptor, cns, ctratt, lpa, oncs, sgls, vwc,
 };
 use wire::nvme::log::{
-    CHANGED_NAMESPACES_BYTES, CHANGED_TOO_MANY, ErrorEntry, FirmwareLog, Health, SUPPORTED_BYTES,
-    effect, lid, write_effects, write_supported,
+    CHANGED_NAMESPACES_BYTES, CHANGED_TOO_MANY, ErrorLogEntry, FirmwareLog, HealthLog,
+    SUPPORTED_BYTES, effect, lid, write_effects, write_supported,
 };
 use wire::nvme::nqn::Nqn;
-use wire::nvme::status::Status;
+use wire::nvme::status::NvmeStatus;
 
 use super::admin::ACL;
 use super::controller::{CHANGED_MAX, Controller, ERRORS_MAX, EVENT_REQUESTS_MAX, VERSION};
@@ -19,8 +20,8 @@ use super::discovery;
 use super::shared::NvmeTargetState;
 use super::subsystem::Subsystem;
 
-const INVALID: Status = Status::INVALID_FIELD.do_not_retry();
-const NO_NAMESPACE: Status = Status::INVALID_NAMESPACE.do_not_retry();
+const INVALID: NvmeStatus = NvmeStatus::INVALID_FIELD.do_not_retry();
+const NO_NAMESPACE: NvmeStatus = NvmeStatus::INVALID_NAMESPACE.do_not_retry();
 /// Composite temperature in kelvin: 40 degrees Celsius, below every threshold. Files have no
 /// temperature, and monitors show zero as -273 degrees.
 const TEMPERATURE_K: u16 = 313;
@@ -46,12 +47,12 @@ const DISCOVERY_LOGS: [u8; 3] = [lid::SUPPORTED, lid::ERRORS, lid::DISCOVERY];
 pub(super) fn identify(
     shared: &NvmeTargetState,
     controller: &Controller,
-    command: &Command,
-) -> Result<Vec<u8>, Status> {
-    let asked = Identify::of(command);
+    command: &NvmeCommand,
+) -> Result<Vec<u8>, NvmeStatus> {
+    let asked = IdentifyCommand::from_command(command);
     let mut page = [0; BYTES];
     let subsystem = controller.subsystem.and_then(|index| shared.subsystems.get(index));
-    let nvm = |asked: &Identify| if asked.csi == CSI_NVM { Ok(()) } else { Err(INVALID) };
+    let nvm = |asked: &IdentifyCommand| if asked.csi == CSI_NVM { Ok(()) } else { Err(INVALID) };
     match (asked.cns, subsystem) {
         (cns::CONTROLLER, _) => identify_controller(shared, controller).write(&mut page),
         (_, None) => return Err(INVALID),
@@ -76,8 +77,12 @@ pub(super) fn identify(
             let namespace = shared.namespaces.get(place).ok_or(NO_NAMESPACE)?;
             namespace.blocks().ok_or(NO_NAMESPACE)?;
             let uuid = namespace.uuid;
-            let all = [Descriptor::Uuid(uuid), Descriptor::Nguid(uuid), Descriptor::Csi(CSI_NVM)];
-            Descriptor::write_all(&all, &mut page);
+            let all = [
+                NamespaceDescriptor::Uuid(uuid),
+                NamespaceDescriptor::Nguid(uuid),
+                NamespaceDescriptor::Csi(CSI_NVM),
+            ];
+            NamespaceDescriptor::write_all(&all, &mut page);
         }
         (cns::NAMESPACE_IO, Some(subsystem)) => {
             nvm(&asked)?;
@@ -86,13 +91,14 @@ pub(super) fn identify(
         }
         (cns::CONTROLLER_IO, Some(_)) => {
             nvm(&asked)?;
-            ControllerNvm::default().write(&mut page);
+            IdentifyControllerNvm::default().write(&mut page);
         }
         (cns::NAMESPACE_INDEPENDENT, Some(subsystem)) => {
             let found = namespace(shared, subsystem, command.nsid, false)?;
             let (nmic, ready) = (u8::from(found.is_some()), found.is_some());
             let nsattr = found.map_or(0, |found| found.nsattr);
-            Independent { nmic, nsattr, ready, ..Independent::default() }.write(&mut page);
+            IndependentNamespace { nmic, nsattr, ready, ..IndependentNamespace::default() }
+                .write(&mut page);
         }
         (cns::CONTROLLERS, Some(_)) => {
             let same = |one: &&Controller| one.subsystem == controller.subsystem;
@@ -112,7 +118,7 @@ fn namespace(
     subsystem: &Subsystem,
     nsid: u32,
     all: bool,
-) -> Result<Option<IdentifiedNamespace>, Status> {
+) -> Result<Option<IdentifiedNamespace>, NvmeStatus> {
     if all && nsid == NSID_ALL {
         let mut common = IdentifiedNamespace::new(0, 12);
         common.dlfeat = 1 | 1 << 3;
@@ -188,15 +194,15 @@ pub(super) fn log(
     shared: &mut NvmeTargetState,
     cntlid: u16,
     asked: &GetLogPage,
-) -> Result<Vec<u8>, Status> {
+) -> Result<Vec<u8>, NvmeStatus> {
     if asked.len > shared.data_max() || asked.by_index || asked.offset % 4 != 0 {
         return Err(INVALID);
     }
-    let controller = shared.controllers.get(cntlid).ok_or(Status::INTERNAL)?;
+    let controller = shared.controllers.get(cntlid).ok_or(NvmeStatus::INTERNAL)?;
     let io = controller.subsystem.is_some();
     let known: &[u8] = if io { &LOGS } else { &DISCOVERY_LOGS };
     if !known.contains(&asked.lid) {
-        return Err(Status::INVALID_LOG_PAGE.do_not_retry());
+        return Err(NvmeStatus::INVALID_LOG_PAGE.do_not_retry());
     }
     let page = match asked.lid {
         lid::SUPPORTED => {
@@ -232,25 +238,25 @@ pub(super) fn log(
 }
 
 fn errors(controller: &Controller) -> Vec<u8> {
-    let mut page = vec![0; usize::from(ERRORS_MAX) * ErrorEntry::BYTES];
-    for (to, entry) in page.chunks_exact_mut(ErrorEntry::BYTES).zip(&controller.errors) {
+    let mut page = vec![0; usize::from(ERRORS_MAX) * ErrorLogEntry::BYTES];
+    for (to, entry) in page.chunks_exact_mut(ErrorLogEntry::BYTES).zip(&controller.errors) {
         to.copy_from_slice(&entry.to_bytes());
     }
     page
 }
 
-fn health(shared: &NvmeTargetState, controller: &Controller) -> Health {
+fn health(shared: &NvmeTargetState, controller: &Controller) -> HealthLog {
     // Units of 1000 times 512 bytes, rounded up.
     let units = |bytes: u64| u128::from(bytes.div_ceil(512_000));
     let counters = &shared.counters;
-    Health {
+    HealthLog {
         temperature: TEMPERATURE_K,
         percent: [100, 0, 0],
         data_units: [shared.health.read_bytes, shared.health.written_bytes].map(units),
         commands: [counters.nvmet_reads, counters.nvmet_writes].map(u128::from),
         media_errors: u128::from(shared.health.media_errors),
         error_entries: u128::from(controller.error_count),
-        ..Health::default()
+        ..HealthLog::default()
     }
 }
 

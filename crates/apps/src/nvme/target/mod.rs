@@ -1,8 +1,8 @@
 //! The NVMe/TCP target: namespaces on files (NVMe over Fabrics 1.1, NVMe/TCP Transport
 //! specification 1.0).
 //!
-//! [`Target`] is an application over [`host::Host`]'s sockets: the driver, real or simulated,
-//! passes it the notices of [`Host::poll_notice`], calls it at [`Target::poll_timeout`], and runs
+//! [`NvmeTarget`] is an application over [`host::Host`]'s sockets: the driver, real or simulated,
+//! passes it the notices of [`Host::poll_notice`], calls it at [`NvmeTarget::poll_timeout`], and runs
 //! the host afterwards. It never blocks and reads no clock. It copies no read data: the device
 //! sends it directly from the file if it can. Write data arrives in the buffers that are written to
 //! the disk.
@@ -41,33 +41,34 @@ use std::sync::Arc;
 
 use abi::crypto::CryptoProvider;
 use base::{Duration, Instant};
-use host::nvme::{Serve, Transport};
+use host::nvme::{NvmeTargetParams, NvmeTransport};
 use host::{
-    Application, Host, Listen, ListenError, ListenerId, Notice, SocketId, SocketOption, TlsServer,
+    Application, Host, ListenConfig, ListenError, ListenerId, Notice, SocketId, SocketOption,
+    TlsServer,
 };
 use wire::Endpoint;
 use wire::nvme::fabrics::ADMIN_IN_CAPSULE_BYTES;
 use wire::nvme::nqn::Nqn;
 use wire::nvme::pdu::{MAXH2CDATA_MIN, PDA_MAX};
 
-pub use counters::Counters;
+pub use counters::NvmeTargetCounters;
 pub use namespaces::{NamespaceChangeError, NamespaceInfo, NvmeQueueInfo};
 pub use subsystem::{NamespaceConfig, SubsystemConfig};
 
 use server::NvmeTargetServer;
 
 use super::channel::NvmeChannel;
-use super::handshake::Handshakes;
+use super::handshake::NvmeTlsHandshakeFactory;
 
 /// Configuration of the target. The default has no subsystem and listens on port 4420.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct NvmeTargetConfig {
     /// Addresses and ports to listen on.
-    pub listen: Vec<Listen>,
+    pub listen: Vec<ListenConfig>,
     /// Certificates for TLS on these ports; `None` for no TLS with certificates.
     pub tls: Option<TlsServer>,
     /// Pre-shared keys for TLS on these ports; excludes `tls`.
-    pub psk: Option<Arc<dyn Handshakes>>,
+    pub psk: Option<Arc<dyn NvmeTlsHandshakeFactory>>,
     /// Addresses of the target for the discovery log.
     pub addresses: Vec<Endpoint>,
     /// The subsystems.
@@ -102,7 +103,7 @@ pub struct Config {
     /// Time in which requested write data has to make progress. All data of one write may take four
     /// times as long.
     pub data_timeout: Duration,
-    /// Keep a connection log, read by [`Target::poll_log`].
+    /// Keep a connection log, read by [`NvmeTarget::poll_log`].
     pub log: bool,
     /// Unix time at [`Instant::ZERO`], for the log.
     pub unix_epoch: Duration,
@@ -111,10 +112,10 @@ pub struct Config {
     pub send_timeout: Duration,
 }
 
-impl Default for Config {
+impl Default for NvmeTargetConfig {
     fn default() -> Self {
         Self {
-            listen: vec![Listen { addr: None, port: 4420, backlog: 128 }],
+            listen: vec![ListenConfig { addr: None, port: 4420, backlog: 128 }],
             tls: None,
             psk: None,
             addresses: Vec::new(),
@@ -146,7 +147,7 @@ impl Default for Config {
 pub enum NvmeTargetStartError {
     /// Listening failed on a port.
     Listen(ListenError),
-    /// A field of [`Config`], by its name, is out of range.
+    /// A field of [`NvmeTargetConfig`], by its name, is out of range.
     Field(&'static str),
     /// Two subsystems have this name, or it is that of the discovery subsystem.
     Nqn(String),
@@ -173,7 +174,7 @@ impl From<ListenError> for NvmeTargetStartError {
     }
 }
 
-impl Config {
+impl NvmeTargetConfig {
     /// Checks the ranges of all fields, and that names and paths are unique.
     fn check(&self) -> Result<(), NvmeTargetStartError> {
         let data_max = 4096_usize << self.mdts.min(16);
@@ -215,8 +216,8 @@ impl Config {
     }
 
     /// Returns the parameters that connections offer.
-    fn serve(&self) -> Serve {
-        Serve {
+    fn serve(&self) -> NvmeTargetParams {
+        NvmeTargetParams {
             header_digest: self.header_digest,
             data_digest: self.data_digest,
             cpda: self.cpda,
@@ -227,19 +228,19 @@ impl Config {
 }
 
 /// The NVMe/TCP target.
-pub struct Target {
+pub struct NvmeTarget {
     listeners: Vec<ListenerId>,
     crypto: Arc<dyn CryptoProvider>,
     server: NvmeTargetServer<NvmeChannel>,
 }
 
-impl Target {
+impl NvmeTarget {
     /// Creates a target, listens on the ports of `config`, and opens its namespaces.
     ///
     /// # Errors
     /// An invalid field of `config`, or the first port on which listening failed.
     pub fn new(
-        config: Config,
+        config: NvmeTargetConfig,
         crypto: Arc<dyn CryptoProvider>,
         host: &mut Host,
     ) -> Result<Self, NvmeTargetStartError> {
@@ -263,7 +264,7 @@ impl Target {
         host.set_option(now, socket, probes);
         // A peer that acknowledges nothing would block other initiators' writes to the same blocks.
         host.set_option(now, socket, SocketOption::UserTimeout(config.send_timeout));
-        let transport = Transport::serve(socket, Arc::clone(&self.crypto), config.serve());
+        let transport = NvmeTransport::serve(socket, Arc::clone(&self.crypto), config.serve());
         let link = NvmeChannel::serve(transport, config.psk.as_deref());
         self.server.handle_accepted(now, host, socket.index(), link);
     }
@@ -352,7 +353,7 @@ impl Target {
     }
 }
 
-impl Application for Target {
+impl Application for NvmeTarget {
     /// Ignores notices about listeners, sockets, files and operations of other users.
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         match notice {
@@ -400,7 +401,7 @@ impl Application for Target {
         self.drain(now, host);
     }
 
-    /// Returns the next line of the connection log ([`Config::log`]).
+    /// Returns the next line of the connection log ([`NvmeTargetConfig::log`]).
     fn poll_log(&mut self) -> Option<String> {
         self.server.shared.log.poll()
     }

@@ -10,12 +10,12 @@ use std::collections::VecDeque;
 use base::{Duration, Instant};
 use bytes::Bytes;
 use host::SocketError;
-use host::nvme::{Ended, Incoming, Source};
+use host::nvme::{NvmeDataSource, NvmeTransportEnd, NvmeTransportEvent};
 use wire::Endpoint;
-use wire::nvme::command::{Command, Completion, FABRICS, Sgl};
+use wire::nvme::command::{FABRICS, NvmeCommand, NvmeCompletion, Sgl};
 use wire::nvme::fabrics::ConnectResult;
-use wire::nvme::pdu::{Fault, at};
-use wire::nvme::status::Status;
+use wire::nvme::pdu::{PduFault, at};
+use wire::nvme::status::NvmeStatus;
 
 use super::admin;
 use super::backend::TargetTransport;
@@ -176,30 +176,33 @@ pub(super) struct TargetConnContext<'a, L: TargetTransport> {
 
 impl<L: TargetTransport> TargetConnContext<'_, L> {
     /// Handles everything that was received. Returns how the connection ended, if it did.
-    pub(super) fn run(&mut self) -> Option<Ended> {
+    pub(super) fn run(&mut self) -> Option<NvmeTransportEnd> {
         while !self.is_stalled() {
             let Some(incoming) = self.conn.link.poll(self.now, self.host) else { break };
             match incoming {
-                Incoming::Command { .. } | Incoming::WriteData { .. } if self.conn.lingering => {}
-                Incoming::Command { sqe, data, digest_ok } => {
-                    self.handle_command(&Command::parse(&sqe), data, digest_ok);
+                NvmeTransportEvent::Command { .. } | NvmeTransportEvent::WriteData { .. }
+                    if self.conn.lingering => {}
+                NvmeTransportEvent::Command { sqe, data, digest_ok } => {
+                    self.handle_command(&NvmeCommand::parse(&sqe), data, digest_ok);
                 }
-                Incoming::WriteData { ttag, digest_ok, .. } => {
+                NvmeTransportEvent::WriteData { ttag, digest_ok, .. } => {
                     self.handle_write_data(ttag, digest_ok);
                 }
-                Incoming::Buffer { tag, buffer } => {
+                NvmeTransportEvent::Buffer { tag, buffer } => {
                     let queue = self.conn.queue.as_mut();
                     if let Some(id) = queue.and_then(|queue| queue.untag(tag)) {
                         self.handle_buffer(id, buffer);
                     }
                 }
-                Incoming::Ended(how) => return Some(how),
-                Incoming::Ready => {
+                NvmeTransportEvent::Ended(how) => return Some(how),
+                NvmeTransportEvent::Ready => {
                     let secure = u64::from(self.conn.link.identity().is_some());
                     self.shared.counters.nvmet_tls_handshakes += secure;
                 }
                 // Sent to initiators only.
-                Incoming::Response(_) | Incoming::ReadData { .. } | Incoming::R2t { .. } => {}
+                NvmeTransportEvent::Response(_)
+                | NvmeTransportEvent::ReadData { .. }
+                | NvmeTransportEvent::R2t { .. } => {}
             }
         }
         self.release_acknowledged();
@@ -234,14 +237,14 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
 
     /// Stops handling received commands and data. Returns an end if the connection can be closed
     /// now.
-    pub(super) fn linger_until_delivered(&mut self) -> Option<Ended> {
+    pub(super) fn linger_until_delivered(&mut self) -> Option<NvmeTransportEnd> {
         if !self.conn.lingering {
             self.conn.lingering = true;
             self.conn.deadline_at = self.now + self.shared.config.send_timeout;
         }
         let stays = self.has_undelivered_reads();
         self.conn.recheck_at = stays.then(|| self.now + ACK_CHECK_INTERVAL);
-        (!stays).then_some(Ended::Closed)
+        (!stays).then_some(NvmeTransportEnd::Closed)
     }
 
     /// Returns whether reading stops because the peer has too many unacknowledged responses. If the
@@ -288,7 +291,7 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
         }
     }
 
-    fn handle_command(&mut self, command: &Command, data: Bytes, digest_ok: bool) {
+    fn handle_command(&mut self, command: &NvmeCommand, data: Bytes, digest_ok: bool) {
         let cid = command.cid;
         let Some(queue) = &mut self.conn.queue else {
             return self.handle_first(command, &data, digest_ok);
@@ -300,9 +303,9 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
         if !queue.open_command(cid) {
             // The open command with this identifier is unaffected, but this entry was consumed.
             let sqhd = queue.advance_sqhd();
-            let status = Status::COMMAND_ID_CONFLICT.do_not_retry();
+            let status = NvmeStatus::COMMAND_ID_CONFLICT.do_not_retry();
             self.count_failed(cid, status);
-            return self.respond(&Completion { result: 0, sqhd, cid, status });
+            return self.respond(&NvmeCompletion { result: 0, sqhd, cid, status });
         }
         if let Some(controller) = self.shared.controllers.get_mut(cntlid) {
             controller.last_command = self.now;
@@ -317,7 +320,7 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
             Ok(()) => admin::admin(self.shared, cntlid, command),
         };
         match answer {
-            admin::AdminResponse::Value(result) => self.complete(cid, result, Status::SUCCESS),
+            admin::AdminResponse::Value(result) => self.complete(cid, result, NvmeStatus::SUCCESS),
             admin::AdminResponse::Failed(status) => self.complete(cid, 0, status),
             admin::AdminResponse::Data(page) => self.complete_with_page(command, page),
             admin::AdminResponse::Pending => {}
@@ -333,18 +336,18 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
         let Some(queue) = &mut self.conn.queue else { return };
         let ConnectedQueueParams { size, qid, .. } = queue.params;
         let sqhd = queue.advance_sqhd();
-        let status = Status::COMMAND_SEQUENCE.with_more();
+        let status = NvmeStatus::COMMAND_SEQUENCE.with_more();
         self.count_failed(cid, status);
         self.shared.counters.nvmet_queue_overflows += 1;
         let who = self.conn.initiator_name.as_deref().unwrap_or("");
         let why =
             format!("command {cid} refused {who}: queue {qid} has {size} entries, all in use");
         self.shared.log.add(self.now, self.conn.remote, why);
-        self.respond(&Completion { result: 0, sqhd, cid, status });
+        self.respond(&NvmeCompletion { result: 0, sqhd, cid, status });
     }
 
     /// Handles the first command of a connection, which has to be Connect.
-    fn handle_first(&mut self, command: &Command, data: &[u8], digest_ok: bool) {
+    fn handle_first(&mut self, command: &NvmeCommand, data: &[u8], digest_ok: bool) {
         let key = self.conn.key;
         let checked = check(command, digest_ok).and_then(|()| in_capsule(command, data));
         let checked = checked.map_err(|status| {
@@ -370,16 +373,16 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
                 self.conn.queue = Some(queue);
                 let result = ConnectResult::Accepted { cntlid: is.cntlid, authentication: 0 };
                 let (dword0, status) = result.to_completion();
-                Completion { result: u64::from(dword0), sqhd, cid, status }
+                NvmeCompletion { result: u64::from(dword0), sqhd, cid, status }
             }
             Err(refused) => {
                 let (dword0, status) = refused.result.to_completion();
                 *match status.code() {
-                    Status::INVALID_HOST => &mut counters.nvmet_refused_host,
-                    Status::CONTROLLER_BUSY => &mut counters.nvmet_refused_busy,
+                    NvmeStatus::INVALID_HOST => &mut counters.nvmet_refused_host,
+                    NvmeStatus::CONTROLLER_BUSY => &mut counters.nvmet_refused_busy,
                     _ => &mut counters.nvmet_refused_connect,
                 } += 1;
-                Completion { result: u64::from(dword0), sqhd: 0, cid, status }
+                NvmeCompletion { result: u64::from(dword0), sqhd: 0, cid, status }
             }
         };
         self.respond(&completion);
@@ -419,27 +422,27 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
     fn handle_write_data(&mut self, tag: u16, digest_ok: bool) {
         let Some(queue) = &mut self.conn.queue else { return };
         let Some(op) = queue.tagged(tag).and_then(|id| self.shared.ops.get_mut(id)) else {
-            return self.terminate(Fault::field(at::TTAG));
+            return self.terminate(PduFault::field(at::TTAG));
         };
         op.digest_failed |= !digest_ok;
         queue.data_progress_at = Some(self.now);
     }
 
     /// Completes a command.
-    pub(super) fn complete(&mut self, cid: u16, result: u64, status: Status) {
+    pub(super) fn complete(&mut self, cid: u16, result: u64, status: NvmeStatus) {
         if !status.is_success() {
             self.count_failed(cid, status);
         }
         let Some(queue) = &mut self.conn.queue else { return };
         let sqhd = queue.close_command(cid);
-        self.respond(&Completion { result, sqhd, cid, status });
+        self.respond(&NvmeCompletion { result, sqhd, cid, status });
     }
 
     /// Completes a read with its data. The range `locked_range` stays locked until the peer acknowledges.
     pub(super) fn complete_with_data(
         &mut self,
         cid: u16,
-        data: &Source,
+        data: &NvmeDataSource,
         kept: Option<(usize, LockId)>,
     ) {
         // With flow control a completion is needed to report SQHD (tcp section 3.3.2.2).
@@ -447,18 +450,18 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
         let mut mark = self.conn.link.send_data(self.now, self.host, cid, data, success);
         let sqhd = self.conn.queue.as_mut().map_or(0, |queue| queue.close_command(cid));
         if !success {
-            let completion = Completion { result: 0, sqhd, cid, status: Status::SUCCESS };
+            let completion = NvmeCompletion { result: 0, sqhd, cid, status: NvmeStatus::SUCCESS };
             mark = self.conn.link.send_response(self.now, self.host, &completion.to_bytes());
         }
         let bytes = match data {
-            Source::Memory(memory) => memory.len(),
-            Source::File { .. } => 0,
+            NvmeDataSource::Memory(memory) => memory.len(),
+            NvmeDataSource::File { .. } => 0,
         };
         self.conn.unacked.push(UnackedResponse { mark, bytes, locked_range: kept });
     }
 
     /// Completes a command with a page, which must be as long as the host's SGL describes.
-    fn complete_with_page(&mut self, command: &Command, page: Vec<u8>) {
+    fn complete_with_page(&mut self, command: &NvmeCommand, page: Vec<u8>) {
         let wanted = match command.sgl {
             Sgl::Transport { len } => len as usize,
             _ => return self.complete(command.cid, 0, SGL_TYPE),
@@ -466,15 +469,15 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
         if wanted != page.len() {
             return self.complete(command.cid, 0, SGL_LENGTH);
         }
-        self.complete_with_data(command.cid, &Source::Memory(Bytes::from(page)), None);
+        self.complete_with_data(command.cid, &NvmeDataSource::Memory(Bytes::from(page)), None);
     }
 
-    fn respond(&mut self, completion: &Completion) {
+    fn respond(&mut self, completion: &NvmeCompletion) {
         let mark = self.conn.link.send_response(self.now, self.host, &completion.to_bytes());
         self.conn.unacked.push(UnackedResponse { mark, bytes: 0, locked_range: None });
     }
 
-    fn count_failed(&mut self, cid: u16, status: Status) {
+    fn count_failed(&mut self, cid: u16, status: NvmeStatus) {
         self.shared.counters.count_failed(status);
         let Some(queue) = &self.conn.queue else { return };
         if let Some(controller) = self.shared.controllers.get_mut(queue.params.cntlid) {
@@ -482,7 +485,7 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
         }
     }
 
-    pub(super) fn terminate(&mut self, why: Fault) {
+    pub(super) fn terminate(&mut self, why: PduFault) {
         self.conn.link.terminate(self.now, self.host, why);
     }
 
@@ -594,26 +597,26 @@ impl<L: TargetTransport> NvmeTargetConn<L> {
 
 /// Reason in the log if a peer does not acknowledge.
 pub(super) const NOT_ACKNOWLEDGED: &str = "what was sent was not acknowledged in time";
-pub(super) const SGL_TYPE: Status = Status::SGL_TYPE_INVALID.do_not_retry();
-pub(super) const SGL_LENGTH: Status = Status::SGL_LENGTH_INVALID.do_not_retry();
+pub(super) const SGL_TYPE: NvmeStatus = NvmeStatus::SGL_TYPE_INVALID.do_not_retry();
+pub(super) const SGL_LENGTH: NvmeStatus = NvmeStatus::SGL_LENGTH_INVALID.do_not_retry();
 
 /// Checks the requirements of every command over Fabrics.
-pub(super) fn check(command: &Command, digest_ok: bool) -> Result<(), Status> {
+pub(super) fn check(command: &NvmeCommand, digest_ok: bool) -> Result<(), NvmeStatus> {
     if !digest_ok {
         // The initiator may retry (tcp section 3.3.1.2).
-        return Err(Status::TRANSIENT_TRANSPORT);
+        return Err(NvmeStatus::TRANSIENT_TRANSPORT);
     }
     if command.is_fused() || !command.has_sgl() {
-        return Err(Status::INVALID_FIELD.do_not_retry());
+        return Err(NvmeStatus::INVALID_FIELD.do_not_retry());
     }
     Ok(())
 }
 
 /// Checks that all data of a command is in its capsule, immediately after the queue entry.
-pub(super) fn in_capsule(command: &Command, data: &[u8]) -> Result<(), Status> {
+pub(super) fn in_capsule(command: &NvmeCommand, data: &[u8]) -> Result<(), NvmeStatus> {
     match command.sgl {
         Sgl::InCapsule { offset, .. } if offset != 0 => {
-            Err(Status::SGL_OFFSET_INVALID.do_not_retry())
+            Err(NvmeStatus::SGL_OFFSET_INVALID.do_not_retry())
         }
         Sgl::InCapsule { len, .. } if len as usize == data.len() => Ok(()),
         Sgl::InCapsule { .. } => Err(SGL_LENGTH),

@@ -6,17 +6,17 @@
 
 use abi::FileId;
 use base::{DeadlineHeap, Duration, Instant};
-use host::nvme::Ended;
-use host::{Alert, DiskUser, SocketError};
+use host::nvme::NvmeTransportEnd;
+use host::{DiskUser, SocketError, TlsAlert};
 use wire::nvme::nqn::Nqn;
-use wire::nvme::status::Status;
+use wire::nvme::status::NvmeStatus;
 
-use super::Config;
+use super::NvmeTargetConfig;
 use super::admin::NOT_ABORTED;
 use super::backend::{TargetDisk, TargetTransport};
 use super::buffers::WriteBufferPool;
 use super::controller::{Controller, Controllers, TargetConnId};
-use super::counters::Counters;
+use super::counters::NvmeTargetCounters;
 use super::log::ConnectionLog;
 use super::namespaces::NvmeQueueInfo;
 use super::queue::{NOT_ACKNOWLEDGED, NvmeTargetConn, TargetConnContext};
@@ -24,7 +24,7 @@ use super::shared::{
     HealthTotals, NvmeOpId, NvmeOpStage, NvmeOpTable, NvmeTargetState, PendingAbort,
 };
 use super::subsystem::{TargetNamespaceState, open_all};
-use crate::nvme::Insecure;
+use crate::nvme::SecureChannelError;
 
 /// Interval of checks for acknowledgments of locked ranges that other commands wait for. The host
 /// sends a notice only when everything is acknowledged.
@@ -43,13 +43,13 @@ pub(super) struct NvmeTargetServer<L> {
 }
 
 impl<L: TargetTransport> NvmeTargetServer<L> {
-    pub(super) fn new(config: Config, disk: &mut L::Host) -> Self {
+    pub(super) fn new(config: NvmeTargetConfig, disk: &mut L::Host) -> Self {
         let (subsystems, namespaces) = open_all(&config.subsystems, disk);
         let failed = namespaces
             .iter()
             .filter(|one| matches!(one.state, TargetNamespaceState::Failed(_)))
             .count();
-        let mut counters = Counters::default();
+        let mut counters = NvmeTargetCounters::default();
         counters.nvmet_namespaces_failed += failed as u64;
         let log = ConnectionLog::new(config.log, config.unix_epoch);
         let shared = NvmeTargetState {
@@ -338,7 +338,7 @@ impl<L: TargetTransport> NvmeTargetServer<L> {
         let result = if aborted == Some(true) { 0 } else { NOT_ABORTED };
         if let Some(index) = self.connection_index(admin) {
             self.with_connection(now, host, index, |turn| {
-                turn.complete(cid, result, Status::SUCCESS)
+                turn.complete(cid, result, NvmeStatus::SUCCESS)
             });
         }
     }
@@ -373,7 +373,7 @@ impl<L: TargetTransport> NvmeTargetServer<L> {
             self.shared.counters.nvmet_events += 1;
             let value = u64::from(event.to_value());
             self.with_connection(now, host, index, |turn| {
-                turn.complete(cid, value, Status::SUCCESS)
+                turn.complete(cid, value, NvmeStatus::SUCCESS)
             });
         }
     }
@@ -396,26 +396,32 @@ impl<L: TargetTransport> NvmeTargetServer<L> {
     }
 
     /// Handles the end of a connection.
-    fn handle_end(&mut self, now: Instant, host: &mut L::Host, index: usize, how: Ended) {
+    fn handle_end(
+        &mut self,
+        now: Instant,
+        host: &mut L::Host,
+        index: usize,
+        how: NvmeTransportEnd,
+    ) {
         self.log_end(now, index, how);
         let counters = &mut self.shared.counters;
         let gently = match how {
-            Ended::Closed => true,
-            Ended::Terminated(_) | Ended::TerminatedByPeer(_) => {
+            NvmeTransportEnd::Closed => true,
+            NvmeTransportEnd::Terminated(_) | NvmeTransportEnd::TerminatedByPeer(_) => {
                 counters.nvmet_connections_terminated += 1;
                 true
             }
-            Ended::Lost(SocketError::File(_)) => {
+            NvmeTransportEnd::Lost(SocketError::File(_)) => {
                 counters.nvmet_connections_lost += 1;
                 counters.nvmet_connections_unreadable += 1;
                 self.with_connection(now, host, index, |turn| turn.mark_reads_suspect());
                 false
             }
-            Ended::Lost(why) => {
+            NvmeTransportEnd::Lost(why) => {
                 counters.nvmet_connections_lost += 1;
                 self.count_insecure(index, why)
             }
-            Ended::Silent => {
+            NvmeTransportEnd::Silent => {
                 counters.nvmet_connections_lost += 1;
                 false
             }
@@ -438,8 +444,8 @@ impl<L: TargetTransport> NvmeTargetServer<L> {
             counters.nvmet_tls_handshakes_failed += 1;
             // TLS with certificates runs in the socket: a PDU's first byte is an unexpected message
             // there.
-            let plain = conn.link.insecure() == Some(Insecure::Plain)
-                || why == SocketError::Tls(Alert::UnexpectedMessage);
+            let plain = conn.link.insecure() == Some(SecureChannelError::Plain)
+                || why == SocketError::Tls(TlsAlert::UnexpectedMessage);
             counters.nvmet_tls_plain += u64::from(plain);
         }
         ours

@@ -9,10 +9,10 @@ use bytes::Bytes;
 use host::DiskUser;
 use structures::slab::{Slab, SlabKey};
 
-use super::Config;
+use super::NvmeTargetConfig;
 use super::buffers::{WriteBufferLease, WriteBufferPool};
 use super::controller::{Controllers, TargetConnId};
-use super::counters::Counters;
+use super::counters::NvmeTargetCounters;
 use super::log::ConnectionLog;
 use super::range_locks::LockId;
 use super::subsystem::{Subsystem, TargetNamespace, TargetNamespaceState};
@@ -193,8 +193,8 @@ pub(super) struct PendingAbort {
 pub(super) struct NvmeTargetState {
     /// The target's identity as a user of the host's disk.
     pub(super) disk_user: DiskUser,
-    pub(super) config: Config,
-    pub(super) counters: Counters,
+    pub(super) config: NvmeTargetConfig,
+    pub(super) counters: NvmeTargetCounters,
     pub(super) subsystems: Vec<Subsystem>,
     pub(super) namespaces: Vec<TargetNamespace>,
     pub(super) controllers: Controllers,

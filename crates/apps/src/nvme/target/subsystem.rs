@@ -6,9 +6,9 @@ use std::ops::Range;
 use abi::{FileFault, FileId, FileKind};
 use siphasher::sip128::{Hasher128, SipHasher13};
 use std::hash::Hasher;
-use wire::nvme::identify::{AsciiField, Namespace as Identified};
+use wire::nvme::identify::{AsciiField, IdentifyNamespace as Identified};
 use wire::nvme::nqn::Nqn;
-use wire::nvme::status::Status;
+use wire::nvme::status::NvmeStatus;
 
 use super::backend::TargetDisk;
 use super::range_locks::RangeLocks;
@@ -148,13 +148,13 @@ impl TargetNamespace {
 
     /// Checks that the namespace is ready and contains a range of bytes. Both may change while a
     /// command waits.
-    pub(super) fn check(&self, range: &Range<u64>) -> Result<(), Status> {
+    pub(super) fn check(&self, range: &Range<u64>) -> Result<(), NvmeStatus> {
         match self.state {
             TargetNamespaceState::Ready(blocks) if range.end <= blocks << self.shift => Ok(()),
-            TargetNamespaceState::Ready(_) => Err(Status::LBA_OUT_OF_RANGE.do_not_retry()),
-            TargetNamespaceState::Opening => Err(Status::NAMESPACE_NOT_READY),
+            TargetNamespaceState::Ready(_) => Err(NvmeStatus::LBA_OUT_OF_RANGE.do_not_retry()),
+            TargetNamespaceState::Opening => Err(NvmeStatus::NAMESPACE_NOT_READY),
             TargetNamespaceState::Failed(_) | TargetNamespaceState::Removed => {
-                Err(Status::INVALID_NAMESPACE.do_not_retry())
+                Err(NvmeStatus::INVALID_NAMESPACE.do_not_retry())
             }
         }
     }

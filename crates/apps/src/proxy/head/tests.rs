@@ -1,29 +1,29 @@
 //! Heads of requests, and the heads that their backends get.
 
 use super::*;
-use crate::proxy::config::{Mode, ProxyRoute};
+use crate::proxy::config::{ProxyMode, ProxyRoute};
 use proptest::prelude::*;
 
-fn listener(insert: Insert, keep_alive: bool) -> Listener {
+fn listener(insert: InsertedFields, keep_alive: bool) -> ProxyListener {
     let route = ProxyRoute { host: "b.example".into(), path: String::new(), pool: 1 };
-    Listener {
+    ProxyListener {
         addr: None,
         port: 80,
-        mode: Mode::Http,
+        mode: ProxyMode::Http,
         routes: vec![route],
         default: Some(0),
         insert,
-        policy: HeaderPolicy::Append,
+        policy: ForwardingPolicy::Append,
         keep_alive,
     }
 }
 
-fn decide_at(bytes: &str, listener: &Listener, client: &str) -> ProxyDecision {
+fn decide_at(bytes: &str, listener: &ProxyListener, client: &str) -> ProxyDecision {
     decide_bytes(bytes.as_bytes(), listener, client)
 }
 
-fn decide_bytes(bytes: &[u8], listener: &Listener, client: &str) -> ProxyDecision {
-    let limits = Limits::default();
+fn decide_bytes(bytes: &[u8], listener: &ProxyListener, client: &str) -> ProxyDecision {
+    let limits = ProxyLimits::default();
     let end = |addr: &str| Endpoint { addr: addr.parse().unwrap(), port: 1 };
     let local = if client.contains(':') { "fd77::2" } else { "10.77.0.2" };
     let about = ProxyRequestEnv {
@@ -36,24 +36,28 @@ fn decide_bytes(bytes: &[u8], listener: &Listener, client: &str) -> ProxyDecisio
     decide(bytes, &about)
 }
 
-fn forwarded(bytes: &str, insert: Insert, keep_alive: bool) -> (usize, String) {
+fn forwarded(bytes: &str, insert: InsertedFields, keep_alive: bool) -> (usize, String) {
     match decide_at(bytes, &listener(insert, keep_alive), "10.77.0.1") {
         ProxyDecision::Forward { pool, head, .. } => (pool, String::from_utf8(head).unwrap()),
         other => panic!("{other:?}"),
     }
 }
 
-fn refused(bytes: &str, insert: Insert) -> u16 {
+fn refused(bytes: &str, insert: InsertedFields) -> u16 {
     match decide_at(bytes, &listener(insert, true), "10.77.0.1") {
         ProxyDecision::Refuse { status, .. } => status.code(),
         ProxyDecision::Forward { head, .. } => panic!("{}", String::from_utf8_lossy(&head)),
     }
 }
 
-const NOTHING: Insert =
-    Insert { x_forwarded_for: false, x_forwarded_proto: false, forwarded: false, via: false };
-const ALL: Insert =
-    Insert { x_forwarded_for: true, x_forwarded_proto: true, forwarded: true, via: true };
+const NOTHING: InsertedFields = InsertedFields {
+    x_forwarded_for: false,
+    x_forwarded_proto: false,
+    forwarded: false,
+    via: false,
+};
+const ALL: InsertedFields =
+    InsertedFields { x_forwarded_for: true, x_forwarded_proto: true, forwarded: true, via: true };
 
 #[test]
 fn untouched_but_for_its_form() {
@@ -97,13 +101,14 @@ fn forged_fields_are_replaced() {
     let text = format!("GET / HTTP/1.1\r\nHost: a\r\n{forged}Via: 1.0 x\r\nX: y\r\n\r\n");
     for (insert, added) in [
         (NOTHING, ""),
-        (Insert { x_forwarded_for: true, ..NOTHING }, "X-Forwarded-For: 10.77.0.1\r\n"),
+        (InsertedFields { x_forwarded_for: true, ..NOTHING }, "X-Forwarded-For: 10.77.0.1\r\n"),
         (
-            Insert { forwarded: true, ..NOTHING },
+            InsertedFields { forwarded: true, ..NOTHING },
             "Forwarded: for=10.77.0.1;by=10.77.0.2;proto=http\r\n",
         ),
     ] {
-        let listener = Listener { policy: HeaderPolicy::Replace, ..listener(insert, true) };
+        let listener =
+            ProxyListener { policy: ForwardingPolicy::Replace, ..listener(insert, true) };
         let ProxyDecision::Forward { head, .. } = decide_at(&text, &listener, "10.77.0.1") else {
             panic!("{insert:?}");
         };
@@ -171,7 +176,7 @@ fn refusals() {
     ] {
         assert_eq!(refused(&text, ALL), status, "{text}");
     }
-    let none = Listener { default: None, ..listener(ALL, true) };
+    let none = ProxyListener { default: None, ..listener(ALL, true) };
     let decision = decide_at("HEAD / HTTP/1.1\r\nHost: a\r\n\r\n", &none, "10.77.0.1");
     assert_eq!(decision, ProxyDecision::Refuse { status: HttpStatus::NotFound, is_head: true });
 }
@@ -273,7 +278,7 @@ fn unescape(text: &str) -> Vec<u8> {
 
 /// Returns the result for a head. A forwarded head must be canonical, and a second proxy must not
 /// change it.
-fn outcome(bytes: &[u8], listener: &Listener) -> Result<CanonicalHead, u16> {
+fn outcome(bytes: &[u8], listener: &ProxyListener) -> Result<CanonicalHead, u16> {
     let head = match decide_bytes(bytes, listener, "10.77.0.1") {
         ProxyDecision::Refuse { status, .. } => return Err(status.code()),
         ProxyDecision::Forward { head, .. } => head,
@@ -350,9 +355,9 @@ proptest! {
             head.push_str(&format!("{name}{colon}{value}{end}"));
         }
         head.push_str("\r\n");
-        let policy = if replace { HeaderPolicy::Replace } else { HeaderPolicy::Append };
+        let policy = if replace { ForwardingPolicy::Replace } else { ForwardingPolicy::Append };
         for insert in [NOTHING, ALL] {
-            let _ = outcome(head.as_bytes(), &Listener { policy, ..listener(insert, true) });
+            let _ = outcome(head.as_bytes(), &ProxyListener { policy, ..listener(insert, true) });
         }
     }
 }

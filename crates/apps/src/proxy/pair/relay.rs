@@ -157,7 +157,7 @@ impl<I: Copy + Eq> ProxyPair<I> {
         to: I,
     ) {
         let target = 1 - from;
-        let is_answer = from == BACKEND && self.mode(cx) == Some(Mode::Http);
+        let is_answer = from == BACKEND && self.mode(cx) == Some(ProxyMode::Http);
         while !self.send_closed[target] {
             let bytes = cx.host.peek(source);
             let room = cx.host.send_room(to);
@@ -201,7 +201,7 @@ impl<I: Copy + Eq> ProxyPair<I> {
         cx: &ProxyPairEnv<'_, S>,
         from: usize,
     ) -> bool {
-        from == BACKEND && self.bytes[BACKEND] == 0 && self.mode(cx) == Some(Mode::Http)
+        from == BACKEND && self.bytes[BACKEND] == 0 && self.mode(cx) == Some(ProxyMode::Http)
     }
 
     fn check_closed<S: ProxySockets<Id = I>>(
@@ -223,7 +223,7 @@ impl<I: Copy + Eq> ProxyPair<I> {
             self.set_termination(TerminationCause::Server, TerminationStage::Headers);
             return self.reply_for_backend(cx, HttpStatus::BadGateway);
         }
-        if failed(of_backend) && self.send_closed[CLIENT] && self.mode(cx) != Some(Mode::Tcp) {
+        if failed(of_backend) && self.send_closed[CLIENT] && self.mode(cx) != Some(ProxyMode::Tcp) {
             // The backend had sent its whole response, and refused what the client sent after that.
             // If its reset were passed on, it could destroy the response (RFC 9112 section 9.6).
             cx.shared.counters.proxy_relays_closed += 1;

@@ -10,7 +10,9 @@ use proptest::prelude::*;
 use wire::tls::fatal_alert;
 
 use super::*;
-use crate::proxy::config::{Check, Insert, Listener, Mode, Pool, ProxyRoute};
+use crate::proxy::config::{
+    HealthCheckConfig, InsertedFields, ProxyListener, ProxyMode, ProxyPool, ProxyRoute,
+};
 use crate::proxy::sni::tests::client_hello;
 use fake::{FakeSocketId, ProxyTestBed, end, listener, pool, table};
 
@@ -38,7 +40,7 @@ fn assert_answered(world: &mut ProxyTestBed, client: FakeSocketId, code: &str) {
 
 #[test]
 fn tcp_connects_at_once_and_relays_both_ways() {
-    let mut world = ProxyTestBed::new(Mode::Tcp, 1);
+    let mut world = ProxyTestBed::new(ProxyMode::Tcp, 1);
     let client = world.accept();
     assert_eq!(world.opened_to(), 11, "before the client says anything");
     let backend = world.establish();
@@ -73,7 +75,7 @@ fn tcp_connects_at_once_and_relays_both_ways() {
 fn http_head_at_any_cut() {
     let text = format!("\r\n{GET}body");
     for cut in 0..=text.len() {
-        let mut world = ProxyTestBed::new(Mode::Http, 1);
+        let mut world = ProxyTestBed::new(ProxyMode::Http, 1);
         let client = world.accept();
         world.receive(client, &text[..cut]);
         world.receive(client, &text[cut..]);
@@ -90,7 +92,7 @@ fn http_head_at_any_cut() {
 
 #[test]
 fn head_one_byte_at_a_time() {
-    let mut world = ProxyTestBed::new(Mode::Http, 1);
+    let mut world = ProxyTestBed::new(ProxyMode::Http, 1);
     let client = world.accept();
     for byte in GET.bytes() {
         world.receive(client, [byte]);
@@ -101,12 +103,14 @@ fn head_one_byte_at_a_time() {
 
 #[test]
 fn routes_by_host_and_path_with_fields_added() {
-    let mut table = table(Mode::Http, 1);
-    table.pools.push(Pool { name: "q".into(), backends: vec![end(99, 1).into()], ..pool(0) });
+    let mut table = table(ProxyMode::Http, 1);
+    table.pools.push(ProxyPool { name: "q".into(), backends: vec![end(99, 1).into()], ..pool(0) });
     let route = ProxyRoute { host: "b".into(), path: "/x".into(), pool: 1 };
-    let insert = Insert { x_forwarded_for: true, ..Insert::default() };
-    table.listeners = vec![Listener { routes: vec![route], insert, ..listener(Mode::Http) }];
-    let mut world = ProxyTestBed::with(Config { splice: false, ..Config::default() }, table);
+    let insert = InsertedFields { x_forwarded_for: true, ..InsertedFields::default() };
+    table.listeners =
+        vec![ProxyListener { routes: vec![route], insert, ..listener(ProxyMode::Http) }];
+    let mut world =
+        ProxyTestBed::with(ProxyConfig { splice: false, ..ProxyConfig::default() }, table);
     let client = world.accept();
     world.receive(client, "GET /x/y HTTP/1.1\r\nHost: B:80\r\n\r\n");
     assert_eq!(world.opened_to(), 99);
@@ -127,7 +131,7 @@ fn malformed_and_oversized_heads() {
         ("CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n".to_owned(), "405", "proxy_405"),
         ("GET / HTTP/3.0\r\n\r\n".to_owned(), "505", "proxy_505"),
     ] {
-        let mut world = ProxyTestBed::new(Mode::Http, 1);
+        let mut world = ProxyTestBed::new(ProxyMode::Http, 1);
         let client = world.accept();
         world.receive(client, &text);
         assert!(world.sockets.app_state.opened.is_empty());
@@ -138,7 +142,7 @@ fn malformed_and_oversized_heads() {
         assert_eq!(moved, [(counter, 1)]);
     }
     // No more is gathered than shows that the head is too long.
-    let mut world = ProxyTestBed::new(Mode::Http, 1);
+    let mut world = ProxyTestBed::new(ProxyMode::Http, 1);
     let client = world.accept();
     world.receive(client, format!("GET / HTTP/1.1\r\nHost: a\r\nB: {}", "b".repeat(30_000)));
     let discarded = 28 + 30_000 - (16 * 1024 + 1);
@@ -148,7 +152,7 @@ fn malformed_and_oversized_heads() {
         ("proxy_discarded_bytes", discarded),
     ]);
     // A response to HEAD has no content.
-    let mut world = ProxyTestBed::new(Mode::Http, 0);
+    let mut world = ProxyTestBed::new(ProxyMode::Http, 0);
     let client = world.accept();
     world.receive(client, GET.replace("GET", "HEAD"));
     assert!(world.text(client).ends_with("\r\n\r\n"));
@@ -156,7 +160,7 @@ fn malformed_and_oversized_heads() {
 
 #[test]
 fn slow_heads() {
-    let mut world = ProxyTestBed::new(Mode::Http, 1);
+    let mut world = ProxyTestBed::new(ProxyMode::Http, 1);
     let client = world.accept();
     world.receive(client, "GET / HT");
     world.advance(seconds(9));
@@ -181,7 +185,7 @@ fn slow_heads() {
 #[test]
 fn clients_that_leave_early() {
     for stage in 0..3 {
-        let mut world = ProxyTestBed::new(Mode::Http, 1);
+        let mut world = ProxyTestBed::new(ProxyMode::Http, 1);
         let client = world.accept();
         if stage > 0 {
             world.receive(client, &GET[..GET.len() - stage % 2]);
@@ -196,7 +200,7 @@ fn clients_that_leave_early() {
     }
     // Half-closed while the connection to the backend is in progress: the request is still
     // forwarded.
-    let mut world = ProxyTestBed::new(Mode::Http, 1);
+    let mut world = ProxyTestBed::new(ProxyMode::Http, 1);
     let client = world.accept();
     world.receive(client, GET);
     world.peer_closes(client);
@@ -211,7 +215,7 @@ fn clients_that_leave_early() {
 
 #[test]
 fn retries_before_the_first_byte() {
-    let mut world = ProxyTestBed::new(Mode::Http, 3);
+    let mut world = ProxyTestBed::new(ProxyMode::Http, 3);
     let client = world.accept();
     world.receive(client, GET);
     assert_eq!(world.opened_to(), 11);
@@ -235,16 +239,16 @@ fn retries_before_the_first_byte() {
 #[test]
 fn no_backend_available() {
     // All backends refuse.
-    let mut world = ProxyTestBed::new(Mode::Http, 2);
+    let mut world = ProxyTestBed::new(ProxyMode::Http, 2);
     let client = world.accept();
     world.receive(client, GET);
     world.fail(world.opened(), SocketError::Refused);
     world.fail(world.opened(), SocketError::Refused);
     assert_answered(&mut world, client, "502");
     // The last backend does not answer; no more are tried than allowed.
-    let mut table = table(Mode::Http, 5);
+    let mut table = table(ProxyMode::Http, 5);
     table.limits.retries = 1;
-    let mut world = ProxyTestBed::with(Config::default(), table);
+    let mut world = ProxyTestBed::with(ProxyConfig::default(), table);
     let client = world.accept();
     world.receive(client, GET);
     world.fail(world.opened(), SocketError::Refused);
@@ -252,12 +256,12 @@ fn no_backend_available() {
     assert_eq!(world.sockets.app_state.opened.len(), 2);
     assert_answered(&mut world, client, "504");
     // The pool is empty.
-    let mut world = ProxyTestBed::new(Mode::Http, 0);
+    let mut world = ProxyTestBed::new(ProxyMode::Http, 0);
     let client = world.accept();
     world.receive(client, GET);
     assert_answered(&mut world, client, "503");
     // No local port is free.
-    let mut world = ProxyTestBed::new(Mode::Http, 2);
+    let mut world = ProxyTestBed::new(ProxyMode::Http, 2);
     world.sockets.app_state.connect_error = Some(ConnectError::NoPort);
     let client = world.accept();
     world.receive(client, GET);
@@ -271,7 +275,7 @@ fn no_backend_available() {
         ("proxy_discarded_bytes", 16),
     ]);
     // TCP mode reports all of this with a reset.
-    let mut world = ProxyTestBed::new(Mode::Tcp, 1);
+    let mut world = ProxyTestBed::new(ProxyMode::Tcp, 1);
     let client = world.accept();
     world.fail(world.opened(), SocketError::Unreachable);
     assert!(world.is_aborted(client));
@@ -280,10 +284,11 @@ fn no_backend_available() {
 
 #[test]
 fn limits_of_clients_and_backends() {
-    let mut table = table(Mode::Http, 1);
+    let mut table = table(ProxyMode::Http, 1);
     table.limits.connections_max = 2;
-    table.pools = vec![Pool { connections_max: 1, ..pool(1) }];
-    let mut world = ProxyTestBed::with(Config { splice: false, ..Config::default() }, table);
+    table.pools = vec![ProxyPool { connections_max: 1, ..pool(1) }];
+    let mut world =
+        ProxyTestBed::with(ProxyConfig { splice: false, ..ProxyConfig::default() }, table);
     let first = world.accept();
     world.receive(first, GET);
     let second = world.accept();
@@ -301,13 +306,13 @@ fn backends_that_fail_before_and_after_they_answer() {
         let fails = |world: &mut ProxyTestBed, backend| {
             if close { world.peer_closes(backend) } else { world.fail(backend, SocketError::Reset) }
         };
-        let mut world = ProxyTestBed::new(Mode::Http, 1);
+        let mut world = ProxyTestBed::new(ProxyMode::Http, 1);
         let client = world.accept();
         world.receive(client, GET);
         let backend = world.establish();
         fails(&mut world, backend);
         assert_answered(&mut world, client, "502");
-        let mut world = ProxyTestBed::new(Mode::Http, 1);
+        let mut world = ProxyTestBed::new(ProxyMode::Http, 1);
         let client = world.accept();
         world.receive(client, GET);
         let backend = world.establish();
@@ -318,7 +323,7 @@ fn backends_that_fail_before_and_after_they_answer() {
         assert_eq!((world.is_shut(client), world.is_aborted(client)), (close, !close));
     }
     // TCP mode passes on a FIN as a FIN.
-    let mut world = ProxyTestBed::new(Mode::Tcp, 1);
+    let mut world = ProxyTestBed::new(ProxyMode::Tcp, 1);
     let client = world.accept();
     let backend = world.establish();
     world.peer_closes(backend);
@@ -327,7 +332,7 @@ fn backends_that_fail_before_and_after_they_answer() {
 
 #[test]
 fn hanging_backends_and_idle_connections() {
-    let mut world = ProxyTestBed::new(Mode::Http, 1);
+    let mut world = ProxyTestBed::new(ProxyMode::Http, 1);
     let client = world.accept();
     world.receive(client, GET);
     let backend = world.establish();
@@ -338,7 +343,7 @@ fn hanging_backends_and_idle_connections() {
     assert!(world.is_aborted(backend));
     assert_eq!(status(&world.text(client)), "504");
     // A backend that has begun to respond: a reset.
-    let mut world = ProxyTestBed::new(Mode::Http, 1);
+    let mut world = ProxyTestBed::new(ProxyMode::Http, 1);
     let client = world.accept();
     world.receive(client, GET);
     let backend = world.establish();
@@ -362,7 +367,7 @@ fn hanging_backends_and_idle_connections() {
 /// client sends more. The client still gets the whole response.
 #[test]
 fn late_data_of_a_client_does_not_cut_the_response_off() {
-    for mode in [Mode::Http, Mode::Tcp] {
+    for mode in [ProxyMode::Http, ProxyMode::Tcp] {
         let mut world = ProxyTestBed::new(mode, 1);
         let client = world.accept();
         world.receive(client, "GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
@@ -374,15 +379,19 @@ fn late_data_of_a_client_does_not_cut_the_response_off() {
         world.receive(client, "late");
         assert_eq!(world.text(backend), "late");
         world.fail(backend, SocketError::Reset);
-        assert_eq!(world.lingers(client), mode == Mode::Http);
-        assert_eq!(world.is_aborted(client), mode == Mode::Tcp, "any bytes: resets are passed on");
+        assert_eq!(world.lingers(client), mode == ProxyMode::Http);
+        assert_eq!(
+            world.is_aborted(client),
+            mode == ProxyMode::Tcp,
+            "any bytes: resets are passed on"
+        );
         world.assert_empty();
     }
 }
 
 #[test]
 fn resets_are_passed_on() {
-    let mut world = ProxyTestBed::new(Mode::Tcp, 1);
+    let mut world = ProxyTestBed::new(ProxyMode::Tcp, 1);
     let client = world.accept();
     let backend = world.establish();
     world.fail(client, SocketError::Reset);
@@ -405,7 +414,7 @@ fn resets_are_passed_on() {
 
 #[test]
 fn back_pressure_is_bounded() {
-    let mut world = ProxyTestBed::new(Mode::Tcp, 1);
+    let mut world = ProxyTestBed::new(ProxyMode::Tcp, 1);
     let client = world.accept();
     let backend = world.establish();
     world.set_room(client, 3000);
@@ -424,7 +433,7 @@ fn back_pressure_is_bounded() {
 
 #[test]
 fn a_head_that_does_not_fit_waits() {
-    let mut world = ProxyTestBed::new(Mode::Http, 1);
+    let mut world = ProxyTestBed::new(ProxyMode::Http, 1);
     let client = world.accept();
     world.receive(client, format!("{GET}body"));
     let backend = world.opened();
@@ -442,11 +451,15 @@ fn a_head_that_does_not_fit_waits() {
 
 #[test]
 fn tls_by_name() {
-    let mut table = table(Mode::Tls, 1);
-    table.pools.push(Pool { name: "q".into(), backends: vec![end(99, 443).into()], ..pool(0) });
+    let mut table = table(ProxyMode::Tls, 1);
+    table.pools.push(ProxyPool {
+        name: "q".into(),
+        backends: vec![end(99, 443).into()],
+        ..pool(0)
+    });
     let route = ProxyRoute { host: "*.b.example".into(), path: String::new(), pool: 1 };
-    table.listeners = vec![Listener { routes: vec![route], ..listener(Mode::Tls) }];
-    let config = Config { splice: false, ..Config::default() };
+    table.listeners = vec![ProxyListener { routes: vec![route], ..listener(ProxyMode::Tls) }];
+    let config = ProxyConfig { splice: false, ..ProxyConfig::default() };
     for record in [3, 1000] {
         for cut in [1, 4, 5, 6, 40, 70] {
             let mut world = ProxyTestBed::with(config.clone(), table.clone());
@@ -477,12 +490,12 @@ fn tls_by_name() {
 
 #[test]
 fn malformed_client_hello_gets_an_alert() {
-    let mut world = ProxyTestBed::new(Mode::Tls, 1);
+    let mut world = ProxyTestBed::new(ProxyMode::Tls, 1);
     let client = world.accept();
     world.receive(client, GET);
     assert_eq!(world.sent(client), fatal_alert(50));
     // A ClientHello without an end: the buffer is bounded.
-    let mut world = ProxyTestBed::new(Mode::Tls, 1);
+    let mut world = ProxyTestBed::new(ProxyMode::Tls, 1);
     let client = world.accept();
     let record = [&[22, 3, 1, 0x40, 0, 1, 0, 0xff, 0xff][..], &[0; 0x3ffc]].concat();
     world.receive(client, &record[..16_383]);
@@ -490,7 +503,7 @@ fn malformed_client_hello_gets_an_alert() {
     world.receive(client, &record[16_383..]);
     assert_eq!(world.sent(client), fatal_alert(50));
     // No backend is up.
-    let mut world = ProxyTestBed::new(Mode::Tls, 0);
+    let mut world = ProxyTestBed::new(ProxyMode::Tls, 0);
     let client = world.accept();
     world.receive(client, client_hello(None, 1000));
     assert_eq!(world.sent(client), fatal_alert(80));
@@ -498,9 +511,10 @@ fn malformed_client_hello_gets_an_alert() {
 
 #[test]
 fn proxy_protocol_comes_first() {
-    let mut table = table(Mode::Tcp, 1);
-    table.pools = vec![Pool { proxy_protocol: true, ..pool(1) }];
-    let mut world = ProxyTestBed::with(Config { splice: false, ..Config::default() }, table);
+    let mut table = table(ProxyMode::Tcp, 1);
+    table.pools = vec![ProxyPool { proxy_protocol: true, ..pool(1) }];
+    let mut world =
+        ProxyTestBed::with(ProxyConfig { splice: false, ..ProxyConfig::default() }, table);
     let client = world.accept();
     world.receive(client, "x");
     let backend = world.establish();
@@ -510,7 +524,7 @@ fn proxy_protocol_comes_first() {
 
 #[test]
 fn spliced_to_the_end() {
-    let mut world = ProxyTestBed::with(Config::default(), table(Mode::Http, 1));
+    let mut world = ProxyTestBed::with(ProxyConfig::default(), table(ProxyMode::Http, 1));
     let client = world.accept();
     world.receive(client, format!("{GET}body"));
     let backend = world.establish();
@@ -551,7 +565,7 @@ fn spliced_to_the_end() {
 
 #[test]
 fn refused_splices_are_relayed_here() {
-    let mut world = ProxyTestBed::with(Config::default(), table(Mode::Http, 1));
+    let mut world = ProxyTestBed::with(ProxyConfig::default(), table(ProxyMode::Http, 1));
     let client = world.accept();
     world.receive(client, format!("{GET}body"));
     let backend = world.establish();
@@ -594,7 +608,7 @@ fn refused_splices_are_relayed_here() {
 /// The host asks the device once all bytes are acknowledged; a vanished peer acknowledges nothing.
 #[test]
 fn splices_that_never_begin() {
-    let mut world = ProxyTestBed::with(Config::default(), table(Mode::Http, 1));
+    let mut world = ProxyTestBed::with(ProxyConfig::default(), table(ProxyMode::Http, 1));
     let client = world.accept();
     world.receive(client, GET);
     let backend = world.establish();
@@ -613,7 +627,7 @@ fn splices_that_do_not_end_well() {
         (SpliceEnd::IdleTimeout, "proxy_splices_idle"),
         (SpliceEnd::Unspliced, "proxy_splices_lost"),
     ] {
-        let mut world = ProxyTestBed::with(Config::default(), table(Mode::Tcp, 1));
+        let mut world = ProxyTestBed::with(ProxyConfig::default(), table(ProxyMode::Tcp, 1));
         world.accept();
         world.establish();
         world.spliced();
@@ -632,7 +646,7 @@ fn splices_that_do_not_end_well() {
 /// Three consecutive failures take a backend down; without checks it is tried again later.
 #[test]
 fn passive_health() {
-    let mut world = ProxyTestBed::new(Mode::Http, 1);
+    let mut world = ProxyTestBed::new(ProxyMode::Http, 1);
     for _ in 0..3 {
         let client = world.accept();
         world.receive(client, GET);
@@ -643,7 +657,7 @@ fn passive_health() {
     world.receive(client, GET);
     assert_eq!(world.sockets.app_state.opened.len(), 3, "not tried");
     assert_answered_later(&mut world, client, "503");
-    world.advance(Check::DOWN_TIME);
+    world.advance(HealthCheckConfig::DOWN_TIME);
     let client = world.accept();
     world.receive(client, GET);
     assert_eq!(world.sockets.app_state.opened.len(), 4);
@@ -667,9 +681,10 @@ fn assert_answered_later(world: &mut ProxyTestBed, client: FakeSocketId, code: &
 }
 
 fn checked(path: &str) -> ProxyTestBed {
-    let mut table = table(Mode::Http, 1);
-    table.pools[0].check = Check { path: path.to_owned(), ..Check::default() };
-    ProxyTestBed::with(Config { splice: false, ..Config::default() }, table)
+    let mut table = table(ProxyMode::Http, 1);
+    table.pools[0].check =
+        HealthCheckConfig { path: path.to_owned(), ..HealthCheckConfig::default() };
+    ProxyTestBed::with(ProxyConfig { splice: false, ..ProxyConfig::default() }, table)
 }
 
 /// Waits for the next check to begin; returns its socket.
@@ -743,7 +758,7 @@ fn checks_by_request() {
 
 #[test]
 fn a_new_table_keeps_connections() {
-    let mut world = ProxyTestBed::new(Mode::Http, 1);
+    let mut world = ProxyTestBed::new(ProxyMode::Http, 1);
     let old = world.accept();
     world.receive(old, GET);
     let backend = world.establish();
@@ -752,7 +767,7 @@ fn a_new_table_keeps_connections() {
     let connecting = world.accept();
     world.receive(connecting, GET);
     // Backend 11 is removed, 50 is added.
-    let mut next = table(Mode::Http, 0);
+    let mut next = table(ProxyMode::Http, 0);
     next.pools[0].backends = vec![end(50, 8080).into()];
     world.server.apply(world.now, next);
     world.receive(backend, "HTTP/1.1 200 OK\r\n\r\n");
@@ -781,7 +796,7 @@ proptest! {
         room in 1_usize..5000,
         turns in proptest::collection::vec(0_u8..4, 1..60),
     ) {
-        let mut world = ProxyTestBed::new(Mode::Tcp, 1);
+        let mut world = ProxyTestBed::new(ProxyMode::Tcp, 1);
         let client = world.accept();
         let backend = world.establish();
         world.set_room(client, room);
@@ -821,7 +836,7 @@ proptest! {
 /// connections are made. A spliced pair is logged once the device has reported its bytes.
 #[test]
 fn drained_clients_are_logged() {
-    let mut world = ProxyTestBed::new(Mode::Http, 1);
+    let mut world = ProxyTestBed::new(ProxyMode::Http, 1);
     let waiting = world.accept();
     world.receive(waiting, "GET / HT");
     let relayed = world.accept();
@@ -842,7 +857,7 @@ fn drained_clients_are_logged() {
             "\"GET / HTTP/1.1\" 203 10.77.0.11:8080 0 16 relayed drained 0/0/0/5/5 KD"
         ]
     );
-    let mut world = ProxyTestBed::with(Config::default(), table(Mode::Http, 1));
+    let mut world = ProxyTestBed::with(ProxyConfig::default(), table(ProxyMode::Http, 1));
     let client = world.accept();
     world.receive(client, GET);
     world.establish();

@@ -7,10 +7,11 @@ use crypto::Provider;
 use host::{Cidr, TlsClient, TlsServer};
 use nic::{DeviceConfig, L5oConfig};
 use outboard_apps::nvme::initiator::{
-    Config, Discovery, Event, Initiator, NvmeRequestDone, Request, State,
+    Discovery, Initiator, InitiatorConfig, InitiatorEvent, InitiatorState, NvmeRequest,
+    NvmeRequestDone,
 };
 use std::sync::Arc;
-use testkit::{Frame, Machine, PLAIN_LINK};
+use testkit::{LinkFrame, PLAIN_LINK, TestMachine};
 use wire::Endpoint;
 use wire::nvme::nqn::Nqn;
 
@@ -20,34 +21,35 @@ pub(crate) const PORT: u16 = 4420;
 pub(crate) const SUBSYSTEM: &str = "nqn.2026-11.example:disks";
 
 /// Creates a machine; with `offload`, its device has the layer-5 engine.
-fn machine(number: u8, offload: bool) -> Machine {
+fn machine(number: u8, offload: bool) -> TestMachine {
     let mut device = DeviceConfig::new([2, 0, 0, 0, 0, number]);
     device.l5o = offload.then(|| L5oConfig::new(Arc::new(Provider)));
-    let config = host::Config {
+    let config = host::HostConfig {
         addrs: vec![Cidr { addr: [10, 77, 0, number].into(), prefix_len: 24 }],
-        ..host::Config::default()
+        ..host::HostConfig::default()
     };
-    Machine::new(config, device, PLAIN_LINK, number.into(), ())
+    TestMachine::new(config, device, PLAIN_LINK, number.into(), ())
 }
 
 /// Initiator and target with their machines.
 pub(crate) struct InitiatorRig {
     pub(crate) now: Instant,
-    pub(crate) client: Machine,
-    pub(crate) server: Machine,
+    pub(crate) client: TestMachine,
+    pub(crate) server: TestMachine,
     pub(crate) initiator: Initiator,
     pub(crate) target: ScriptedController,
     pub(crate) done: Vec<NvmeRequestDone>,
-    pub(crate) events: Vec<Event>,
+    pub(crate) events: Vec<InitiatorEvent>,
     /// All frames are dropped.
     pub(crate) cut: bool,
     /// Frames of the initiator from this port are dropped.
     pub(crate) lost_port: Option<u16>,
 }
 
-pub(crate) fn config() -> Config {
+pub(crate) fn config() -> InitiatorConfig {
     let host = Nqn::new("nqn.2026-11.example:host").unwrap();
-    let mut config = Config::new(host, [7; 16], Nqn::new(SUBSYSTEM).unwrap(), Arc::new(Provider));
+    let mut config =
+        InitiatorConfig::new(host, [7; 16], Nqn::new(SUBSYSTEM).unwrap(), Arc::new(Provider));
     config.queues = 2;
     config.queue_entries = 32;
     config
@@ -58,12 +60,12 @@ pub(crate) fn remote() -> Endpoint {
 }
 
 impl InitiatorRig {
-    pub(crate) fn new(config: Config) -> Self {
+    pub(crate) fn new(config: InitiatorConfig) -> Self {
         Self::with(config, false, false)
     }
 
     /// Creates a pair, optionally with devices that offload, and with TLS.
-    pub(crate) fn with(mut config: Config, offload: bool, tls: bool) -> Self {
+    pub(crate) fn with(mut config: InitiatorConfig, offload: bool, tls: bool) -> Self {
         let (client, mut server) = (machine(1, offload), machine(2, offload));
         let ends = tls.then(|| testkit::tls13(vec!["target.test".into()], b"nvme"));
         let (ends, tls_client) = ends.map_or((None, None), |(server, client)| {
@@ -92,7 +94,7 @@ impl InitiatorRig {
     }
 
     /// Creates a pair and connects it.
-    pub(crate) fn live(change: impl FnOnce(&mut Config)) -> Self {
+    pub(crate) fn live(change: impl FnOnce(&mut InitiatorConfig)) -> Self {
         let mut config = config();
         change(&mut config);
         Self::new(config).connected()
@@ -102,8 +104,8 @@ impl InitiatorRig {
         let mut net = self;
         net.initiator.connect(net.now, net.client.host());
         net.settle();
-        assert_eq!(net.events, [Event::Connected], "{:?}", net.initiator.state());
-        assert_eq!(net.initiator.state(), State::Live);
+        assert_eq!(net.events, [InitiatorEvent::Connected], "{:?}", net.initiator.state());
+        assert_eq!(net.initiator.state(), InitiatorState::Live);
         net.events.clear();
         net
     }
@@ -147,7 +149,7 @@ impl InitiatorRig {
     }
 
     /// Submits a request for namespace 1 with a buffer of `pages` pages.
-    pub(crate) fn submit(&mut self, token: u64, request: Request, pages: usize) {
+    pub(crate) fn submit(&mut self, token: u64, request: NvmeRequest, pages: usize) {
         let buffer = (pages > 0).then(|| abi::aligned::AlignedBuf::new(pages));
         let (now, host) = (self.now, self.client.host());
         self.initiator.submit(now, host, (token, 1), request, buffer).unwrap();
@@ -160,7 +162,7 @@ impl InitiatorRig {
     }
 
     /// Submits a request and returns its completion.
-    pub(crate) fn ask(&mut self, request: Request, pages: usize) -> NvmeRequestDone {
+    pub(crate) fn ask(&mut self, request: NvmeRequest, pages: usize) -> NvmeRequestDone {
         self.submit(0, request, pages);
         self.settle();
         self.only_done()
@@ -169,7 +171,7 @@ impl InitiatorRig {
     /// Submits a flush and returns its completion, ignoring earlier ones.
     pub(crate) fn ask_again(&mut self) -> NvmeRequestDone {
         self.done.clear();
-        self.ask(Request::Flush, 0)
+        self.ask(NvmeRequest::Flush, 0)
     }
 
     /// Returns the initiator's non-zero counters, without their prefix.
@@ -191,7 +193,7 @@ impl InitiatorRig {
 /// Runs both ends once and delivers their frames. Returns whether anything happened.
 fn turn(
     net: &mut InitiatorRig,
-    client: impl FnOnce(&mut InitiatorRig, Instant) -> (Vec<Frame>, bool),
+    client: impl FnOnce(&mut InitiatorRig, Instant) -> (Vec<LinkFrame>, bool),
 ) -> bool {
     let (up, by_client) = client(net, net.now);
     for frame in up {

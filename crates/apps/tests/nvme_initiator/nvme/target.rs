@@ -6,15 +6,17 @@ use abi::crypto::CryptoProvider as _;
 use base::Instant;
 use bytes::Bytes;
 use crypto::Provider;
-use host::{Application, Host, Listen, Notice, SocketId, TlsServer};
+use host::{Application, Host, ListenConfig, Notice, SocketId, TlsServer};
 use wire::nvme::command::{
-    AsyncEvent, Blocks, COMMAND_BYTES, Command, Completion, GetLogPage, Identify, Sgl, admin,
-    events, io,
+    AsyncEvent, COMMAND_BYTES, GetLogPage, IdentifyCommand, NvmeBlockRange, NvmeCommand,
+    NvmeCompletion, Sgl, admin, events, io,
 };
-use wire::nvme::fabrics::{Capabilities, ConnectResult, Fabrics, property};
-use wire::nvme::identify::{self, Controller, Descriptor, cns, oncs};
-use wire::nvme::pdu::{COMMON_BYTES, Common, DataHeader, Fault, Header, IcResp, R2t, Rules};
-use wire::nvme::status::Status;
+use wire::nvme::fabrics::{ConnectResult, ControllerCapabilities, FabricsCommand, property};
+use wire::nvme::identify::{self, IdentifyController, NamespaceDescriptor, cns, oncs};
+use wire::nvme::pdu::{
+    COMMON_BYTES, DataPduHeader, IcResp, PduCommonHeader, PduFault, PduHeader, PduRules, R2t,
+};
+use wire::nvme::status::NvmeStatus;
 
 const SHIFT: u8 = 9;
 const BLOCKS: u64 = 4096;
@@ -26,26 +28,26 @@ pub(crate) enum ScriptAnswer {
     /// Do not answer; keep the command in [`ScriptedController::kept`].
     Keep,
     /// Send these headers with their data.
-    Pdus(Vec<(Header, Vec<u8>)>),
+    Pdus(Vec<(PduHeader, Vec<u8>)>),
     /// As `Pdus`, with wrong data digests.
-    WrongDigests(Vec<(Header, Vec<u8>)>),
+    WrongDigests(Vec<(PduHeader, Vec<u8>)>),
     /// Close the connection.
     Close,
 }
 
 /// Maps a queue ID and an I/O command to the response.
-type Script = Box<dyn FnMut(u16, &Command) -> ScriptAnswer>;
+type Script = Box<dyn FnMut(u16, &NvmeCommand) -> ScriptAnswer>;
 
 struct ControllerConn {
     socket: SocketId,
-    rules: Rules,
+    rules: PduRules,
     /// Digests and alignment of PDUs to the initiator.
-    send: Rules,
+    send: PduRules,
     received: Vec<u8>,
     unsent: Vec<u8>,
     qid: Option<u16>,
     /// Writes whose data was requested.
-    writes: BTreeMap<u16, (Command, Vec<u8>)>,
+    writes: BTreeMap<u16, (NvmeCommand, Vec<u8>)>,
     events: VecDeque<u16>,
 }
 
@@ -55,12 +57,12 @@ pub(crate) struct ScriptedController {
     pub(crate) disk: Vec<u8>,
     pub(crate) script: Script,
     /// Unanswered I/O commands: connection, command and in-capsule data.
-    pub(crate) kept: Vec<(SocketId, Command, Bytes)>,
+    pub(crate) kept: Vec<(SocketId, NvmeCommand, Bytes)>,
     /// Received I/O commands: queue ID, opcode, first block.
     pub(crate) log: Vec<(u16, u8, u64)>,
     /// Opcodes of admin commands that are not part of the set-up.
     pub(crate) admin_log: Vec<u8>,
-    pub(crate) terminated: Vec<Fault>,
+    pub(crate) terminated: Vec<PduFault>,
     /// Result of Connect.
     pub(crate) connect: ConnectResult,
     pub(crate) not_ready: u32,
@@ -68,7 +70,7 @@ pub(crate) struct ScriptedController {
     pub(crate) ioccsz: u32,
     pub(crate) nguid: [u8; 16],
     /// Identification descriptors of the namespaces, or the status with which the command fails.
-    pub(crate) descriptors: Result<Vec<Descriptor>, Status>,
+    pub(crate) descriptors: Result<Vec<NamespaceDescriptor>, NvmeStatus>,
     /// Number of blocks that Identify Namespace reports.
     pub(crate) blocks: u64,
     /// IDs of the active namespaces.
@@ -85,11 +87,11 @@ impl Application for ScriptedController {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         match notice {
             Notice::Accepted(_, socket) => {
-                let (rules, qid) = (Rules { plen_max: 1 << 24, ..Rules::NONE }, None);
+                let (rules, qid) = (PduRules { plen_max: 1 << 24, ..PduRules::NONE }, None);
                 self.conns.push(ControllerConn {
                     socket,
                     rules,
-                    send: Rules::NONE,
+                    send: PduRules::NONE,
                     received: Vec::new(),
                     unsent: Vec::new(),
                     qid,
@@ -106,7 +108,7 @@ impl Application for ScriptedController {
 
 impl ScriptedController {
     pub(crate) fn new(host: &mut Host, tls: Option<TlsServer>) -> Self {
-        let listen = Listen { addr: None, port: super::PORT, backlog: 64 };
+        let listen = ListenConfig { addr: None, port: super::PORT, backlog: 64 };
         match tls {
             Some(server) => host.listen_tls(listen, server).unwrap(),
             None => host.listen(listen).unwrap(),
@@ -183,7 +185,7 @@ impl ScriptedController {
         now: Instant,
         host: &mut Host,
         socket: SocketId,
-        header: &Header,
+        header: &PduHeader,
         data: &[u8],
         spoil: u32,
     ) {
@@ -204,23 +206,23 @@ impl ScriptedController {
         socket: SocketId,
         cid: u16,
         result: u64,
-        status: Status,
+        status: NvmeStatus,
     ) {
-        let completion = Completion { result, sqhd: 0, cid, status };
-        self.send(now, host, socket, &Header::CapsuleResp(completion.to_bytes()), &[], 0);
+        let completion = NvmeCompletion { result, sqhd: 0, cid, status };
+        self.send(now, host, socket, &PduHeader::CapsuleResp(completion.to_bytes()), &[], 0);
     }
 
     fn take_pdu(&mut self, now: Instant, host: &mut Host, socket: SocketId) -> bool {
         let Some(conn) = self.conn(socket) else { return false };
         let Some(first) = conn.received.first_chunk::<COMMON_BYTES>() else { return false };
-        let common = Common::parse(first, &conn.rules).expect("a good PDU");
+        let common = PduCommonHeader::parse(first, &conn.rules).expect("a good PDU");
         let whole = common.plen as usize;
         if conn.received.len() < whole {
             return false;
         }
         let bytes: Vec<u8> = conn.received.drain(..whole).collect();
         let bare = usize::from(common.kind.header_len());
-        let header = Header::parse(&common, &bytes[..bare]).expect("a good header");
+        let header = PduHeader::parse(&common, &bytes[..bare]).expect("a good header");
         if common.header_bytes as usize > bare {
             assert_eq!(bytes[bare..bare + 4], Provider.crc32c(0, &bytes[..bare]).to_le_bytes());
         }
@@ -239,11 +241,11 @@ impl ScriptedController {
         now: Instant,
         host: &mut Host,
         socket: SocketId,
-        header: Header,
+        header: PduHeader,
         data: &Bytes,
     ) {
         match header {
-            Header::ICReq(request) => {
+            PduHeader::ICReq(request) => {
                 let allowed = self.digests;
                 let response = IcResp {
                     pfv: 0,
@@ -252,15 +254,15 @@ impl ScriptedController {
                     data_digest: request.data_digest && allowed,
                     maxh2cdata: 16 << 10,
                 };
-                self.send(now, host, socket, &Header::ICResp(response), &[], 0);
+                self.send(now, host, socket, &PduHeader::ICResp(response), &[], 0);
                 let Some(conn) = self.conn(socket) else { return };
                 let IcResp { header_digest, data_digest, .. } = response;
-                conn.rules = Rules { header_digest, data_digest, ..conn.rules };
-                conn.send = Rules { header_digest, data_digest, plen_max: 1 << 24, pda: 0 };
+                conn.rules = PduRules { header_digest, data_digest, ..conn.rules };
+                conn.send = PduRules { header_digest, data_digest, plen_max: 1 << 24, pda: 0 };
             }
-            Header::CapsuleCmd(entry) => {
+            PduHeader::CapsuleCmd(entry) => {
                 assert_eq!(entry.len(), COMMAND_BYTES);
-                let command = Command::parse(&entry);
+                let command = NvmeCommand::parse(&entry);
                 assert!(command.has_sgl());
                 let expected = match command.sgl {
                     Sgl::InCapsule { offset: 0, len } => len as usize,
@@ -271,8 +273,8 @@ impl ScriptedController {
                     self.command(now, host, socket, command, data);
                 }
             }
-            Header::H2CData(at) => self.write_data(now, host, socket, at, data),
-            Header::H2CTermReq(fault) => self.terminated.push(fault),
+            PduHeader::H2CData(at) => self.write_data(now, host, socket, at, data),
+            PduHeader::H2CTermReq(fault) => self.terminated.push(fault),
             other => panic!("{other:?}"),
         }
     }
@@ -282,17 +284,17 @@ impl ScriptedController {
         now: Instant,
         host: &mut Host,
         socket: SocketId,
-        command: Command,
+        command: NvmeCommand,
         data: &Bytes,
     ) {
-        if let Some(fabrics) = Fabrics::of(&command) {
+        if let Some(fabrics) = FabricsCommand::from_command(&command) {
             return self.fabrics(now, host, socket, &command, fabrics);
         }
         let qid = self.conn(socket).and_then(|conn| conn.qid).expect("connected");
         if qid == 0 {
             return self.admin(now, host, socket, &command);
         }
-        self.log.push((qid, command.opcode, Blocks::of(&command).slba));
+        self.log.push((qid, command.opcode, NvmeBlockRange::from_command(&command).slba));
         match (self.script)(qid, &command) {
             ScriptAnswer::Good => self.execute(now, host, socket, command, data),
             ScriptAnswer::Keep => self.kept.push((socket, command, data.clone())),
@@ -322,10 +324,10 @@ impl ScriptedController {
         now: Instant,
         host: &mut Host,
         socket: SocketId,
-        command: Command,
+        command: NvmeCommand,
         data: &Bytes,
     ) {
-        let blocks = Blocks::of(&command);
+        let blocks = NvmeBlockRange::from_command(&command);
         let at = usize::try_from(blocks.slba << SHIFT).unwrap();
         let end = at + ((blocks.count as usize) << SHIFT);
         let (cid, len) = (command.cid, command.sgl.len());
@@ -333,31 +335,37 @@ impl ScriptedController {
             io::READ => {
                 assert_eq!(len as usize, end - at);
                 let data = self.disk[at..end].to_vec();
-                let header =
-                    DataHeader { cccid: cid, ttag: 0, offset: 0, len, last: true, success: true };
-                self.send(now, host, socket, &Header::C2HData(header), &data, 0);
+                let header = DataPduHeader {
+                    cccid: cid,
+                    ttag: 0,
+                    offset: 0,
+                    len,
+                    last: true,
+                    success: true,
+                };
+                self.send(now, host, socket, &PduHeader::C2HData(header), &data, 0);
             }
             io::WRITE if data.is_empty() => {
                 let Some(conn) = self.conn(socket) else { return };
                 conn.writes.insert(cid, (command, vec![0; len as usize]));
                 let r2t = R2t { cccid: cid, ttag: cid ^ 0x5555, offset: 0, len };
-                self.send(now, host, socket, &Header::R2T(r2t), &[], 0);
+                self.send(now, host, socket, &PduHeader::R2T(r2t), &[], 0);
             }
             io::WRITE => {
                 self.disk[at..end].copy_from_slice(data);
-                self.respond(now, host, socket, cid, 0, Status::SUCCESS);
+                self.respond(now, host, socket, cid, 0, NvmeStatus::SUCCESS);
             }
             io::COMPARE => {
                 let same = self.disk[at..end] == data[..];
-                let status = if same { Status::SUCCESS } else { Status::COMPARE_FAILURE };
+                let status = if same { NvmeStatus::SUCCESS } else { NvmeStatus::COMPARE_FAILURE };
                 self.respond(now, host, socket, cid, 0, status);
             }
             io::WRITE_ZEROES => {
                 self.disk[at..end].fill(0);
-                self.respond(now, host, socket, cid, 0, Status::SUCCESS);
+                self.respond(now, host, socket, cid, 0, NvmeStatus::SUCCESS);
             }
             io::FLUSH | io::DATASET_MANAGEMENT => {
-                self.respond(now, host, socket, cid, 0, Status::SUCCESS);
+                self.respond(now, host, socket, cid, 0, NvmeStatus::SUCCESS);
             }
             other => panic!("opcode {other:#x}"),
         }
@@ -368,7 +376,7 @@ impl ScriptedController {
         now: Instant,
         host: &mut Host,
         socket: SocketId,
-        at: DataHeader,
+        at: DataPduHeader,
         data: &Bytes,
     ) {
         assert!(at.len <= 16 << 10, "MAXH2CDATA");
@@ -380,10 +388,11 @@ impl ScriptedController {
         whole[from..from + data.len()].copy_from_slice(data);
         assert_eq!(at.last, at.end() as usize == whole.len());
         if at.last {
-            let start = usize::try_from(Blocks::of(command).slba << SHIFT).unwrap();
+            let start =
+                usize::try_from(NvmeBlockRange::from_command(command).slba << SHIFT).unwrap();
             let (_, whole) = conn.writes.remove(&at.cccid).unwrap();
             self.disk[start..start + whole.len()].copy_from_slice(&whole);
-            self.respond(now, host, socket, at.cccid, 0, Status::SUCCESS);
+            self.respond(now, host, socket, at.cccid, 0, NvmeStatus::SUCCESS);
         }
     }
 
@@ -392,25 +401,25 @@ impl ScriptedController {
         now: Instant,
         host: &mut Host,
         socket: SocketId,
-        command: &Command,
-        what: Fabrics,
+        command: &NvmeCommand,
+        what: FabricsCommand,
     ) {
-        let (mut result, mut status) = (0, Status::SUCCESS);
+        let (mut result, mut status) = (0, NvmeStatus::SUCCESS);
         match what {
-            Fabrics::Connect(connect) => {
+            FabricsCommand::Connect(connect) => {
                 let (dword0, how) = self.connect.to_completion();
                 (result, status) = (u64::from(dword0), how);
                 let Some(conn) = self.conn(socket) else { return };
                 assert_eq!(conn.qid, None, "once");
                 conn.qid = status.is_success().then_some(connect.qid);
             }
-            Fabrics::PropertyGet(get) => match get.offset {
+            FabricsCommand::PropertyGet(get) => match get.offset {
                 property::CAP => {
-                    let capabilities = Capabilities {
+                    let capabilities = ControllerCapabilities {
                         mqes: 127,
                         timeout: 4,
                         css: 1,
-                        ..Capabilities::from_value(0)
+                        ..ControllerCapabilities::from_value(0)
                     };
                     result = capabilities.to_value();
                 }
@@ -420,18 +429,18 @@ impl ScriptedController {
                 }
                 _ => result = u64::from(wire::nvme::fabrics::version::V1_4),
             },
-            Fabrics::PropertySet(_) => {}
+            FabricsCommand::PropertySet(_) => {}
             other => panic!("{other:?}"),
         }
         self.respond(now, host, socket, command.cid, result, status);
     }
 
-    fn page(&mut self, command: &Command) -> Vec<u8> {
+    fn page(&mut self, command: &NvmeCommand) -> Vec<u8> {
         let mut page = Box::new([0; identify::BYTES]);
-        let Identify { cns, .. } = Identify::of(command);
+        let IdentifyCommand { cns, .. } = IdentifyCommand::from_command(command);
         match cns {
             cns::CONTROLLER => {
-                let mut controller = Controller::parse(&page);
+                let mut controller = IdentifyController::parse(&page);
                 controller.mdts = 5;
                 controller.oncs = oncs::COMPARE | oncs::WRITE_ZEROES | oncs::DATASET_MANAGEMENT;
                 (controller.ioccsz, controller.acl, controller.aerl) = (self.ioccsz, 3, 3);
@@ -443,37 +452,37 @@ impl ScriptedController {
                 identify::write_namespaces(command.nsid, nsids, &mut page);
             }
             cns::NAMESPACE => {
-                let mut namespace = identify::Namespace::new(self.blocks, SHIFT);
+                let mut namespace = identify::IdentifyNamespace::new(self.blocks, SHIFT);
                 namespace.nguid = self.nguid;
                 namespace.write(&mut page);
             }
             cns::NAMESPACE_DESCRIPTORS => {
-                Descriptor::write_all(self.descriptors.as_deref().unwrap(), &mut page);
+                NamespaceDescriptor::write_all(self.descriptors.as_deref().unwrap(), &mut page);
             }
             other => panic!("CNS {other:#x}"),
         }
         page.to_vec()
     }
 
-    fn admin(&mut self, now: Instant, host: &mut Host, socket: SocketId, command: &Command) {
+    fn admin(&mut self, now: Instant, host: &mut Host, socket: SocketId, command: &NvmeCommand) {
         let cid = command.cid;
         let give = |target: &mut Self, host: &mut Host, data: Vec<u8>| {
             let len = u32::try_from(data.len()).unwrap();
             let header =
-                DataHeader { cccid: cid, ttag: 0, offset: 0, len, last: true, success: false };
-            target.send(now, host, socket, &Header::C2HData(header), &data, 0);
-            target.respond(now, host, socket, cid, 0, Status::SUCCESS);
+                DataPduHeader { cccid: cid, ttag: 0, offset: 0, len, last: true, success: false };
+            target.send(now, host, socket, &PduHeader::C2HData(header), &data, 0);
+            target.respond(now, host, socket, cid, 0, NvmeStatus::SUCCESS);
         };
         match command.opcode {
             admin::IDENTIFY
-                if Identify::of(command).cns == cns::NAMESPACE
+                if IdentifyCommand::from_command(command).cns == cns::NAMESPACE
                     && !self.nsids.contains(&command.nsid) =>
             {
-                let status = Status::INVALID_NAMESPACE.do_not_retry();
+                let status = NvmeStatus::INVALID_NAMESPACE.do_not_retry();
                 self.respond(now, host, socket, cid, 0, status);
             }
             admin::IDENTIFY
-                if Identify::of(command).cns == cns::NAMESPACE_DESCRIPTORS
+                if IdentifyCommand::from_command(command).cns == cns::NAMESPACE_DESCRIPTORS
                     && self.descriptors.is_err() =>
             {
                 let status = self.descriptors.clone().unwrap_err();
@@ -481,7 +490,7 @@ impl ScriptedController {
             }
             admin::IDENTIFY => {
                 let page = self.page(command);
-                let list = Identify::of(command).cns == cns::ACTIVE_NAMESPACES;
+                let list = IdentifyCommand::from_command(command).cns == cns::ACTIVE_NAMESPACES;
                 if let Some(next) = list.then(|| self.nsids_next.pop_front()).flatten() {
                     self.nsids = next;
                     self.event(now, host, AsyncEvent::NAMESPACE_CHANGED);
@@ -489,7 +498,7 @@ impl ScriptedController {
                 give(self, host, page);
             }
             admin::GET_LOG_PAGE => {
-                let page = GetLogPage::of(command);
+                let page = GetLogPage::from_command(command);
                 let from = usize::try_from(page.offset).unwrap();
                 if from == 0 && self.logs.len() > 1 && page.lid == 0x70 {
                     self.logs.pop_front();
@@ -499,19 +508,19 @@ impl ScriptedController {
                 give(self, host, log[from..end].to_vec());
             }
             admin::SET_FEATURES => {
-                self.respond(now, host, socket, cid, 0x0003_0003, Status::SUCCESS)
+                self.respond(now, host, socket, cid, 0x0003_0003, NvmeStatus::SUCCESS)
             }
             admin::ASYNC_EVENT => {
                 if let Some(conn) = self.conn(socket) {
                     conn.events.push_back(cid);
                 }
             }
-            admin::KEEP_ALIVE => self.respond(now, host, socket, cid, 0, Status::SUCCESS),
+            admin::KEEP_ALIVE => self.respond(now, host, socket, cid, 0, NvmeStatus::SUCCESS),
             other => {
                 self.admin_log.push(other);
                 if other == admin::ABORT {
                     // Dword 0 is 1: the command was not aborted.
-                    self.respond(now, host, socket, cid, 1, Status::SUCCESS);
+                    self.respond(now, host, socket, cid, 1, NvmeStatus::SUCCESS);
                 }
             }
         }
@@ -521,6 +530,6 @@ impl ScriptedController {
     pub(crate) fn event(&mut self, now: Instant, host: &mut Host, event: AsyncEvent) {
         let asked = self.conns.iter_mut().find_map(|c| Some((c.socket, c.events.pop_front()?)));
         let (socket, cid) = asked.expect("it was asked for");
-        self.respond(now, host, socket, cid, u64::from(event.to_value()), Status::SUCCESS);
+        self.respond(now, host, socket, cid, u64::from(event.to_value()), NvmeStatus::SUCCESS);
     }
 }

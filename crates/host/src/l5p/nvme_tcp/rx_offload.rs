@@ -13,7 +13,7 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
 use abi::aligned::AlignedBuf;
-use abi::l5o::{Direction, L5oCreate, L5oId, L5oState, ResyncRequest};
+use abi::l5o::{L5oCreate, L5oDirection, L5oId, L5oState, ResyncRequest};
 use abi::nvme_tcp::{DdpId, DdpSetup, DdpTeardownDone, NvmeTcpLimits, NvmeTcpState, TlsCarrier};
 use abi::{FlowId, Op, Refusal};
 use base::SeqNum;
@@ -88,9 +88,9 @@ impl NvmeRxOffload {
         let rx = from.map(|from| {
             let context = cx.out.new_context();
             let over = from.map(|from| TlsCarrier { skip, ..from.over });
-            let state = L5oState::NvmeTcp(NvmeTcpState { over, ..state });
+            let state = L5oState::NvmeTcp(NvmeTcpState { tls: over, ..state });
             let (tcpsn, direction) =
-                (from.map_or(next + skip, |from| from.seq), Direction::Receive(tuple));
+                (from.map_or(next + skip, |from| from.seq), L5oDirection::Receive(tuple));
             let create = L5oCreate { context, flow, direction, tcpsn, state };
             cx.out.ops.push_back(Op::L5oCreate(Box::new(create)));
             context

@@ -8,7 +8,7 @@ use abi::crypto::{CryptoProvider, NONCE_BYTES, Suite};
 use rustls::pki_types::ServerName;
 use zeroize::Zeroizing;
 
-pub use wire::tls::Version as TlsVersion;
+pub use wire::tls::TlsRecordVersion as TlsVersion;
 
 use super::secret::{SecretSender, TrafficSecret};
 

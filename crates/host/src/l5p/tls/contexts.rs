@@ -6,7 +6,7 @@
 
 use alloc::boxed::Box;
 
-use abi::l5o::{Direction, L5oCreate, L5oId, L5oState, ResyncRequest};
+use abi::l5o::{L5oCreate, L5oDirection, L5oId, L5oState, ResyncRequest};
 use abi::nvme_tcp::TlsCarrier;
 use abi::{Op, Refusal};
 
@@ -38,7 +38,7 @@ impl HostTlsSession {
             let create = L5oCreate {
                 context,
                 flow: conn.flow,
-                direction: Direction::Transmit,
+                direction: L5oDirection::Transmit,
                 tcpsn: conn.seq(end),
                 state: L5oState::Tls(open.tx.keys.state(open.tx.number)),
             };

@@ -58,8 +58,8 @@ pub use api::{TlsClient, TlsDirection, TlsKeys, TlsSecrets, TlsServer, TlsVersio
 use handshake::{HandshakeProgress, RustlsHandshake};
 use open_state::TlsOpenState;
 use receive::{CopiedRecord, FrontRecord, FrontRecordStatus};
-pub use record::Alert;
-use record::{Version, content};
+pub use record::TlsAlert;
+use record::{TlsRecordVersion, content};
 use rx_offload::TlsRxOffload;
 use stage::{TlsStage, TlsStageEvent};
 use tx_keys::TlsTxKeys;
@@ -343,7 +343,7 @@ impl HostTlsSession {
                 });
                 if let Err(alert) = handled {
                     let errors = &mut cx.out.counters.tls_decrypt_error;
-                    *errors += u64::from(alert == Alert::BadRecordMac);
+                    *errors += u64::from(alert == TlsAlert::BadRecordMac);
                     self.fail(conn, cx, alert);
                 }
             }
@@ -373,7 +373,7 @@ impl HostTlsSession {
                         self.enter_open_stage(conn, cx, open);
                     }
                     // There are no keys for which the peer would accept an alert.
-                    None => self.enter_failed(conn, cx, SocketError::Tls(Alert::InternalError)),
+                    None => self.enter_failed(conn, cx, SocketError::Tls(TlsAlert::InternalError)),
                 }
             }
             HandshakeProgress::Failed => {
@@ -432,20 +432,20 @@ impl HostTlsSession {
         cx: &mut TcpEnv<'_>,
         kind: u8,
         text: Bytes,
-    ) -> Result<(), Alert> {
+    ) -> Result<(), TlsAlert> {
         let Some(open) = self.stage.open_mut() else {
             internal_error!(cx.out.counters.internal_errors, "content before the keys");
             return Ok(());
         };
         // RFC 8446 section 5.1: handshake messages are not interleaved with other records.
         if kind != content::HANDSHAKE && !open.message.is_empty() {
-            return Err(Alert::UnexpectedMessage);
+            return Err(TlsAlert::UnexpectedMessage);
         }
         match kind {
             content::APPLICATION_DATA if text.is_empty() => {
                 open.empty_records += 1;
                 if open.empty_records > EMPTY_RECORDS_MAX {
-                    return Err(Alert::UnexpectedMessage);
+                    return Err(TlsAlert::UnexpectedMessage);
                 }
             }
             content::APPLICATION_DATA => {
@@ -457,7 +457,7 @@ impl HostTlsSession {
             }
             content::ALERT => self.handle_alert(conn, cx, &text)?,
             content::HANDSHAKE => self.handle_messages(conn, cx, &text)?,
-            _ => return Err(Alert::UnexpectedMessage),
+            _ => return Err(TlsAlert::UnexpectedMessage),
         }
         Ok(())
     }
@@ -468,7 +468,7 @@ impl HostTlsSession {
         conn: &mut L5pConnection,
         cx: &mut TcpEnv<'_>,
         text: &[u8],
-    ) -> Result<(), Alert> {
+    ) -> Result<(), TlsAlert> {
         let Some(open) = self.stage.open_mut() else {
             internal_error!(cx.out.counters.internal_errors, "content before the keys");
             return Ok(());
@@ -476,7 +476,7 @@ impl HostTlsSession {
         open.message.extend_from_slice(text);
         let changes = open.handle_messages(&*self.crypto, cx)?;
         if changes.no_renegotiation {
-            open.write(conn, content::ALERT, &[1, Alert::NoRenegotiation as u8]);
+            open.write(conn, content::ALERT, &[1, TlsAlert::NoRenegotiation as u8]);
         }
         // One answer is enough for several requests, before the next data (RFC 8446 section 4.6.3).
         // Otherwise a peer could request answers without acknowledging them, and make the host
@@ -500,10 +500,10 @@ impl HostTlsSession {
         conn: &mut L5pConnection,
         cx: &mut TcpEnv<'_>,
         text: &[u8],
-    ) -> Result<(), Alert> {
+    ) -> Result<(), TlsAlert> {
         const WARNING: u8 = 1;
         const USER_CANCELED: u8 = 90;
-        let &[level, code] = text else { return Err(Alert::DecodeError) };
+        let &[level, code] = text else { return Err(TlsAlert::DecodeError) };
         match code {
             0 => {
                 self.enter(&mut cx.out.counters, TlsStageEvent::CloseNotify);
@@ -521,11 +521,11 @@ impl HostTlsSession {
     }
 
     fn is_12(&self) -> bool {
-        self.stage.open().is_some_and(|open| open.version == Version::Tls12)
+        self.stage.open().is_some_and(|open| open.version == TlsRecordVersion::Tls12)
     }
 
     /// Sends a fatal alert and fails.
-    fn fail(&mut self, conn: &mut L5pConnection, cx: &mut TcpEnv<'_>, alert: Alert) {
+    fn fail(&mut self, conn: &mut L5pConnection, cx: &mut TcpEnv<'_>, alert: TlsAlert) {
         let counters = &mut cx.out.counters;
         match &mut self.stage {
             TlsStage::Open(open) | TlsStage::PeerClosed(open) => {

@@ -16,7 +16,7 @@ use rustls::kernel::KernelConnection;
 use rustls::server::ServerConnectionData;
 use rustls::{ConnectionTrafficSecrets, ExtractedSecrets, ProtocolVersion, SupportedCipherSuite};
 
-use super::record::{Alert, CONTENT_BYTES_MAX, TlsRecordKeys, Version, content};
+use super::record::{CONTENT_BYTES_MAX, TlsAlert, TlsRecordKeys, TlsRecordVersion, content};
 use super::secret::{SecretSender, TrafficSecret};
 use super::{TlsDirection, TlsKeys};
 use crate::l5p::L5pConnection;
@@ -63,7 +63,11 @@ pub(crate) struct TrafficSecretPair {
 
 impl NextKeySource {
     /// Returns the peer's next key.
-    fn update_rx(&mut self, crypto: &dyn CryptoProvider, version: Version) -> Option<TlsHalfState> {
+    fn update_rx(
+        &mut self,
+        crypto: &dyn CryptoProvider,
+        version: TlsRecordVersion,
+    ) -> Option<TlsHalfState> {
         let secrets = match self {
             Self::Server(kernel) => kernel.update_rx_secret(),
             Self::Client(kernel) => kernel.update_rx_secret(),
@@ -74,7 +78,11 @@ impl NextKeySource {
     }
 
     /// Returns our next key.
-    fn update_tx(&mut self, crypto: &dyn CryptoProvider, version: Version) -> Option<TlsHalfState> {
+    fn update_tx(
+        &mut self,
+        crypto: &dyn CryptoProvider,
+        version: TlsRecordVersion,
+    ) -> Option<TlsHalfState> {
         let secrets = match self {
             Self::Server(kernel) => kernel.update_tx_secret(),
             Self::Client(kernel) => kernel.update_tx_secret(),
@@ -85,15 +93,15 @@ impl NextKeySource {
     }
 
     /// Returns the version, and the number of records that one key may encrypt.
-    fn limits(&self) -> Option<(Version, u64)> {
+    fn limits(&self) -> Option<(TlsRecordVersion, u64)> {
         let (version, suite) = match self {
             Self::Server(k) => (k.protocol_version(), k.negotiated_cipher_suite()),
             Self::Client(k) => (k.protocol_version(), k.negotiated_cipher_suite()),
             Self::Secrets(_) | Self::Attached => return None,
         };
         let version = match version {
-            ProtocolVersion::TLSv1_2 => Version::Tls12,
-            ProtocolVersion::TLSv1_3 => Version::Tls13,
+            ProtocolVersion::TLSv1_2 => TlsRecordVersion::Tls12,
+            ProtocolVersion::TLSv1_3 => TlsRecordVersion::Tls13,
             _ => return None,
         };
         let common = match suite {
@@ -113,7 +121,7 @@ pub(super) struct TlsHalfState {
 impl TlsHalfState {
     fn of_secrets(
         crypto: &dyn CryptoProvider,
-        version: Version,
+        version: TlsRecordVersion,
         (number, secrets): &(u64, ConnectionTrafficSecrets),
     ) -> Option<Self> {
         Some(Self {
@@ -124,7 +132,7 @@ impl TlsHalfState {
 
     fn of_direction(
         crypto: &dyn CryptoProvider,
-        version: Version,
+        version: TlsRecordVersion,
         suite: Suite,
         direction: &TlsDirection,
     ) -> Option<Self> {
@@ -136,7 +144,12 @@ impl TlsHalfState {
     /// Replaces a secret by the next one, and returns its keys.
     fn updated(crypto: &dyn CryptoProvider, secret: &mut TrafficSecret) -> Option<Self> {
         secret.update()?;
-        Self::of_direction(crypto, Version::Tls13, secret.suite, &TlsDirection::of_secret(secret)?)
+        Self::of_direction(
+            crypto,
+            TlsRecordVersion::Tls13,
+            secret.suite,
+            &TlsDirection::of_secret(secret)?,
+        )
     }
 
     /// Appends an encrypted record to `out`; nothing if the record numbers are exhausted (RFC 8446
@@ -152,8 +165,8 @@ impl TlsHalfState {
     ///
     /// # Errors
     /// The record numbers are exhausted (RFC 8446 section 5.3).
-    pub(super) fn advance(&mut self) -> Result<(), Alert> {
-        self.number = self.number.checked_add(1).ok_or(Alert::InternalError)?;
+    pub(super) fn advance(&mut self) -> Result<(), TlsAlert> {
+        self.number = self.number.checked_add(1).ok_or(TlsAlert::InternalError)?;
         Ok(())
     }
 }
@@ -163,7 +176,7 @@ pub(super) struct TlsOpenState {
     pub(super) tx: TlsHalfState,
     pub(super) rx: TlsHalfState,
     kernel: NextKeySource,
-    pub(super) version: Version,
+    pub(super) version: TlsRecordVersion,
     /// Records that one key may encrypt: RFC 8446 section 5.5.
     tx_limit: u64,
     /// Received part of an incomplete handshake message.
@@ -248,7 +261,7 @@ impl TlsOpenState {
 
     /// Returns whether our key can be changed.
     pub(super) fn can_rekey(&self) -> bool {
-        self.version == Version::Tls13 && !matches!(self.kernel, NextKeySource::Attached)
+        self.version == TlsRecordVersion::Tls13 && !matches!(self.kernel, NextKeySource::Attached)
     }
 
     /// Appends a record to the send stream, encrypted by the host.
@@ -273,57 +286,61 @@ impl TlsOpenState {
         &mut self,
         crypto: &dyn CryptoProvider,
         cx: &mut TcpEnv<'_>,
-    ) -> Result<PostHandshakeEffects, Alert> {
+    ) -> Result<PostHandshakeEffects, TlsAlert> {
         let mut changes = PostHandshakeEffects::default();
         while let Some(&[kind, high, middle, low]) = self.message.first_chunk::<4>() {
             let len = u32::from_be_bytes([0, high, middle, low]) as usize;
             if len > CONTENT_BYTES_MAX {
-                return Err(Alert::DecodeError);
+                return Err(TlsAlert::DecodeError);
             }
             let Some(body) = self.message.get(4..4 + len) else { break };
             self.messages += 1;
             if self.messages > MESSAGES_MAX {
-                return Err(Alert::UnexpectedMessage);
+                return Err(TlsAlert::UnexpectedMessage);
             }
             match (self.version, kind, &mut self.kernel) {
-                (Version::Tls13, KEY_UPDATE, _) => {
+                (TlsRecordVersion::Tls13, KEY_UPDATE, _) => {
                     changes.tx_wanted = match body {
                         [0] => false,
                         [1] => true,
-                        _ => return Err(Alert::DecodeError),
+                        _ => return Err(TlsAlert::DecodeError),
                     };
                     // RFC 8446 section 5.1: no message follows KeyUpdate under the old key.
                     if self.message.len() != 4 + len {
-                        return Err(Alert::UnexpectedMessage);
+                        return Err(TlsAlert::UnexpectedMessage);
                     }
                     self.update_rx(crypto, cx)?;
                     changes.rx = true;
                 }
-                (Version::Tls13, NEW_SESSION_TICKET, NextKeySource::Client(kernel)) => {
+                (TlsRecordVersion::Tls13, NEW_SESSION_TICKET, NextKeySource::Client(kernel)) => {
                     // A ticket that cannot be stored is no reason to fail.
                     let _ = kernel.handle_new_session_ticket(body);
                 }
                 // Without a ticket store the ticket is ignored, as RFC 8446 section 4.6.1 permits.
-                (Version::Tls13, NEW_SESSION_TICKET, NextKeySource::Secrets(secrets))
+                (TlsRecordVersion::Tls13, NEW_SESSION_TICKET, NextKeySource::Secrets(secrets))
                     if secrets.tx.sender == SecretSender::Client => {}
-                (Version::Tls12, CLIENT_HELLO, NextKeySource::Server(_))
-                | (Version::Tls12, HELLO_REQUEST, NextKeySource::Client(_)) => {
+                (TlsRecordVersion::Tls12, CLIENT_HELLO, NextKeySource::Server(_))
+                | (TlsRecordVersion::Tls12, HELLO_REQUEST, NextKeySource::Client(_)) => {
                     changes.no_renegotiation = true;
                 }
-                _ => return Err(Alert::UnexpectedMessage),
+                _ => return Err(TlsAlert::UnexpectedMessage),
             }
             self.message.drain(..4 + len);
         }
         Ok(changes)
     }
 
-    fn update_rx(&mut self, crypto: &dyn CryptoProvider, cx: &mut TcpEnv<'_>) -> Result<(), Alert> {
+    fn update_rx(
+        &mut self,
+        crypto: &dyn CryptoProvider,
+        cx: &mut TcpEnv<'_>,
+    ) -> Result<(), TlsAlert> {
         cx.out.counters.tls_rx_rekey_received += 1;
         if matches!(self.kernel, NextKeySource::Attached) {
-            return Err(Alert::UnexpectedMessage);
+            return Err(TlsAlert::UnexpectedMessage);
         }
         let next = self.kernel.update_rx(crypto, self.version);
-        self.rx = next.ok_or(Alert::InternalError)?;
+        self.rx = next.ok_or(TlsAlert::InternalError)?;
         cx.out.counters.tls_rx_rekey_ok += 1;
         Ok(())
     }

@@ -11,9 +11,9 @@ use alloc::vec::Vec;
 
 use abi::crypto::TAG_BYTES;
 use bytes::Bytes;
-use wire::tls::Framing;
+use wire::tls::TlsFraming;
 
-use super::record::{Alert, HEADER_BYTES, RECORD_BYTES_MAX, Version, content};
+use super::record::{HEADER_BYTES, RECORD_BYTES_MAX, TlsAlert, TlsRecordVersion, content};
 use super::rx_offload::RecordBoundary;
 use super::stage::{TlsStage, TlsStageEvent};
 use super::{DECRYPTED_BYTES_MAX, HostTlsSession};
@@ -191,7 +191,7 @@ impl HostTlsSession {
         let front = framing.full_header_len();
         let ends = kind == content::ALERT && content == ALERT_BYTES && {
             let mut alert = [0; ALERT_BYTES];
-            rcv.copy_to(front, &mut alert) && alert[1] == Alert::CloseNotify as u8
+            rcv.copy_to(front, &mut alert) && alert[1] == TlsAlert::CloseNotify as u8
         };
         if data_only && !is_data && !ends {
             return FrontRecordStatus::Wait;
@@ -328,16 +328,16 @@ impl HostTlsSession {
 }
 
 /// Returns the number of bytes that are missing from a partial record, or from its header.
-fn missing(copied: &[u8]) -> Result<usize, Alert> {
+fn missing(copied: &[u8]) -> Result<usize, TlsAlert> {
     let have = copied.len();
     let Some(&[kind, _, _, high, low]) = copied.first_chunk::<HEADER_BYTES>() else {
         return Ok(HEADER_BYTES - have);
     };
     let len = usize::from(u16::from_be_bytes([high, low]));
     if !(20..=24).contains(&kind) {
-        Err(Alert::UnexpectedMessage)
+        Err(TlsAlert::UnexpectedMessage)
     } else if len > RECORD_BYTES_MAX {
-        Err(Alert::RecordOverflow)
+        Err(TlsAlert::RecordOverflow)
     } else {
         Ok(HEADER_BYTES + len - have)
     }
@@ -368,15 +368,15 @@ fn discard(rcv: &mut TcpReceiveState, out: &mut Outbox, mut bytes: usize) {
 /// padding is too long, or the record must be rejected.
 fn content_of(
     rcv: &TcpReceiveState,
-    framing: Framing,
+    framing: TlsFraming,
     outer: u8,
     len: usize,
 ) -> Option<(u8, usize)> {
     let text_end = len.checked_sub(TAG_BYTES)?;
     let text = text_end.checked_sub(framing.full_header_len())?;
     let (kind, content) = match framing.version {
-        Version::Tls12 => (outer, text),
-        Version::Tls13 => {
+        TlsRecordVersion::Tls12 => (outer, text),
+        TlsRecordVersion::Tls13 => {
             // RFC 8446 section 5.4: the content type precedes the zero padding at the end.
             let mut last = [0; PADDING_MAX];
             let look = text.min(PADDING_MAX);

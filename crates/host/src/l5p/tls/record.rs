@@ -13,14 +13,16 @@ use core::ops::Range;
 use abi::crypto::{Aead, CryptoProvider, NONCE_BYTES, Suite, TAG_BYTES};
 use abi::l5o::{TlsState, framing};
 use rustls::ConnectionTrafficSecrets;
-pub(crate) use wire::tls::{CONTENT_BYTES_MAX, HEADER_BYTES, RECORD_BYTES_MAX, Version, content};
-use wire::tls::{Framing, RECORD_BYTES_MAX_13};
+pub(crate) use wire::tls::{
+    CONTENT_BYTES_MAX, HEADER_BYTES, RECORD_BYTES_MAX, TlsRecordVersion, content,
+};
+use wire::tls::{RECORD_BYTES_MAX_13, TlsFraming};
 use zeroize::Zeroizing;
 
 /// Alerts that the host sends: RFC 8446 section 6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum Alert {
+pub enum TlsAlert {
     /// Our direction is closed.
     CloseNotify = 0,
     /// A record or message that is not allowed now.
@@ -43,7 +45,7 @@ pub enum Alert {
 pub(crate) struct TlsRecordKeys {
     aead: Box<dyn Aead>,
     pub(crate) suite: Suite,
-    pub(crate) framing: Framing,
+    pub(crate) framing: TlsFraming,
     key: Zeroizing<[u8; 32]>,
     iv: [u8; NONCE_BYTES],
 }
@@ -58,7 +60,7 @@ impl TlsRecordKeys {
     /// Creates the keys that a handshake negotiated; `None` if the suite is not supported.
     pub(crate) fn of_secrets(
         crypto: &dyn CryptoProvider,
-        version: Version,
+        version: TlsRecordVersion,
         secrets: &ConnectionTrafficSecrets,
     ) -> Option<Self> {
         let (suite, key, iv) = match secrets {
@@ -75,7 +77,7 @@ impl TlsRecordKeys {
     /// Creates keys; `None` if `key` does not have the suite's length.
     pub(crate) fn new(
         crypto: &dyn CryptoProvider,
-        version: Version,
+        version: TlsRecordVersion,
         suite: Suite,
         key: &[u8],
         iv: [u8; NONCE_BYTES],
@@ -102,7 +104,7 @@ impl TlsRecordKeys {
     pub(crate) fn seal(&self, number: u64, kind: u8, text: &[u8], out: &mut Vec<u8>) {
         debug_assert!(text.len() <= CONTENT_BYTES_MAX, "callers cut");
         let nonce = self.framing.nonce(&self.iv, number);
-        let mut front = [0; Framing::FULL_HEADER_BYTES_MAX];
+        let mut front = [0; TlsFraming::FULL_HEADER_BYTES_MAX];
         let front_len = self.framing.write_full_header(kind, text.len(), &nonce, &mut front);
         out.extend_from_slice(&front[..front_len]);
         let start = out.len();
@@ -120,49 +122,57 @@ impl TlsRecordKeys {
     ///
     /// # Errors
     /// The alert that RFC 8446 section 5.2 or RFC 5246 section 7.2.2 requires.
-    pub(crate) fn open(&self, number: u64, record: &mut [u8]) -> Result<(u8, Range<usize>), Alert> {
+    pub(crate) fn open(
+        &self,
+        number: u64,
+        record: &mut [u8],
+    ) -> Result<(u8, Range<usize>), TlsAlert> {
         let kind = self.check(record)?;
         let front_len = self.framing.full_header_len();
-        let mut front = [0; Framing::FULL_HEADER_BYTES_MAX];
+        let mut front = [0; TlsFraming::FULL_HEADER_BYTES_MAX];
         front[..front_len].copy_from_slice(&record[..front_len]);
         let nonce = self.framing.received_nonce(&self.iv, number, &front);
         let sealed = &mut record[front_len..];
         let (mut aad, aad_len) = self.framing.aad(number, kind, sealed.len() - TAG_BYTES);
-        if self.framing.version == Version::Tls13 {
+        if self.framing.version == TlsRecordVersion::Tls13 {
             // The header as received: a modified version must fail authentication.
             aad[..HEADER_BYTES].copy_from_slice(&front[..HEADER_BYTES]);
         }
         let opened = self.aead.open(&nonce, &aad[..aad_len], sealed);
-        let len = opened.map_err(|_| Alert::BadRecordMac)?;
+        let len = opened.map_err(|_| TlsAlert::BadRecordMac)?;
         let (kind, end) = match self.framing.version {
-            Version::Tls12 => (kind, len),
-            Version::Tls13 => {
+            TlsRecordVersion::Tls12 => (kind, len),
+            TlsRecordVersion::Tls13 => {
                 // RFC 8446 section 5.4: the content type precedes the zero padding at the end.
                 let last = sealed[..len].iter().rposition(|&byte| byte != 0);
-                let last = last.ok_or(Alert::UnexpectedMessage)?;
+                let last = last.ok_or(TlsAlert::UnexpectedMessage)?;
                 (sealed[last], last)
             }
         };
         if end > CONTENT_BYTES_MAX {
-            return Err(Alert::RecordOverflow);
+            return Err(TlsAlert::RecordOverflow);
         }
         Ok((kind, front_len..front_len + end))
     }
 
     /// Checks the header, and returns the outer content type.
-    fn check(&self, record: &[u8]) -> Result<u8, Alert> {
+    fn check(&self, record: &[u8]) -> Result<u8, TlsAlert> {
         let kind = record[0];
         let sealed = record.len() - HEADER_BYTES;
         match self.framing.version {
-            Version::Tls13 if kind != content::APPLICATION_DATA => {
-                return Err(Alert::UnexpectedMessage);
+            TlsRecordVersion::Tls13 if kind != content::APPLICATION_DATA => {
+                return Err(TlsAlert::UnexpectedMessage);
             }
-            Version::Tls13 if sealed > RECORD_BYTES_MAX_13 => return Err(Alert::RecordOverflow),
-            Version::Tls12 if record[1..3] != [3, 3] => return Err(Alert::ProtocolVersion),
+            TlsRecordVersion::Tls13 if sealed > RECORD_BYTES_MAX_13 => {
+                return Err(TlsAlert::RecordOverflow);
+            }
+            TlsRecordVersion::Tls12 if record[1..3] != [3, 3] => {
+                return Err(TlsAlert::ProtocolVersion);
+            }
             _ => {}
         }
         if sealed < self.framing.full_header_len() - HEADER_BYTES + TAG_BYTES {
-            return Err(Alert::BadRecordMac);
+            return Err(TlsAlert::BadRecordMac);
         }
         Ok(kind)
     }
@@ -170,7 +180,7 @@ impl TlsRecordKeys {
     /// Encrypts again what a device decrypted as part of record `number`: `bytes`, which begin at
     /// `offset` of the encrypted text. Applying the keystream again reverts the decryption.
     pub(crate) fn restore(&self, number: u64, explicit: [u8; 8], offset: u64, bytes: &mut [u8]) {
-        let mut front = [0; Framing::FULL_HEADER_BYTES_MAX];
+        let mut front = [0; TlsFraming::FULL_HEADER_BYTES_MAX];
         front[HEADER_BYTES..].copy_from_slice(&explicit);
         let nonce = self.framing.received_nonce(&self.iv, number, &front);
         self.aead.apply_keystream(&nonce, offset, bytes);

@@ -12,7 +12,7 @@ use alloc::sync::Arc;
 use core::ops::Range;
 
 use abi::crypto::TAG_BYTES;
-use abi::l5o::{Direction, L5oCreate, L5oDecrypted, L5oId, L5oState, ResyncMode, ResyncRequest};
+use abi::l5o::{L5oCreate, L5oDecrypted, L5oDirection, L5oId, L5oState, ResyncMode, ResyncRequest};
 use abi::{Op, Refusal};
 use base::SeqNum;
 use wire::tls::{HEADER_BYTES, TlsRecordHeader};
@@ -143,7 +143,7 @@ impl TlsRxOffload {
         let create = L5oCreate {
             context,
             flow: conn.flow,
-            direction: Direction::Receive(conn.tuple),
+            direction: L5oDirection::Receive(conn.tuple),
             tcpsn: conn.rcv.seq(next.position),
             state: L5oState::Tls(self.keys.state(next.number)),
         };

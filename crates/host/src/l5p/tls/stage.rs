@@ -8,7 +8,7 @@ use alloc::boxed::Box;
 
 use super::handshake::RustlsHandshake;
 use super::open_state::TlsOpenState;
-use super::record::Alert;
+use super::record::TlsAlert;
 use crate::api::SocketError;
 
 /// Stage of a session; each but the last may fail.
@@ -52,7 +52,7 @@ impl TlsStage {
     /// Stage of a session that could not begin, or received an event that its stage does not
     /// handle.
     pub(super) const BROKEN: Self =
-        Self::Failed { error: SocketError::Tls(Alert::InternalError), peer_closed: false };
+        Self::Failed { error: SocketError::Tls(TlsAlert::InternalError), peer_closed: false };
 
     /// Returns the stage that an event leads to; `None` if the stage does not handle the event.
     pub(super) fn next(self, event: TlsStageEvent) -> Option<Self> {

@@ -11,7 +11,7 @@ use base::internal_error;
 use bytes::Bytes;
 use wire::tls::TlsRecordRun;
 
-use super::record::{Alert, CONTENT_BYTES_MAX, content};
+use super::record::{CONTENT_BYTES_MAX, TlsAlert, content};
 use super::stage::TlsStage;
 use super::tx_keys::RecordRun;
 use super::{HostTlsSession, TlsQueuedData};
@@ -137,7 +137,7 @@ impl HostTlsSession {
             let used_up = open.tx_left() < records && open.tx.number > 0;
             if used_up || open.update_wanted && records > 0 {
                 if !self.rekey(conn, cx) {
-                    self.fail(conn, cx, Alert::InternalError);
+                    self.fail(conn, cx, TlsAlert::InternalError);
                 }
                 continue;
             }
@@ -176,7 +176,7 @@ impl HostTlsSession {
                 TlsQueuedData::Pdu(_) => self.transmit_pdu(conn, cx),
                 TlsQueuedData::End => {
                     self.queue.pop_front();
-                    open.write(conn, content::ALERT, &[1, Alert::CloseNotify as u8]);
+                    open.write(conn, content::ALERT, &[1, TlsAlert::CloseNotify as u8]);
                     conn.shutdown();
                 }
             }
@@ -314,13 +314,13 @@ impl HostTlsSession {
                     cx.files.release(cx.out, file, offset, len, false);
                 }
             }
-            return self.fail(conn, cx, Alert::InternalError);
+            return self.fail(conn, cx, TlsAlert::InternalError);
         }
         for (source, len) in unsent.content {
             self.write(conn, &mut cx.out.counters, TxContent::Plain(source), len);
         }
         if let (true, Some(open)) = (ended, self.stage.open_mut()) {
-            let end = open.seal(content::ALERT, &[1, Alert::CloseNotify as u8]);
+            let end = open.seal(content::ALERT, &[1, TlsAlert::CloseNotify as u8]);
             conn.snd.spans.push_memory(end);
         }
     }

@@ -7,13 +7,13 @@
 
 use std::hint::black_box;
 
-use abi::port::RxFrame;
+use abi::link::RxFrame;
 use abi::{Checksum, Event, Op};
 use base::{Duration, Prng, SeqNum};
-use host::{Cidr, Config, Host, Listen, ListenerOption};
+use host::{Cidr, Host, HostConfig, ListenConfig, ListenerOption};
 use io::clock::{MonotonicClock, cycles};
 use nic::{Device, DeviceConfig};
-use wire::tcp::{Flags, Segment};
+use wire::tcp::{TcpFlags, TcpHeader};
 use wire::{Endpoint, Tuple};
 
 use super::{BATCH, LOCAL_MAC, NOW, TUPLES, WIRE, frame, memory, per_unit, segment, syn, tuple};
@@ -74,7 +74,7 @@ pub(super) fn costs(time: Duration) -> Result<Vec<FloodCost>, Failure> {
         let ack = |number: u32| SeqNum(number & 0x07ff_ffff | 2 << 27);
         let mut one = |i| {
             let (seq, ack) = (SeqNum(prng.next_u32()), ack(prng.next_u32()));
-            frame(&tuple(4, from + i % (to - from)), &segment(Flags::ACK, seq, ack, 1), b"")
+            frame(&tuple(4, from + i % (to - from)), &segment(TcpFlags::ACK, seq, ack, 1), b"")
         };
         (0..TUPLES).map(&mut one).collect()
     };
@@ -83,7 +83,7 @@ pub(super) fn costs(time: Duration) -> Result<Vec<FloodCost>, Failure> {
     let mut resets = |count: u16| -> Vec<Vec<u8>> {
         let mut reset = |i| {
             let seq = SeqNum(prng.next_u32());
-            let segment = Segment { seq, flags: Flags::RST, ..Segment::default() };
+            let segment = TcpHeader { seq, flags: TcpFlags::RST, ..TcpHeader::default() };
             frame(&tuple(4, i % count), &segment, b"")
         };
         (0..TUPLES).map(&mut reset).collect()
@@ -127,9 +127,9 @@ impl FloodTarget {
         config.file = None;
         let device = Device::new(config, WIRE);
         let addrs = vec![Cidr { addr: tuple(4, 0).local.addr, prefix_len: 16 }];
-        let config = Config { addrs, ..Config::default() };
+        let config = HostConfig { addrs, ..HostConfig::default() };
         let mut host = Host::new(config, &device.capabilities(), 1);
-        let listener = host.listen(Listen { addr: None, port: 80, backlog });
+        let listener = host.listen(ListenConfig { addr: None, port: 80, backlog });
         if let Ok(listener) = listener {
             host.set_listener_option(listener, ListenerOption::SetupOffload(set_up));
         }
@@ -150,10 +150,10 @@ impl FloodTarget {
     fn with_connections(mut self) -> Result<Self, Failure> {
         for i in 0..AIMS {
             let answer = self.exchange(&frame(&tuple(4, i), &syn(), b""));
-            let answer = answer.first().and_then(|bytes| Segment::parse(bytes.get(34..)?).ok());
+            let answer = answer.first().and_then(|bytes| TcpHeader::parse(bytes.get(34..)?).ok());
             let Some((answer, _)) = answer else { continue };
             let echo = answer.options.timestamps.map_or(0, |ts| ts.value);
-            let ack = segment(Flags::ACK, answer.ack, answer.seq + 1, echo);
+            let ack = segment(TcpFlags::ACK, answer.ack, answer.seq + 1, echo);
             self.exchange(&frame(&tuple(4, i), &ack, b""));
             while self.host.poll_notice().is_some() {}
         }
@@ -182,7 +182,7 @@ impl FloodTarget {
         let ops = std::mem::take(&mut self.ops);
         ops.into_iter().for_each(|op| self.device.handle_op(NOW, 0, op));
         let frames = std::iter::from_fn(|| self.device.poll_frame(NOW));
-        let bytes = |frame: abi::port::TxFrame| {
+        let bytes = |frame: abi::link::TxFrame| {
             let mut bytes = vec![0; frame.len()];
             frame.copy_to(&mut bytes);
             bytes

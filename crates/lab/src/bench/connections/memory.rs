@@ -3,14 +3,14 @@
 
 use abi::splice::{Splice, SpliceId, SpliceSide, SpliceTimestamps};
 use abi::teardown::{ClosingState, LateData, Teardown};
-use abi::{FlowId, Header, Op, TransmitPart, TsvalPosition};
+use abi::{FlowId, Op, PacketHeader, TransmitPart, TsvalPosition};
 use base::{Duration, SeqNum};
 use bytes::Bytes;
 use io::heap::allocated_bytes;
 use nic::{Device, DeviceConfig};
-use wire::emit::{IpHeader, Link, tcp_template};
+use wire::emit::{EthernetAddrs, IpHeader, tcp_template};
 use wire::frame::protocol;
-use wire::tcp::Flags;
+use wire::tcp::TcpFlags;
 use wire::{Endpoint, Tuple};
 
 use super::{LOCAL_MAC, NOW, PAYLOAD, PEER_MAC, WIRE, segment};
@@ -47,7 +47,7 @@ fn teardown(i: u32) -> Teardown {
     let tuple = tuple(80, i);
     let (source, destination) = (tuple.local.port, tuple.remote.port);
     let segment =
-        wire::tcp::Segment { source, destination, ..segment(Flags::ACK, seq, SeqNum(1), 1) };
+        wire::tcp::TcpHeader { source, destination, ..segment(TcpFlags::ACK, seq, SeqNum(1), 1) };
     let ip = IpHeader {
         source: tuple.local.addr,
         destination: tuple.remote.addr,
@@ -56,8 +56,8 @@ fn teardown(i: u32) -> Teardown {
         hop_limit: 64,
     };
     let l4 = 14 + ip.len();
-    let mut header = Header::zeroed(l4 + segment.header_len(), 14, l4).expect("66 bytes");
-    let link = Link { source: LOCAL_MAC, destination: PEER_MAC };
+    let mut header = PacketHeader::zeroed(l4 + segment.header_len(), 14, l4).expect("66 bytes");
+    let link = EthernetAddrs { source: LOCAL_MAC, destination: PEER_MAC };
     let tsval_at = tcp_template(&link, &ip, &segment, header.as_mut_slice());
     let offset = tsval_at.and_then(|at| u8::try_from(at).ok());
     Teardown {

@@ -11,7 +11,7 @@ mod memory;
 
 use std::hint::black_box;
 
-use abi::port::{RxFrame, WireCaps};
+use abi::link::{LinkCaps, RxFrame};
 use abi::setup::{ListenId, SetupListen};
 use abi::{Checksum, Event, Op};
 use base::{Duration, Instant, Prng, SeqNum};
@@ -19,9 +19,9 @@ use clap::Args;
 use io::clock::{MonotonicClock, cycles};
 use io::heap::allocated_bytes;
 use nic::{Device, DeviceConfig};
-use wire::emit::Link;
-use wire::segment::tcp_packet_of;
-use wire::tcp::{Flags, Segment, Timestamps};
+use wire::emit::EthernetAddrs;
+use wire::segment::tcp_packet_from_peer;
+use wire::tcp::{TcpFlags, TcpHeader, TcpTimestamps};
 use wire::{Endpoint, Tuple};
 
 use super::experiment::{BenchReport, Benchmark, Fields, median};
@@ -31,8 +31,8 @@ use cli::Failure;
 const LOCAL_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const PEER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 /// A link without any offload.
-const WIRE: WireCaps =
-    WireCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: 1500 };
+const WIRE: LinkCaps =
+    LinkCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: 1500 };
 /// Time on the device's clock. It stands still, so that cookies made earlier remain valid.
 const NOW: Instant = Instant::from_millis(100_000);
 /// Number of peers.
@@ -120,7 +120,7 @@ fn set_up(version: u8, time: Duration) -> Result<Vec<(&'static str, ConnSetupFig
             let mut tuple = tuple(version, i);
             tuple.local.port = port;
             let ack = SeqNum(number().0 & 0x07ff_ffff | 2 << 27);
-            frame(&tuple, &segment(Flags::ACK, number(), ack, 1), b"")
+            frame(&tuple, &segment(TcpFlags::ACK, number(), ack, 1), b"")
         };
         (0..TUPLES).map(forged).collect()
     };
@@ -148,9 +148,9 @@ fn set_up_memory() -> Result<usize, Failure> {
     let mut device = listening();
     let frames = |i: u32| {
         let tuple = tuple(4, u16::try_from(i % 60_000).unwrap_or(0));
-        let (syn, ack) = (Flags::SYN, SeqNum(i.wrapping_mul(0x9e37) & 0x07ff_ffff | 2 << 27));
-        let first = Segment { seq: SeqNum(i), ..segment(syn, SeqNum(i), SeqNum(0), 0) };
-        [frame(&tuple, &first, b""), frame(&tuple, &segment(Flags::ACK, SeqNum(i), ack, 1), b"")]
+        let (syn, ack) = (TcpFlags::SYN, SeqNum(i.wrapping_mul(0x9e37) & 0x07ff_ffff | 2 << 27));
+        let first = TcpHeader { seq: SeqNum(i), ..segment(syn, SeqNum(i), SeqNum(0), 0) };
+        [frame(&tuple, &first, b""), frame(&tuple, &segment(TcpFlags::ACK, SeqNum(i), ack, 1), b"")]
     };
     let mut flood = |from: u32, to: u32| {
         let mut events = Vec::new();
@@ -266,11 +266,11 @@ fn acknowledgments(
         let Some(answer) = device.poll_frame(NOW) else { break };
         let mut bytes = vec![0; answer.len()];
         answer.copy_to(&mut bytes);
-        let Ok((answer, _)) = Segment::parse(&bytes[if version == 4 { 34 } else { 54 }..]) else {
+        let Ok((answer, _)) = TcpHeader::parse(&bytes[if version == 4 { 34 } else { 54 }..]) else {
             break;
         };
         let echo = answer.options.timestamps.map_or(0, |ts| ts.value);
-        let ack = segment(Flags::ACK.with(Flags::PSH), answer.ack, answer.seq + 1, echo);
+        let ack = segment(TcpFlags::ACK.with(TcpFlags::PSH), answer.ack, answer.seq + 1, echo);
         out.push(frame(&tuple(version, i), &ack, &PAYLOAD));
         recycle(device, &mut events);
     }
@@ -291,21 +291,21 @@ fn tuple(version: u8, peer: u16) -> Tuple {
     }
 }
 
-fn syn() -> Segment {
-    let mut syn = segment(Flags::SYN, SeqNum(7), SeqNum(0), 0);
+fn syn() -> TcpHeader {
+    let mut syn = segment(TcpFlags::SYN, SeqNum(7), SeqNum(0), 0);
     let options = &mut syn.options;
     (options.mss, options.window_scale, options.sack_permitted) = (Some(1460), Some(7), true);
     syn
 }
 
 /// Returns a peer's segment without ports.
-fn segment(flags: Flags, seq: SeqNum, ack: SeqNum, echo: u32) -> Segment {
-    let mut segment = Segment { seq, ack, flags, window: 502, ..Segment::default() };
-    segment.options.timestamps = Some(Timestamps { value: 5000, echo });
+fn segment(flags: TcpFlags, seq: SeqNum, ack: SeqNum, echo: u32) -> TcpHeader {
+    let mut segment = TcpHeader { seq, ack, flags, window: 502, ..TcpHeader::default() };
+    segment.options.timestamps = Some(TcpTimestamps { value: 5000, echo });
     segment
 }
 
-fn frame(tuple: &Tuple, segment: &Segment, payload: &[u8]) -> Vec<u8> {
-    let link = Link { source: PEER_MAC, destination: LOCAL_MAC };
-    tcp_packet_of(tuple, &link, segment, payload)
+fn frame(tuple: &Tuple, segment: &TcpHeader, payload: &[u8]) -> Vec<u8> {
+    let link = EthernetAddrs { source: PEER_MAC, destination: LOCAL_MAC };
+    tcp_packet_from_peer(tuple, &link, segment, payload)
 }

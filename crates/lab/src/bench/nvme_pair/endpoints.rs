@@ -1,6 +1,6 @@
 //! NVMe/TCP applications of accounted benchmarks: an initiator and a target.
 //!
-//! Each is a minimal user of [`Transport`]. The initiator keeps a number of commands open on every
+//! Each is a minimal user of [`NvmeTransport`]. The initiator keeps a number of commands open on every
 //! connection, at random offsets; the target serves them from memory or from a file. Commands
 //! consist of an opcode, an identifier, an offset and a length, and nothing else of NVMe, so that
 //! the host's cycles are those of transport and TCP. One byte of every buffer is compared.
@@ -12,7 +12,10 @@ use abi::aligned::{AlignedBuf, PAGE_BYTES};
 use abi::crypto::Suite;
 use base::{Instant, Prng};
 use bytes::Bytes;
-use host::nvme::{Ended, Incoming, Initiate, Serve, Source, Transport};
+use host::nvme::{
+    NvmeDataSource, NvmeInitiatorParams, NvmeTargetParams, NvmeTransport, NvmeTransportEnd,
+    NvmeTransportEvent,
+};
 use host::{Application, FileId, Host, Notice, SocketId, TlsDirection, TlsKeys, TlsVersion};
 use wire::Endpoint;
 
@@ -61,7 +64,7 @@ enum NvmeBenchRole {
 /// A connection.
 struct NvmeBenchConnection {
     /// `None` until the connection is established.
-    transport: Option<Transport>,
+    transport: Option<NvmeTransport>,
     /// Commands by identifier.
     commands: Vec<OpenCommand>,
     spare: Vec<AlignedBuf>,
@@ -80,7 +83,7 @@ struct OpenCommand {
 }
 
 impl NvmeBenchConnection {
-    fn new(depth: u16, transport: Option<Transport>) -> Self {
+    fn new(depth: u16, transport: Option<NvmeTransport>) -> Self {
         Self {
             transport,
             commands: vec![OpenCommand::default(); depth.into()],
@@ -128,12 +131,13 @@ impl NvmeBenchApp {
         let crypto = Arc::new(MeteredCrypto(self.digests.clone()));
         let (header_digest, data_digest) = (true, true);
         let transport = if initiator {
-            let params = Initiate { header_digest, data_digest, hpda: 0, maxr2t: 0 };
-            Transport::initiate(socket, crypto, params)
+            let params = NvmeInitiatorParams { header_digest, data_digest, hpda: 0, maxr2t: 0 };
+            NvmeTransport::initiate(socket, crypto, params)
         } else {
             let (cpda, maxh2cdata, in_capsule_max) = (0, 128 << 10, 0);
-            let params = Serve { header_digest, data_digest, cpda, maxh2cdata, in_capsule_max };
-            Transport::serve(socket, crypto, params)
+            let params =
+                NvmeTargetParams { header_digest, data_digest, cpda, maxh2cdata, in_capsule_max };
+            NvmeTransport::serve(socket, crypto, params)
         };
         self.connections
             .insert(socket, NvmeBenchConnection::new(self.params.depth, Some(transport)));
@@ -158,25 +162,25 @@ impl NvmeBenchApp {
         now: Instant,
         host: &mut Host,
         socket: SocketId,
-        incoming: Incoming,
+        incoming: NvmeTransportEvent,
     ) {
         match incoming {
-            Incoming::Ready => {}
-            Incoming::Command { sqe, .. } => self.serve(now, host, socket, &sqe),
-            Incoming::ReadData { cccid, success, digest_ok, .. } => {
+            NvmeTransportEvent::Ready => {}
+            NvmeTransportEvent::Command { sqe, .. } => self.serve(now, host, socket, &sqe),
+            NvmeTransportEvent::ReadData { cccid, success, digest_ok, .. } => {
                 self.record_error_unless(digest_ok, "a wrong digest");
                 if success {
                     self.update_command(socket, cccid, |command| command.completed = true);
                 }
             }
-            Incoming::WriteData { digest_ok, .. } => {
+            NvmeTransportEvent::WriteData { digest_ok, .. } => {
                 self.record_error_unless(digest_ok, "a wrong digest")
             }
-            Incoming::Response(cqe) => {
+            NvmeTransportEvent::Response(cqe) => {
                 let cid = u16::from_le_bytes([cqe[12], cqe[13]]);
                 self.update_command(socket, cid, |command| command.completed = true);
             }
-            Incoming::R2t { cccid, ttag, offset, len } => {
+            NvmeTransportEvent::R2t { cccid, ttag, offset, len } => {
                 let Some(link) = self.connections.get_mut(&socket) else { return };
                 let at = link.commands.get(usize::from(cccid)).map_or(0, |c| c.at);
                 let data = slice(&self.params.content, at + u64::from(offset), len);
@@ -184,9 +188,11 @@ impl NvmeBenchApp {
                     transport.send_write_data(now, host, (cccid, ttag), offset, data, true);
                 }
             }
-            Incoming::Buffer { tag, buffer } => self.handle_buffer(now, host, socket, tag, buffer),
-            Incoming::Ended(Ended::Closed) => {}
-            Incoming::Ended(how) => self.errors.push(how.to_string()),
+            NvmeTransportEvent::Buffer { tag, buffer } => {
+                self.handle_buffer(now, host, socket, tag, buffer)
+            }
+            NvmeTransportEvent::Ended(NvmeTransportEnd::Closed) => {}
+            NvmeTransportEvent::Ended(how) => self.errors.push(how.to_string()),
         }
     }
 
@@ -284,8 +290,8 @@ impl NvmeBenchApp {
             return;
         }
         let data = match file {
-            Some(file) => Source::File { file, offset: at, len: bytes },
-            None => Source::Memory(slice(content, at, bytes)),
+            Some(file) => NvmeDataSource::File { file, offset: at, len: bytes },
+            None => NvmeDataSource::Memory(slice(content, at, bytes)),
         };
         transport.send_read_data(now, host, cid, &data, true);
         self.commands += 1;

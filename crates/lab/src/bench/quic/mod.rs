@@ -12,7 +12,7 @@ mod threshold;
 
 use std::path::Path as FsPath;
 
-use abi::quic::Reorder;
+use abi::quic::QuicReorderBounds;
 use base::Duration;
 use clap::{Args, ValueEnum as _};
 use io::memory_link::memory_link_pair;
@@ -354,7 +354,8 @@ fn lost(pair: &QuicPair) -> u64 {
 fn build(setting: QuicSetting, files: Files, folder: &FsPath) -> Result<QuicPair, Failure> {
     let (server_wire, client_wire) = memory_link_pair(&testbed::link_config(TRANSMIT_RING));
     let tls = tls()?;
-    let reorder = Reorder { packets: 64, bytes: 128 * 1024, time: Duration::from_millis(1) };
+    let reorder =
+        QuicReorderBounds { packets: 64, bytes: 128 * 1024, time: Duration::from_millis(1) };
     let spec = QuicMachineSpec {
         protect: setting.path >= QuicPath::Protect,
         reorder: (setting.path >= QuicPath::Reorder).then_some(reorder),

@@ -13,7 +13,10 @@ use base::Instant;
 use bytes::Bytes;
 use host::{Application, Host, Notice};
 use io::clock::cycles;
-use quic::{ConnectionError, Dir, Endpoint, Event, Handle, ReadEnd, StreamEvent, StreamId};
+use quic::{
+    ConnectionError, Dir, QuicEndpoint, QuicEvent, QuicHandle, StreamEvent, StreamId,
+    StreamReadError,
+};
 
 use crate::bench::cycle_accounting::BenchApp;
 use crate::bench::testbed::Files;
@@ -26,7 +29,7 @@ const SAMPLE: usize = 509;
 
 /// The application of either end: an endpoint and its role.
 pub(crate) struct QuicBenchApp {
-    pub(crate) endpoint: Endpoint,
+    pub(crate) endpoint: QuicEndpoint,
     role: QuicBenchRole,
     /// Errors; the first one ends the run.
     errors: Vec<String>,
@@ -69,7 +72,7 @@ pub(crate) enum QuicServerContent {
 }
 
 enum QuicBenchRole {
-    Server { answer: QuicServerContent, requests: BTreeMap<(Handle, StreamId), Vec<u8>> },
+    Server { answer: QuicServerContent, requests: BTreeMap<(QuicHandle, StreamId), Vec<u8>> },
     Client(QuicDownloadClient),
 }
 
@@ -81,7 +84,7 @@ struct QuicDownloadClient {
     close_after_object: bool,
     files: Files,
     asked: u32,
-    downloads: BTreeMap<Handle, Download>,
+    downloads: BTreeMap<QuicHandle, Download>,
     objects: u64,
     bytes: u64,
 }
@@ -96,9 +99,9 @@ impl QuicServerContent {
     /// Answers a request for object `number`; returns false if there is none.
     fn write(
         &self,
-        endpoint: &mut Endpoint,
+        endpoint: &mut QuicEndpoint,
         host: &mut Host,
-        (handle, stream): (Handle, StreamId),
+        (handle, stream): (QuicHandle, StreamId),
         number: u32,
     ) -> bool {
         match self {
@@ -124,7 +127,7 @@ impl QuicServerContent {
 impl QuicBenchApp {
     /// Returns a server with this content.
     pub(crate) fn server(
-        endpoint: Endpoint,
+        endpoint: QuicEndpoint,
         answer: QuicServerContent,
         meter: Option<CycleMeter>,
     ) -> Self {
@@ -134,7 +137,7 @@ impl QuicBenchApp {
     /// Returns a client of `server`. `connections` is the number of connections, and whether each
     /// ends after one object.
     pub(crate) fn client(
-        endpoint: Endpoint,
+        endpoint: QuicEndpoint,
         server: SocketAddr,
         tls: Arc<rustls::ClientConfig>,
         (connections, once): (u32, bool),
@@ -155,7 +158,7 @@ impl QuicBenchApp {
         Self::new(endpoint, QuicBenchRole::Client(client), meter)
     }
 
-    fn new(endpoint: Endpoint, role: QuicBenchRole, meter: Option<CycleMeter>) -> Self {
+    fn new(endpoint: QuicEndpoint, role: QuicBenchRole, meter: Option<CycleMeter>) -> Self {
         Self {
             endpoint,
             role,
@@ -205,26 +208,26 @@ impl QuicBenchApp {
         self.endpoint.handle_notice(now, host, notice);
     }
 
-    fn handle_event(&mut self, now: Instant, host: &mut Host, event: Event) {
+    fn handle_event(&mut self, now: Instant, host: &mut Host, event: QuicEvent) {
         match event {
-            Event::Connected(handle) => self.request_object(handle),
-            Event::Stream(handle, StreamEvent::Opened { dir: Dir::Bi }) => {
+            QuicEvent::Connected(handle) => self.request_object(handle),
+            QuicEvent::Stream(handle, StreamEvent::Opened { dir: Dir::Bi }) => {
                 while let Some(stream) = self.endpoint.accept_stream(handle, Dir::Bi) {
                     self.read(now, host, (handle, stream));
                 }
             }
-            Event::Stream(handle, StreamEvent::Readable { id }) => {
+            QuicEvent::Stream(handle, StreamEvent::Readable { id }) => {
                 self.read(now, host, (handle, id));
             }
             // The client closes a connection that is used for one object.
-            Event::Lost(_, ConnectionError::ApplicationClosed(_)) => {}
-            Event::Lost(_, why) => self.errors.push(why.to_string()),
+            QuicEvent::Lost(_, ConnectionError::ApplicationClosed(_)) => {}
+            QuicEvent::Lost(_, why) => self.errors.push(why.to_string()),
             _ => {}
         }
     }
 
     /// Requests the next object.
-    fn request_object(&mut self, handle: Handle) {
+    fn request_object(&mut self, handle: QuicHandle) {
         let QuicBenchRole::Client(client) = &mut self.role else { return };
         let Some(stream) = self.endpoint.open_stream(handle, Dir::Bi) else {
             self.errors.push("no stream".to_owned());
@@ -237,23 +240,23 @@ impl QuicBenchApp {
         self.endpoint.finish(handle, stream);
     }
 
-    fn read(&mut self, now: Instant, host: &mut Host, (handle, stream): (Handle, StreamId)) {
+    fn read(&mut self, now: Instant, host: &mut Host, (handle, stream): (QuicHandle, StreamId)) {
         loop {
             match self.endpoint.read(handle, stream, READ_BYTES) {
                 Ok(bytes) => self.handle_bytes(handle, stream, &bytes),
                 // The stream may have been read to its end since it became readable.
-                Err(ReadEnd::Blocked | ReadEnd::NoStream) => return,
-                Err(ReadEnd::Finished) => {
+                Err(StreamReadError::Blocked | StreamReadError::NoStream) => return,
+                Err(StreamReadError::Finished) => {
                     return self.handle_stream_end(now, host, (handle, stream));
                 }
-                Err(ReadEnd::Reset(_)) => {
+                Err(StreamReadError::Reset(_)) => {
                     return self.errors.push("a stream was given up".to_owned());
                 }
             }
         }
     }
 
-    fn handle_bytes(&mut self, handle: Handle, stream: StreamId, bytes: &Bytes) {
+    fn handle_bytes(&mut self, handle: QuicHandle, stream: StreamId, bytes: &Bytes) {
         match &mut self.role {
             QuicBenchRole::Server { requests, .. } => {
                 requests.entry((handle, stream)).or_default().extend_from_slice(bytes);
@@ -277,7 +280,7 @@ impl QuicBenchApp {
         &mut self,
         now: Instant,
         host: &mut Host,
-        (handle, stream): (Handle, StreamId),
+        (handle, stream): (QuicHandle, StreamId),
     ) {
         match &mut self.role {
             QuicBenchRole::Server { answer, requests } => {

@@ -9,12 +9,12 @@ mod endpoints;
 use std::path::Path;
 use std::sync::Arc;
 
-use abi::quic::Reorder;
+use abi::quic::QuicReorderBounds;
 use host::Host;
 use io::clock;
 use io::link::Link;
 use nic::{LONG_TRANSMIT_BYTES, QuicConfig};
-use quic::{Config, Endpoint};
+use quic::{QuicEndpoint, QuicEndpointConfig};
 
 use super::cycle_accounting::AccountedMachine;
 use super::testbed::{self, FAST_DISK, Files, MachineConfig};
@@ -34,7 +34,7 @@ pub(crate) struct QuicMachineSpec<'a> {
     /// The device encrypts and decrypts packets.
     pub(crate) protect: bool,
     /// Bounds within which the device puts decrypted packets in order; `None` if it does not.
-    pub(crate) reorder: Option<Reorder>,
+    pub(crate) reorder: Option<QuicReorderBounds>,
     /// Folder of the files that the server serves.
     pub(crate) files: Option<&'a Path>,
     /// The device reads files; otherwise the host.
@@ -124,7 +124,7 @@ fn start(
     spec: &QuicMachineSpec<'_>,
     tls: &QuicTlsConfigs,
     wire: Box<dyn Link>,
-    app: impl FnOnce(Endpoint, Option<CycleMeter>, &mut Host) -> Result<QuicBenchApp, Failure>,
+    app: impl FnOnce(QuicEndpoint, Option<CycleMeter>, &mut Host) -> Result<QuicBenchApp, Failure>,
 ) -> Result<AccountedMachine<QuicBenchApp>, Failure> {
     let mut machine = MachineConfig::new(number);
     machine.device.transmit_bytes_max = LONG_TRANSMIT_BYTES;
@@ -146,18 +146,18 @@ fn start(
         None => Arc::new(crypto::Provider),
     };
     let is_server = number == 1;
-    let mut config = Config {
+    let mut config = QuicEndpointConfig {
         port: if is_server { PORT } else { 40_000 },
         tls: is_server.then(|| Arc::clone(&tls.server)),
         reorder: spec.reorder,
-        ..Config::new(crypto, clock::std_epoch(), [number; 32])
+        ..QuicEndpointConfig::new(crypto, clock::std_epoch(), [number; 32])
     };
     if spec.offload_from_first_byte {
         config.offload_bytes_min = 0;
     }
     config.receive_windows = spec.receive_windows.unwrap_or(config.receive_windows);
     machine.start(wire, |host| {
-        let endpoint = Endpoint::new(config, &tls.provider, host)
+        let endpoint = QuicEndpoint::new(config, &tls.provider, host)
             .map_err(|e| Failure::System(format!("no endpoint: {e}")))?;
         app(endpoint, meter, host)
     })

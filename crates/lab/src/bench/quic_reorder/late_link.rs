@@ -10,9 +10,9 @@ use std::collections::VecDeque;
 use std::os::fd::RawFd;
 
 use abi::PacketPool;
-use abi::port::{RxFrame, TxFrame, WireCaps};
+use abi::link::{LinkCaps, RxFrame, TxFrame};
 use base::{Duration, Instant, Prng};
-use io::link::{Link, TxStatus};
+use io::link::{Link, LinkTxStatus};
 
 /// Rates and lengths of delays and losses.
 #[derive(Clone, Copy, Debug)]
@@ -88,11 +88,11 @@ impl<W: Link> LateLink<W> {
 }
 
 impl<W: Link> Link for LateLink<W> {
-    fn capabilities(&self) -> WireCaps {
+    fn capabilities(&self) -> LinkCaps {
         self.inner.capabilities()
     }
 
-    fn transmit(&mut self, now: Instant, frame: &TxFrame) -> TxStatus {
+    fn transmit(&mut self, now: Instant, frame: &TxFrame) -> LinkTxStatus {
         self.inner.transmit(now, frame)
     }
 

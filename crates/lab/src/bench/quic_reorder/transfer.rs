@@ -8,7 +8,7 @@
 use base::Duration;
 use bytes::Bytes;
 use io::memory_link::{MemoryLinkConfig, memory_link_pair};
-use quic::{Config, PathStats};
+use quic::{PathStats, QuicEndpointConfig};
 
 use super::late_link::{LateLink, LateLinkConfig};
 use crate::bench::cycle_accounting::{AccountedPair, Usage};
@@ -198,7 +198,7 @@ fn build(setting: QuicTransferSetting, bytes: u64, seed: u64) -> Result<QuicPair
     })?;
     let spec = QuicMachineSpec {
         protect: by != QuicReceiveOffload::Host,
-        reorder: (by == QuicReceiveOffload::Device).then_some(Config::REORDER),
+        reorder: (by == QuicReceiveOffload::Device).then_some(QuicEndpointConfig::REORDER),
         ..spec
     };
     let wire = Box::new(LateLink::new(client_wire, late_wire));

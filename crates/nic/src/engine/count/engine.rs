@@ -1,6 +1,6 @@
 //! The engine's interface to the device: one operation, and every frame in both directions.
 
-use abi::{Event, Header, Op, Refusal};
+use abi::{Event, Op, PacketHeader, Refusal};
 use base::Instant;
 
 use super::counters::CountCounters;
@@ -51,13 +51,13 @@ impl Engine for CountEngine {
     }
 
     #[inline]
-    fn on_frame_sent(&mut self, now: Instant, header: &Header, packets: u64, bytes: u64) {
+    fn on_frame_sent(&mut self, now: Instant, header: &PacketHeader, packets: u64, bytes: u64) {
         if !self.flows.is_empty() {
             self.count_sent(now, header, packets, bytes);
         }
     }
 
-    fn on_frame_refused(&mut self, header: &Header, packets: u64, bytes: u64) {
+    fn on_frame_refused(&mut self, header: &PacketHeader, packets: u64, bytes: u64) {
         let tuple = tuple_of(header);
         if let Some(counts) = tuple.and_then(|tuple| self.counts_of(&tuple)) {
             // Counting may have started after the frame was first announced.
@@ -88,7 +88,7 @@ impl CountEngine {
         }
     }
 
-    fn count_sent(&mut self, now: Instant, header: &Header, packets: u64, bytes: u64) {
+    fn count_sent(&mut self, now: Instant, header: &PacketHeader, packets: u64, bytes: u64) {
         let tuple = tuple_of(header);
         if let Some(counts) = tuple.and_then(|tuple| self.counts_of(&tuple)) {
             add(&mut counts.sent, now, packets, bytes);

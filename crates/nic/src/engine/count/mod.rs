@@ -14,7 +14,7 @@ mod engine;
 mod tests;
 
 use abi::count::{CountRequest, FlowCounts, FlowTraffic};
-use abi::{Header, Refusal};
+use abi::{PacketHeader, Refusal};
 use base::Instant;
 use core::net::IpAddr;
 use hashbrown::HashTable;
@@ -105,7 +105,7 @@ fn add(traffic: &mut FlowTraffic, now: Instant, frames: u64, bytes: u64) {
 }
 
 /// Returns the tuple of a transmitted packet, or `None` if it is neither TCP nor UDP.
-fn tuple_of(header: &Header) -> Option<Tuple> {
+fn tuple_of(header: &PacketHeader) -> Option<Tuple> {
     if !matches!(classify(header), Some(TemplateKind::Tcp | TemplateKind::Udp)) {
         return None;
     }

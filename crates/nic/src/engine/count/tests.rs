@@ -1,7 +1,7 @@
 //! Tests of flow counting with a complete device.
 
 use abi::count::{CountRequest, FlowCounts, FlowTraffic};
-use abi::port::WireCaps;
+use abi::link::LinkCaps;
 use abi::{Event, FlowId, Op, Refusal, TransmitPart};
 use alloc::boxed::Box;
 use base::{Duration, Instant};
@@ -15,7 +15,7 @@ use crate::DeviceConfig;
 use crate::tests::frames::{MAC, packet, rx_frame, transmit, udp_header};
 use crate::tests::rig::Rig;
 
-fn rig(link: WireCaps) -> Rig {
+fn rig(link: LinkCaps) -> Rig {
     let mut config = DeviceConfig::new(MAC);
     config.queues = 2;
     Rig::with(config, link)
@@ -94,7 +94,7 @@ fn received_frames_are_counted_by_flow() {
 
 #[test]
 fn transmitted_frames_are_counted_as_packets_on_the_link() {
-    let whole = WireCaps { segmentation: true, udp_segmentation: true, checksum: true, mtu: 1500 };
+    let whole = LinkCaps { segmentation: true, udp_segmentation: true, checksum: true, mtu: 1500 };
     for link in [PLAIN_LINK, whole] {
         let mut rig = rig(link);
         let (tcp, udp) = (sent_tuple(4, 80, 40_000), sent_tuple(4, 443, 5000));
@@ -117,7 +117,7 @@ fn transmitted_frames_are_counted_as_packets_on_the_link() {
 
 #[test]
 fn a_run_that_is_too_long_counts_once() {
-    let whole = WireCaps { segmentation: true, udp_segmentation: true, checksum: true, mtu: 1500 };
+    let whole = LinkCaps { segmentation: true, udp_segmentation: true, checksum: true, mtu: 1500 };
     let mut rig = rig(whole);
     let tuple = sent_tuple(4, 80, 40_000);
     ask(&mut rig, 0, tuple, CountRequest::Start);

@@ -4,7 +4,7 @@
 //! If all blocks are in memory, the transmit is complete. Otherwise it becomes a [`FileJob`], which is
 //! queued for admission until it has pinned every block, and then waits for the missing reads.
 
-use abi::port::Payload;
+use abi::link::FramePayload;
 use abi::{ExtentCount, FileExtent, FileFault, TransmitPart, TransmitParts};
 use alloc::sync::Arc;
 use smallvec::SmallVec;
@@ -297,7 +297,7 @@ impl FileEngine {
         for part in parts {
             match part {
                 TransmitPart::Host(bytes) if bytes.is_empty() => {}
-                TransmitPart::Host(bytes) => resolved.payloads.push(Payload::Host(bytes)),
+                TransmitPart::Host(bytes) => resolved.payloads.push(FramePayload::Host(bytes)),
                 TransmitPart::Records(_) | TransmitPart::Pdu(_) => internal_error!(
                     self.counters.nic_internal_errors,
                     "a plan has not made content of a part"
@@ -317,7 +317,7 @@ impl FileEngine {
                         left -= need.len;
                         let block = Arc::clone(block);
                         let (start, len) = (need.start, need.len);
-                        resolved.payloads.push(Payload::Block { block, start, len });
+                        resolved.payloads.push(FramePayload::Block { block, start, len });
                         if first {
                             resolved.holds.push((need.block, len));
                         }

@@ -34,7 +34,7 @@ mod open_files;
 mod waiters;
 
 use abi::aligned::{AlignedBuf, PAGE_BYTES};
-use abi::disk::{DiskCompletion, DiskFile, DiskRequest, RequestId};
+use abi::disk::{DiskCompletion, DiskFile, DiskRequest, DiskRequestId};
 use abi::{
     FileAccess, FileExtent, FileFault, FileId, FileOpened, FileStat, TransmitPart, TransmitParts,
 };
@@ -127,7 +127,7 @@ impl FileEngine {
         };
         match begun {
             Ok(key) => {
-                let (id, access) = (RequestId(key.to_u64()), access.into());
+                let (id, access) = (DiskRequestId(key.to_u64()), access.into());
                 self.control.push_back(DiskRequest::Open { id, path, access });
                 None
             }
@@ -324,7 +324,7 @@ impl FileEngine {
 
     fn handle_opened(
         &mut self,
-        id: RequestId,
+        id: DiskRequestId,
         result: Result<(DiskFile, FileStat), FileFault>,
     ) -> Option<(usize, FileOpened)> {
         match self.files.finish(SlabKey::from_u64(id.0), result.ok()) {
@@ -342,7 +342,7 @@ impl FileEngine {
 
     fn handle_read(
         &mut self,
-        id: RequestId,
+        id: DiskRequestId,
         buf: AlignedBuf,
         result: Result<(u32, FileStat), FileFault>,
     ) {
@@ -431,7 +431,7 @@ impl FileEngine {
         let block = self.cache.begin_read(reading, ahead);
         self.files.retain(file);
         self.reads.push_back(DiskRequest::Read {
-            id: RequestId(block.to_u64()),
+            id: DiskRequestId(block.to_u64()),
             file: readable.disk,
             offset: index * self.config.block_bytes() as u64,
             buf,

@@ -42,7 +42,7 @@ impl Engine for L5oEngine {
                 let (context, flow, why) = (create.context, create.flow, Refusal::Disabled);
                 let refused = match engine {
                     Some(engine) => engine.create(queue, *create),
-                    None => Some(L5oRefused { context, flow, why }),
+                    None => Some(L5oRefused { context, flow, reason: why }),
                 };
                 if let Some(refused) = refused {
                     out.emit(queue, Event::L5oRefused(refused));

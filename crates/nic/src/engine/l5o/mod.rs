@@ -39,7 +39,7 @@ mod walk;
 use abi::FlowId;
 use abi::Refusal;
 use abi::l5o::{
-    Direction, L5oCreate, L5oDecrypted, L5oId, L5oLimits, L5oRefused, L5oState, ResyncRequest,
+    L5oCreate, L5oDecrypted, L5oDirection, L5oId, L5oLimits, L5oRefused, L5oState, ResyncRequest,
 };
 use abi::nvme_tcp::{DdpSetup, DdpTeardownDone, NvmeRxClaims, NvmeTcpLimits, NvmeTcpState};
 use alloc::boxed::Box;
@@ -167,18 +167,18 @@ impl L5oEngine {
         let (context, flow) = (create.context, create.flow);
         let why = self.try_create(queue, create).err()?;
         self.counters.l5o_refused += 1;
-        Some(L5oRefused { context, flow, why })
+        Some(L5oRefused { context, flow, reason: why })
     }
 
     fn try_create(&mut self, queue: usize, create: L5oCreate) -> Result<(), Refusal> {
         let L5oCreate { context: id, flow, direction, tcpsn, state } = create;
-        if let (L5oState::NvmeTcp(state), Direction::Receive(tuple)) = (&state, &direction) {
+        if let (L5oState::NvmeTcp(state), L5oDirection::Receive(tuple)) = (&state, &direction) {
             return self.create_nvme_tcp((queue, id, flow), *tuple, tcpsn, state);
         }
         let on = match (direction, &state) {
-            (Direction::Transmit, L5oState::Tls(_)) => self.config.tls_tx,
-            (Direction::Receive(_), L5oState::Tls(_)) => self.config.tls_rx,
-            (Direction::Transmit, L5oState::NvmeTcp(nvme)) => {
+            (L5oDirection::Transmit, L5oState::Tls(_)) => self.config.tls_tx,
+            (L5oDirection::Receive(_), L5oState::Tls(_)) => self.config.tls_rx,
+            (L5oDirection::Transmit, L5oState::NvmeTcp(nvme)) => {
                 self.config.nvme_tcp_tx && nvme.data_digest
             }
             _ => false,
@@ -210,18 +210,18 @@ impl L5oEngine {
 
     fn tls_way(
         &mut self,
-        direction: Direction,
+        direction: L5oDirection,
         keys: Arc<TlsDeviceKeys>,
         tcpsn: SeqNum,
         number: u64,
     ) -> ContextKind {
         match direction {
-            Direction::Transmit => {
+            L5oDirection::Transmit => {
                 self.counters.tx_tls_ctx += 1;
                 let sum = Some(abi::crypto::AuthSum::default());
                 ContextKind::Transmit(keys, TlsTxState { tcpsn, number, offset: 0, sum })
             }
-            Direction::Receive(tuple) => {
+            L5oDirection::Receive(tuple) => {
                 self.counters.rx_tls_ctx += 1;
                 // A tuple has one context: the new one replaces the old one, whose keys are
                 // outdated (KeyUpdate).

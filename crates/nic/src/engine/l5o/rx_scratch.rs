@@ -34,7 +34,7 @@ impl RxScratch {
             tracked_messages: 0,
             high: SeqNum(0),
             out_of_order: config.out_of_order,
-            messages_per_flow_max: config.messages_ahead_max.max(1),
+            messages_per_flow_max: config.incomplete_messages_max.max(1),
             messages_total_max: config.incomplete_messages_total,
             window_bytes: config.window_bytes_max,
         }

@@ -11,8 +11,8 @@
 //! a wrong digest (tls-offload.rst: drop, never leak plaintext).
 
 use abi::l5o::{L5oContent, RecordRange};
+use abi::link::{FramePayload, FramePayloads};
 use abi::nvme_tcp::{NvmeTcpState, PREFIX_BYTES_MAX, PduDataSource, PduRange};
-use abi::port::{Payload, Payloads};
 use abi::{FileExtent, TransmitPart, TransmitParts};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -179,9 +179,10 @@ impl L5oEngine {
         pieces: TxPieces,
         tcpsn: SeqNum,
         segment_size: u16,
-        parts: &Payloads,
-    ) -> Result<Payloads, TxRefused> {
-        let (mut source, mut out, mut at) = (PayloadReader::new(parts), Payloads::new(), tcpsn);
+        parts: &FramePayloads,
+    ) -> Result<FramePayloads, TxRefused> {
+        let (mut source, mut out, mut at) =
+            (PayloadReader::new(parts), FramePayloads::new(), tcpsn);
         let packets = |len: u32| match segment_size {
             0 => 1,
             size => u64::from(len.div_ceil(u32::from(size))),
@@ -195,7 +196,7 @@ impl L5oEngine {
                 TxPiece::Encrypted { context, keys, sealed, pdu } => {
                     let made = match pdu {
                         Some(pdu) => {
-                            let mut content = Payloads::new();
+                            let mut content = FramePayloads::new();
                             self.complete_pdu(&pdu, &mut source, &mut content)?;
                             self.nvme_tx.tx_nvmeotcp_packets += packets(sealed.len);
                             let mut content = PayloadReader::new(&content);
@@ -223,7 +224,7 @@ impl L5oEngine {
         &mut self,
         pdu: &TxPdu,
         source: &mut PayloadReader<'_>,
-        out: &mut Payloads,
+        out: &mut FramePayloads,
     ) -> Result<(), TxRefused> {
         self.cache.touch(super::tls_cache_line(pdu.context), &mut self.counters);
         let way = self.contexts.get_mut(pdu.context).map(|context| &mut context.kind);
@@ -254,7 +255,7 @@ impl L5oEngine {
         sealed: &RecordRange,
         tcpsn: SeqNum,
         source: &mut PayloadReader<'_>,
-    ) -> Result<Payload, TxRefused> {
+    ) -> Result<FramePayload, TxRefused> {
         self.cache.touch(super::tls_cache_line(context), &mut self.counters);
         let Some(L5oContext { kind: ContextKind::Transmit(_, state), .. }) =
             self.contexts.get_mut(context)
@@ -279,7 +280,7 @@ impl L5oEngine {
         c.tx_tls_skip_no_sync_data += u64::from(effort.skipped);
         c.tx_tls_resync_bytes += if effort.rebuilt { u64::from(sealed.prefix) } else { 0 };
         self.outputs.mark_in_use(&buffer);
-        Ok(Payload::Block { block: buffer, start: 0, len: sealed.len })
+        Ok(FramePayload::Block { block: buffer, start: 0, len: sealed.len })
     }
 }
 
@@ -291,10 +292,10 @@ fn push_extent(extent: FileExtent, contents: &mut TransmitParts) {
 }
 
 /// Copies a digest to a buffer that frames can share.
-fn keep(outputs: &mut EncryptBuffers, digest: [u8; 4]) -> Option<Payload> {
+fn keep(outputs: &mut EncryptBuffers, digest: [u8; 4]) -> Option<FramePayload> {
     let mut buffer = outputs.take(digest.len());
     let room = Arc::get_mut(&mut buffer)?.as_mut_slice().first_chunk_mut()?;
     *room = digest;
     outputs.mark_in_use(&buffer);
-    Some(Payload::Block { block: buffer, start: 0, len: abi::nvme_tcp::DIGEST_BYTES })
+    Some(FramePayload::Block { block: buffer, start: 0, len: abi::nvme_tcp::DIGEST_BYTES })
 }

@@ -12,7 +12,7 @@
 
 use alloc::collections::VecDeque;
 use base::{SeqNum, internal_error};
-use wire::nvme::pdu::Common;
+use wire::nvme::pdu::PduCommonHeader;
 
 use super::counters::NvmeTcpCounters;
 use super::pdu::{COMMON, HeaderTrust, OPEN, PduEntry};
@@ -107,7 +107,7 @@ impl PduTracker {
     pub(super) fn handle_common_header(
         &mut self,
         index: usize,
-        common: Common,
+        common: PduCommonHeader,
         counters: &mut NvmeTcpCounters,
     ) {
         let Some(pdu) = self.list.get_mut(index) else {

@@ -285,7 +285,7 @@ impl NvmeTcpEngine {
         w.counters.rx_nvmeotcp_drop += u64::from(w.boundary_unknown);
         let mut placed = w.placed;
         receive.buffers = buffers;
-        let most = config.messages_ahead_max.max(1);
+        let most = config.incomplete_messages_max.max(1);
         let left = config.incomplete_messages_total.saturating_sub(*open).max(1);
         receive.chain.compact(most.min(left), counters);
         *open += receive.chain.len();
@@ -395,7 +395,7 @@ impl NvmeTcpReceiver {
         let overhead = offset_u32(framing.overhead());
         // With an explicit nonce, text under a wrong number is decrypted correctly, but its stream
         // position is wrong.
-        let placed = |text: &&DecryptedRange| text.confirmed || !framing.explicit;
+        let placed = |text: &&DecryptedRange| text.confirmed || !framing.explicit_nonce;
         if self.foreign.iter().any(|number| opened.verified.contains(number)) {
             return self.stop(w);
         }

@@ -7,7 +7,7 @@
 
 use abi::crypto::CryptoProvider;
 use base::SeqNum;
-use wire::nvme::pdu::{COMMAND_BYTES, COMMON_BYTES, Common, DIGEST_BYTES};
+use wire::nvme::pdu::{COMMAND_BYTES, COMMON_BYTES, DIGEST_BYTES, PduCommonHeader};
 
 use super::buffers::PduDataTarget;
 use crate::engine::received_ranges::ReceivedRanges;
@@ -108,7 +108,7 @@ pub(super) struct PduEntry {
     /// Length in bytes. An open entry extends to the next entry, or has the length [`OPEN`].
     pub(super) len: u32,
     /// The common header, once it has arrived.
-    pub(super) common: Option<Common>,
+    pub(super) common: Option<PduCommonHeader>,
     /// Destination of the data, once the header has arrived.
     pub(super) data_at: Option<PduDataTarget>,
     /// True for a complete or abandoned PDU, of which only the range matters.

@@ -12,7 +12,7 @@ use abi::l5o::{L5oId, ResyncRequest};
 use abi::nvme_tcp::NvmeTcpState;
 use base::SeqNum;
 use smallvec::SmallVec;
-use wire::nvme::pdu::Rules;
+use wire::nvme::pdu::PduRules;
 
 use super::buffers::RegisteredBuffers;
 use super::chain::PduTracker;
@@ -46,7 +46,7 @@ struct NvmeResyncPending {
 /// An NVMe/TCP receive context.
 #[derive(Debug)]
 pub(super) struct NvmeTcpReceiver {
-    pub(super) rules: Rules,
+    pub(super) rules: PduRules,
     pub(super) over: Option<StreamOverTls>,
     pub(super) buffers: RegisteredBuffers,
     pub(super) chain: PduTracker,
@@ -64,8 +64,8 @@ pub(super) struct NvmeTcpReceiver {
 impl NvmeTcpReceiver {
     /// Creates a context whose stream begins at `tcpsn`.
     pub(super) fn new(tcpsn: SeqNum, state: &NvmeTcpState) -> Self {
-        let start = tcpsn + state.over.map_or(0, |over| over.skip);
-        let rules = Rules {
+        let start = tcpsn + state.tls.map_or(0, |over| over.skip);
+        let rules = PduRules {
             header_digest: state.header_digest,
             data_digest: state.data_digest,
             pda: 0,
@@ -74,7 +74,7 @@ impl NvmeTcpReceiver {
         Self {
             rules,
             over: state
-                .over
+                .tls
                 .map(|over| StreamOverTls { context: over.context, number: over.first_record }),
             buffers: RegisteredBuffers::default(),
             chain: PduTracker::new(start),

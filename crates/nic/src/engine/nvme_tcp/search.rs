@@ -19,7 +19,7 @@
 
 use abi::crypto::CryptoProvider;
 use base::SeqNum;
-use wire::nvme::pdu::{COMMON_BYTES, Common, PduKind, Rules, common};
+use wire::nvme::pdu::{COMMON_BYTES, PduCommonHeader, PduKind, PduRules, match_pdu_header};
 
 use super::pdu::FRONT;
 
@@ -32,7 +32,7 @@ const CARRY: usize = FRONT - 1;
 
 /// The properties that a header must have.
 pub(super) struct HeaderPattern<'a> {
-    pub(super) rules: &'a Rules,
+    pub(super) rules: &'a PduRules,
     pub(super) crypto: &'a dyn CryptoProvider,
     /// True if the peer is the initiator; `None` if unknown.
     pub(super) from_initiator: Option<bool>,
@@ -168,8 +168,8 @@ impl PduSearch {
 
 impl HeaderPattern<'_> {
     /// Parses the complete header at the start of `bytes`, if it fits the pattern.
-    fn matches(&self, bytes: &[u8]) -> Option<Common> {
-        let found = common(bytes, self.rules).filter(|found| self.fits(found.kind))?;
+    fn matches(&self, bytes: &[u8]) -> Option<PduCommonHeader> {
+        let found = match_pdu_header(bytes, self.rules).filter(|found| self.fits(found.kind))?;
         let front = bytes.get(..found.header_bytes as usize)?;
         header_digest_is_right(self.crypto, &found, front).then_some(found)
     }
@@ -184,7 +184,8 @@ impl HeaderPattern<'_> {
     /// Follows lengths from `at`. Returns whether there is a header wherever one should be.
     fn follow(&self, bytes: &[u8], mut at: usize) -> bool {
         while let Some(left) = bytes.get(at..).filter(|left| left.len() >= COMMON_BYTES) {
-            let Some(next) = common(left, self.rules).filter(|next| self.fits(next.kind)) else {
+            let Some(next) = match_pdu_header(left, self.rules).filter(|next| self.fits(next.kind))
+            else {
                 return false;
             };
             at += next.plen as usize;
@@ -196,7 +197,7 @@ impl HeaderPattern<'_> {
 /// Returns whether the header digest is correct or absent. `front` is the header with its digest.
 pub(super) fn header_digest_is_right(
     crypto: &dyn CryptoProvider,
-    common: &Common,
+    common: &PduCommonHeader,
     front: &[u8],
 ) -> bool {
     let (header, digest) = front.split_at(usize::from(common.kind.header_len()).min(front.len()));

@@ -9,8 +9,8 @@
 //! encrypted (section 5.3). Packets and TCP sequence numbers are unknown here.
 
 use abi::crypto::CryptoProvider;
+use abi::link::{FramePayload, FramePayloads};
 use abi::nvme_tcp::{DIGEST_BYTES, NvmeTcpState, PduRange};
-use abi::port::{Payload, Payloads};
 
 use crate::engine::payload_reader::PayloadReader;
 
@@ -92,7 +92,7 @@ impl PduLayout {
 pub(crate) fn check(state: &NvmeTcpState, range: &PduRange, sealed: bool) -> bool {
     let Some(layout) = PduLayout::of(range) else { return false };
     let Some(end) = range.skip.checked_add(range.len) else { return false };
-    if state.over.is_some() != sealed || range.len == 0 || range.data_len == 0 {
+    if state.tls.is_some() != sealed || range.len == 0 || range.data_len == 0 {
         return false;
     }
     let (before, to) = (layout.data_before(range.skip), layout.data_before(end));
@@ -111,8 +111,8 @@ pub(crate) fn complete(
     range: &PduRange,
     state: &mut NvmeDigestTxState,
     source: &mut PayloadReader<'_>,
-    out: &mut Payloads,
-    keep: impl FnOnce([u8; DIGEST_BYTES as usize]) -> Option<Payload>,
+    out: &mut FramePayloads,
+    keep: impl FnOnce([u8; DIGEST_BYTES as usize]) -> Option<FramePayload>,
 ) -> Result<DigestEffort, NoDigestSum> {
     let layout = PduLayout::of(range).ok_or(NoDigestSum)?;
     let (skip, end) = (range.skip, range.skip.saturating_add(range.len));
@@ -132,7 +132,7 @@ pub(crate) fn complete(
     }
     let header = skip.min(layout.header) as usize..end.min(layout.header) as usize;
     if !header.is_empty() {
-        out.push(Payload::Host(range.header.slice(header)));
+        out.push(FramePayload::Host(range.header.slice(header)));
     }
     let first = out.len();
     source.share(to - before, out);

@@ -9,7 +9,7 @@ use abi::nvme_tcp::{DdpId, DdpPlacement, NvmeRxClaims};
 use alloc::vec::Vec;
 use base::{SeqNum, internal_error};
 use core::ops::Range;
-use wire::nvme::pdu::{Common, DataHeader, PduKind, Rules};
+use wire::nvme::pdu::{DataPduHeader, PduCommonHeader, PduKind, PduRules};
 
 use super::buffers::{PduDataTarget, RegisteredBuffer, RegisteredBuffers};
 use super::chain::PduTracker;
@@ -50,7 +50,7 @@ impl<'a> StreamPiece<'a> {
 /// Inputs and results of the pass over one packet.
 pub(super) struct NvmeRxPass<'a> {
     pub(super) crypto: &'a dyn CryptoProvider,
-    pub(super) rules: &'a Rules,
+    pub(super) rules: &'a PduRules,
     pub(super) buffers: &'a mut RegisteredBuffers,
     pub(super) counters: &'a mut NvmeTcpCounters,
     /// Buffers that this packet has filled.
@@ -166,9 +166,9 @@ impl PduTracker {
         if !room {
             self.close(index);
         } else if let Some(first) = pdu.front(COMMON).and_then(<[u8]>::first_chunk) {
-            let common = Common::parse(first, w.rules).ok();
+            let common = PduCommonHeader::parse(first, w.rules).ok();
             self.high = self.high.max(part.pos + taken);
-            let fits = |common: &Common| {
+            let fits = |common: &PduCommonHeader| {
                 !matches!(common.kind, PduKind::ICReq | PduKind::ICResp)
                     && self
                         .from_initiator
@@ -239,7 +239,7 @@ impl PduTracker {
     }
 
     /// Handles further header bytes. Returns false if the complete header is invalid.
-    fn header(&mut self, w: &mut NvmeRxPass<'_>, index: usize, common: &Common) -> bool {
+    fn header(&mut self, w: &mut NvmeRxPass<'_>, index: usize, common: &PduCommonHeader) -> bool {
         let Some(pdu) = self.list.get_mut(index) else {
             internal_error!(w.counters.nic_internal_errors, "a header of no PDU");
             return false;
@@ -254,7 +254,7 @@ impl PduTracker {
         if let (PduKind::C2HData | PduKind::H2CData, Some(header)) =
             (common.kind, front.first_chunk())
         {
-            let Ok(header) = DataHeader::parse(common, header) else {
+            let Ok(header) = DataPduHeader::parse(common, header) else {
                 self.wrong(w, index);
                 return false;
             };
@@ -277,7 +277,7 @@ impl PduTracker {
         &mut self,
         w: &mut NvmeRxPass<'_>,
         index: usize,
-        common: &Common,
+        common: &PduCommonHeader,
         from: u32,
         part: &StreamPiece<'_>,
     ) {
@@ -309,7 +309,7 @@ impl PduTracker {
             return;
         };
         let live = w.offload && pdu.is_trusted() && !pdu.sum_incomplete;
-        let whole = |common: &Common| live && pdu.front(common.header_bytes).is_some();
+        let whole = |common: &PduCommonHeader| live && pdu.front(common.header_bytes).is_some();
         let Some(common) = pdu.common.filter(whole) else { return self.mark_dead(index) };
         let data = common.data();
         let right = common.data_digest().is_none()

@@ -6,7 +6,7 @@
 //! datagram waits to be merged, and order is kept. Datagrams that were not decrypted are never
 //! merged.
 
-use abi::{PacketBuf, PacketPool, Received};
+use abi::{PacketBuf, PacketPool, ReceivedFrame};
 use wire::{UDP_BYTES, emit};
 
 use super::QuicDatagram;
@@ -17,7 +17,7 @@ const DATAGRAMS_MAX: usize = 64;
 const IP_BYTES_MAX: usize = 65_535;
 
 /// Appends `next` to `tail` if they belong together. Returns whether it did.
-pub(crate) fn append(tail: &mut Received, next: &QuicDatagram, pool: &mut PacketPool) -> bool {
+pub(crate) fn append(tail: &mut ReceivedFrame, next: &QuicDatagram, pool: &mut PacketPool) -> bool {
     let Some((size, number)) = fits(tail, next) else { return false };
     let payload = &next.received.packet.as_slice()[next.l4 + UDP_BYTES..next.end];
     if !tail.packet.append(payload) {
@@ -38,7 +38,7 @@ pub(crate) fn append(tail: &mut Received, next: &QuicDatagram, pool: &mut Packet
 
 /// Returns the size of the frame's datagrams and the packet number of `next`, if it can be
 /// appended.
-fn fits(tail: &Received, next: &QuicDatagram) -> Option<(u16, u64)> {
+fn fits(tail: &ReceivedFrame, next: &QuicDatagram) -> Option<(u16, u64)> {
     let (opened, (quic, number)) = (tail.quic.as_ref()?, next.decrypted?);
     let ascending = opened.numbers.last().is_some_and(|&last| last < number);
     if opened.quic != quic || !ascending || opened.numbers.len() >= DATAGRAMS_MAX {
@@ -60,7 +60,7 @@ fn fits(tail: &Received, next: &QuicDatagram) -> Option<(u16, u64)> {
 }
 
 /// Returns whether the headers differ only in lengths, checksums and IPv4's identification.
-fn same_headers(tail: &Received, next: &QuicDatagram) -> bool {
+fn same_headers(tail: &ReceivedFrame, next: &QuicDatagram) -> bool {
     let (tail, bytes) = (tail.packet.as_slice(), next.received.packet.as_slice());
     let (l3, l4) = (next.l3, next.l4);
     let same = |from: usize, to: usize| {

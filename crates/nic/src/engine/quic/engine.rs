@@ -5,8 +5,8 @@
 //! connection, regardless of their tuple, since connections migrate (RFC 9000 section 9). A
 //! decrypted datagram may be merged with the one delivered before it.
 
-use abi::quic::{Opened, QuicFailure, QuicId, QuicProtect, QuicStatus};
-use abi::{Capabilities, Checksum, Event, FlowId, Op, PacketBuf, Received, Refusal, Transmit};
+use abi::quic::{QuicDecrypted, QuicFailure, QuicId, QuicProtect, QuicStatus};
+use abi::{Capabilities, Checksum, Event, FlowId, Op, PacketBuf, ReceivedFrame, Refusal, Transmit};
 use alloc::boxed::Box;
 use base::Instant;
 use smallvec::smallvec;
@@ -76,7 +76,7 @@ impl Engine for QuicEngine {
             return false;
         }
         let Some(hit) = self.find(arrived.received, &at) else { return false };
-        let nothing = Received::new(PacketBuf::empty(), Checksum::Unchecked, 0, 0);
+        let nothing = ReceivedFrame::new(PacketBuf::empty(), Checksum::Unchecked, 0, 0);
         let received = core::mem::replace(arrived.received, nothing);
         // A datagram that the host will not get must not advance the window.
         if !out.has_room(hit.queue) {
@@ -129,13 +129,13 @@ impl QuicEngine {
         let Some((quic, number)) = datagram.decrypted else {
             return out.deliver_or_drop(queue, datagram.received);
         };
-        let append = |tail: &mut Received, pool: &mut _| batch::append(tail, &datagram, pool);
+        let append = |tail: &mut ReceivedFrame, pool: &mut _| batch::append(tail, &datagram, pool);
         if out.merge(queue, &datagram.received, append) {
             self.count_merged();
             return out.recycle(datagram.received.packet);
         }
-        let opened = Some(Box::new(Opened { quic, numbers: smallvec![number] }));
-        out.deliver_or_drop(queue, Received { quic: opened, ..datagram.received });
+        let opened = Some(Box::new(QuicDecrypted { quic, numbers: smallvec![number] }));
+        out.deliver_or_drop(queue, ReceivedFrame { quic: opened, ..datagram.received });
     }
 }
 
@@ -158,7 +158,7 @@ pub(crate) fn plan_encryption(
     queue: usize,
     transmit: &mut Transmit,
 ) -> Result<(Option<QuicId>, Option<Box<QuicEncryptPlan>>), QuicId> {
-    match transmit.protect.take() {
+    match transmit.quic.take() {
         None => Ok((None, None)),
         Some(protect) => plan(engine, queue, transmit, *protect),
     }

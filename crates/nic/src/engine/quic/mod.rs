@@ -23,8 +23,8 @@ mod rx;
 mod table;
 mod tx;
 
-use abi::quic::{Direction, QuicAdd, QuicId, QuicLimits, QuicRekey, QuicRouteChange};
-use abi::{FlowId, PacketPool, Received, Refusal};
+use abi::quic::{QuicAdd, QuicDirection, QuicId, QuicLimits, QuicRekey, QuicRouteChange};
+use abi::{FlowId, PacketPool, ReceivedFrame, Refusal};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use base::{DeadlineHeap, Instant};
@@ -43,7 +43,7 @@ pub(crate) use tx::QuicEncryptPlan;
 /// A datagram to be delivered to the host.
 #[derive(Debug)]
 pub(crate) struct QuicDatagram {
-    pub(crate) received: Received,
+    pub(crate) received: ReceivedFrame,
     /// The entry that decrypted it, and its packet number.
     pub(crate) decrypted: Option<(QuicId, u64)>,
     /// Offsets of the IP header and the UDP header, and of the datagram's end.
@@ -92,7 +92,7 @@ impl QuicEngine {
 
     /// Returns the limits to announce.
     pub(crate) const fn limits(&self) -> QuicLimits {
-        let QuicConfig { entries_max, waiting_max, .. } = self.config;
+        let QuicConfig { entries_max, waiting_datagrams_max: waiting_max, .. } = self.config;
         QuicLimits { entries_max, waiting_max }
     }
 
@@ -116,8 +116,8 @@ impl QuicEngine {
         let keys = keys.ok_or(Refusal::UnknownProtocol)?;
         let next = next_packet_number;
         let (way, routes) = match direction {
-            Direction::Transmit => (QuicEntryKind::Transmit { next }, Default::default()),
-            Direction::Receive { routes, reorder } => {
+            QuicDirection::Transmit => (QuicEntryKind::Transmit { next }, Default::default()),
+            QuicDirection::Receive { routes, reorder } => {
                 let order = reorder.map(|bounds| ReorderState {
                     window: ReorderWindow::new(bounds.packets, next),
                     bounds,

@@ -10,7 +10,7 @@
 //! no more than the bound requires, so a packet that is late after a lost one is still awaited.
 //! Packet numbers may have permanent gaps (RFC 9000 section 12.3), which the time bound ends.
 
-use abi::Received;
+use abi::ReceivedFrame;
 use base::{Instant, internal_error};
 use wire::UDP_BYTES;
 
@@ -49,7 +49,7 @@ impl QuicEngine {
     /// Returns the entry of a datagram, or `None` if the datagram is to be passed on unchanged.
     pub(crate) fn find(
         &mut self,
-        received: &Received,
+        received: &ReceivedFrame,
         at: &TransportPosition,
     ) -> Option<QuicEntryMatch> {
         let bytes = received.packet.as_slice();
@@ -79,7 +79,7 @@ impl QuicEngine {
         &mut self,
         now: Instant,
         hit: QuicEntryMatch,
-        received: Received,
+        received: ReceivedFrame,
         at: &TransportPosition,
     ) -> Option<QuicDatagram> {
         let (l3, l4, end) = (at.l3, at.l4, at.end);
@@ -163,7 +163,7 @@ impl QuicEngine {
 
     /// Makes a datagram wait, and abandons gaps if a bound is exceeded.
     fn wait(&mut self, now: Instant, key: SlabKey, number: u64, datagram: QuicDatagram) {
-        let full = self.waiting.len() >= self.config.waiting_max as usize;
+        let full = self.waiting.len() >= self.config.waiting_datagrams_max as usize;
         let Some(order) = order_of(self.table.get_mut(key)) else {
             internal_error!(self.counters.nic_internal_errors, "a window of no entry");
             return;

@@ -8,7 +8,7 @@
 //! Invariants: all routes of a port have the same connection ID length; a route leads to one entry;
 //! an entry lists the hash of each of its routes, so that they are removed with it.
 
-use abi::quic::{QuicConnectionId, QuicId, QuicRouteKey, Reorder};
+use abi::quic::{QuicConnectionId, QuicId, QuicReorderBounds, QuicRouteKey};
 use abi::{FlowId, Refusal};
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -17,7 +17,7 @@ use hashbrown::HashTable;
 use smallvec::SmallVec;
 use tcp_rules::tuple::hash_tuple;
 use wire::Tuple;
-use wire::quic::Short;
+use wire::quic::ShortHeaderPacket;
 
 use super::keys::{PacketNumbers, QuicPacketKeys};
 use structures::ReorderWindow;
@@ -58,7 +58,7 @@ pub(super) struct QuicReceiver {
 /// The waiting packets of a connection, and the bounds for them.
 pub(super) struct ReorderState {
     pub(super) window: ReorderWindow,
-    pub(super) bounds: Reorder,
+    pub(super) bounds: QuicReorderBounds,
     /// Bytes of the waiting datagrams.
     pub(super) bytes: u32,
 }
@@ -150,7 +150,9 @@ impl QuicTable {
         let Some(&QuicPortRoutes { id_len, .. }) = self.ports.get(&tuple.local.port) else {
             return RouteLookup::NotOurs;
         };
-        let Some(short) = Short::parse(packet, id_len) else { return RouteLookup::NotShort };
+        let Some(short) = ShortHeaderPacket::parse(packet, id_len) else {
+            return RouteLookup::NotShort;
+        };
         let route = match QuicConnectionId::new(short.id) {
             Some(id) if id_len > 0 => QuicRouteKey::Id { port: tuple.local.port, id },
             _ => QuicRouteKey::Tuple(*tuple),

@@ -9,7 +9,7 @@
 //!
 //! If a packet cannot be encrypted, the whole transmit is dropped: nothing leaves unencrypted.
 
-use abi::port::{Payload, Payloads};
+use abi::link::{FramePayload, FramePayloads};
 use abi::quic::{QuicId, QuicProtect, QuicTxPacket};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -82,8 +82,8 @@ impl QuicEngine {
     pub(crate) fn encrypt(
         &mut self,
         sealing: &QuicEncryptPlan,
-        parts: &Payloads,
-    ) -> Result<Payloads, QuicNotEncrypted> {
+        parts: &FramePayloads,
+    ) -> Result<FramePayloads, QuicNotEncrypted> {
         let QuicEncryptPlan { keys, packets, len, size, .. } = sealing;
         if parts.iter().map(|part| part.as_slice().len()).sum::<usize>() != *len {
             return Err(self.refuse_malformed());
@@ -108,8 +108,8 @@ impl QuicEngine {
         self.counters.quic_tx_sealed_bytes += bytes;
         self.outputs.mark_in_use(&buffer);
         let len = u32::try_from(*len).unwrap_or(0);
-        let mut payloads = Payloads::new();
-        payloads.push(Payload::Block { block: buffer, start: 0, len });
+        let mut payloads = FramePayloads::new();
+        payloads.push(FramePayload::Block { block: buffer, start: 0, len });
         Ok(payloads)
     }
 

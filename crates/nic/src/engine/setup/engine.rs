@@ -1,6 +1,6 @@
 //! The set-up engine's interface to the device: operations and received segments.
 
-use abi::port::Payloads;
+use abi::link::FramePayloads;
 use abi::{Capabilities, Event, Op, Refusal};
 use base::Instant;
 
@@ -69,7 +69,7 @@ impl Engine for SetupEngine {
                 return false;
             }
             SetupVerdict::Answer(header) => {
-                out.queue_run(TxRun::from_header(header, Payloads::new()))
+                out.queue_run(TxRun::from_header(header, FramePayloads::new()))
             }
             SetupVerdict::Deferred | SetupVerdict::Drop => {}
         }

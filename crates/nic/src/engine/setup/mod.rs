@@ -27,12 +27,12 @@ mod listeners;
 use core::net::IpAddr;
 
 use abi::setup::{Established, ListenId, SetupLimits, SetupListen};
-use abi::{Header, Refusal};
+use abi::{PacketHeader, Refusal};
 use base::{Instant, SeqNum, low32};
 use tcp_rules::cookie::{CookieOptions, ReturnedCookie, SynCookies};
-use wire::emit::{IpHeader, Link, tcp_headers};
+use wire::emit::{EthernetAddrs, IpHeader, tcp_headers};
 use wire::frame::protocol;
-use wire::tcp::{Flags, Segment, TcpOptions, Timestamps};
+use wire::tcp::{TcpFlags, TcpHeader, TcpOptions, TcpTimestamps};
 use wire::{ETHERNET_BYTES, Tuple};
 
 use crate::config::SetupConfig;
@@ -57,7 +57,7 @@ pub(crate) enum SetupVerdict {
     /// Pass to the host unchanged.
     Pass,
     /// A SYN, to be answered by this SYN-ACK: headers without checksums.
-    Answer(Header),
+    Answer(PacketHeader),
     /// An acknowledgment with a valid cookie: pass to the host with the negotiated options.
     Established(Established),
     /// An acknowledgment with a valid cookie and nothing else, to a port that waits for payload:
@@ -128,9 +128,9 @@ impl SetupEngine {
         room: bool,
     ) -> SetupVerdict {
         let Some(&flags) = frame.get(tcp.l4 + FLAGS_AT) else { return SetupVerdict::Pass };
-        let flags = Flags(flags);
-        let syn = flags.has(Flags::SYN) && !flags.has(Flags::ACK);
-        let ack = flags.has(Flags::ACK) && !flags.any(Flags::SYN.with(Flags::RST));
+        let flags = TcpFlags(flags);
+        let syn = flags.has(TcpFlags::SYN) && !flags.has(TcpFlags::ACK);
+        let ack = flags.has(TcpFlags::ACK) && !flags.any(TcpFlags::SYN.with(TcpFlags::RST));
         if !syn && !ack {
             return SetupVerdict::Pass;
         }
@@ -218,7 +218,7 @@ fn build_syn_ack(
     cookies: &SynCookies,
     frame: &[u8],
     at: &TransportPosition,
-) -> Result<Header, SynPassReason> {
+) -> Result<PacketHeader, SynPassReason> {
     let (syn, link) = read_syn(mac, frame, at)?;
     let Some(theirs) = syn.options.timestamps else { return Err(SynPassReason::NoTimestamps) };
     let listen = &listener.listen;
@@ -227,17 +227,17 @@ fn build_syn_ack(
         peer_scale: syn.options.window_scale.map(|scale| scale.min(SCALE_MAX)),
         sack: listen.sack && syn.options.sack_permitted,
         // RFC 3168 section 6.1.1: an ECN-setup SYN has both flags.
-        ecn: listen.ecn && syn.flags.has(Flags::ECE.with(Flags::CWR)),
+        ecn: listen.ecn && syn.flags.has(TcpFlags::ECE.with(TcpFlags::CWR)),
     };
     let clock = clock(now, cookies, &at.tuple);
     let cookie =
         cookies.make(Some(clock), &at.tuple, syn.seq, &peer).ok_or(SynPassReason::SmallMss)?;
-    let mut flags = Flags::SYN.with(Flags::ACK);
+    let mut flags = TcpFlags::SYN.with(TcpFlags::ACK);
     if peer.ecn {
-        flags = flags.with(Flags::ECE);
+        flags = flags.with(TcpFlags::ECE);
     }
     let [mss_v4, mss_v6] = listen.mss;
-    let reply = Segment {
+    let reply = TcpHeader {
         source: at.tuple.local.port,
         destination: at.tuple.remote.port,
         seq: cookie.number,
@@ -249,7 +249,7 @@ fn build_syn_ack(
             // RFC 7323 section 1.3: only if the SYN had the option.
             window_scale: peer.peer_scale.map(|_| listen.window_scale),
             sack_permitted: peer.sack,
-            timestamps: cookie.tsval.map(|value| Timestamps { value, echo: theirs.value }),
+            timestamps: cookie.tsval.map(|value| TcpTimestamps { value, echo: theirs.value }),
             ..TcpOptions::default()
         },
     };
@@ -267,10 +267,10 @@ fn read_syn(
     mac: [u8; 6],
     frame: &[u8],
     at: &TransportPosition,
-) -> Result<(Segment, Link), SynPassReason> {
+) -> Result<(TcpHeader, EthernetAddrs), SynPassReason> {
     let tcp = frame.get(at.l4..at.end).unwrap_or_default();
-    let (syn, header_len) = Segment::parse(tcp).map_err(|_| SynPassReason::Malformed)?;
-    if syn.flags.any(Flags::FIN.with(Flags::RST).with(Flags::URG)) {
+    let (syn, header_len) = TcpHeader::parse(tcp).map_err(|_| SynPassReason::Malformed)?;
+    if syn.flags.any(TcpFlags::FIN.with(TcpFlags::RST).with(TcpFlags::URG)) {
         return Err(SynPassReason::OddFlags);
     }
     let ([to_group, ..], Some(&peer)) = (frame, frame.get(6..).and_then(<[u8]>::first_chunk))
@@ -290,7 +290,7 @@ fn read_syn(
     if syn.options.fast_open {
         return Err(SynPassReason::FastOpen);
     }
-    Ok((syn, Link { source: mac, destination: peer }))
+    Ok((syn, EthernetAddrs { source: mac, destination: peer }))
 }
 
 /// Returns whether the remote endpoint can be a peer (RFC 1122 sections 3.2.1.3 and 4.2.3.10).
@@ -307,7 +307,7 @@ fn is_peer(tuple: &Tuple) -> bool {
 }
 
 /// Builds the headers of a segment without payload.
-fn write(link: &Link, tuple: &Tuple, segment: &Segment) -> Option<Header> {
+fn write(link: &EthernetAddrs, tuple: &Tuple, segment: &TcpHeader) -> Option<PacketHeader> {
     let ip = IpHeader {
         source: tuple.local.addr,
         destination: tuple.remote.addr,
@@ -317,7 +317,7 @@ fn write(link: &Link, tuple: &Tuple, segment: &Segment) -> Option<Header> {
         hop_limit: HOP_LIMIT,
     };
     let l4 = ETHERNET_BYTES + ip.len();
-    let mut header = Header::zeroed(l4 + segment.header_len(), ETHERNET_BYTES, l4).ok()?;
+    let mut header = PacketHeader::zeroed(l4 + segment.header_len(), ETHERNET_BYTES, l4).ok()?;
     tcp_headers(link, &ip, segment, 0, header.as_mut_slice());
     Some(header)
 }
@@ -338,11 +338,11 @@ fn acknowledge(
         counters.setup_passed_acks += 1;
         return SetupVerdict::Pass;
     }
-    let Ok((segment, header_len)) = Segment::parse(tcp) else {
+    let Ok((segment, header_len)) = TcpHeader::parse(tcp) else {
         counters.setup_passed_malformed += 1;
         return SetupVerdict::Pass;
     };
-    let Some(Timestamps { echo, .. }) = segment.options.timestamps else {
+    let Some(TcpTimestamps { echo, .. }) = segment.options.timestamps else {
         counters.setup_acks_no_timestamps += 1;
         return SetupVerdict::Pass;
     };
@@ -353,7 +353,7 @@ fn acknowledge(
         return SetupVerdict::Pass;
     };
     let listen = &listener.listen;
-    if listen.defer_accept && tcp.len() == header_len && !segment.flags.has(Flags::FIN) {
+    if listen.defer_accept && tcp.len() == header_len && !segment.flags.has(TcpFlags::FIN) {
         counters.setup_deferred += 1;
         return SetupVerdict::Deferred;
     }

@@ -2,14 +2,14 @@
 //! until the host has returned the frames that it received before.
 
 use abi::Refusal;
-use abi::port::RxFrame;
+use abi::link::RxFrame;
 use abi::splice::{Splice, SpliceId, SpliceSide};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use base::{Duration, Instant, internal_error};
 use tcp_rules::challenge::ChallengeLimiter;
 use tcp_rules::tuple::hash_tuple;
-use wire::frame::{Frame, parse, protocol};
+use wire::frame::{ParsedFrame, parse, protocol};
 use wire::{Endpoint, Tuple};
 
 use super::pair::{KeptFrame, SpliceDirection, SplicedPair, SplicedPairPhase};
@@ -129,7 +129,7 @@ impl SpliceEngine {
             internal_error!(self.counters.nic_internal_errors, "a frame is kept of no new pair");
             return out.recycle(kept.frame.packet);
         };
-        if queue.len() >= self.config.kept_max
+        if queue.len() >= self.config.kept_frames_max
             || self.kept_bytes + bytes > self.config.kept_bytes_max
         {
             // The peer will retransmit it.
@@ -169,7 +169,7 @@ fn is_sound(side: &SpliceSide) -> bool {
 /// the frame is parsed again.
 fn locate(frame: &RxFrame) -> Option<TransportPosition> {
     let bytes = frame.packet.as_slice();
-    let Ok(Frame::Ip(ip)) = parse(bytes) else { return None };
+    let Ok(ParsedFrame::Ip(ip)) = parse(bytes) else { return None };
     if ip.protocol != protocol::TCP || !frame.checksum.is_good() {
         return None;
     }

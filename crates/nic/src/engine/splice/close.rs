@@ -1,14 +1,14 @@
 //! The end of a pair: closed by both sides, reset by one, idle, or ended by the host. Also the
 //! segments that the device originates: resets and challenge acknowledgments.
 
-use abi::port::Payloads;
+use abi::link::FramePayloads;
 use abi::splice::{SpliceClosed, SpliceEnd, SpliceId};
-use abi::{Event, Header};
+use abi::{Event, PacketHeader};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use base::{Duration, Instant, SeqNum, internal_error};
 use tcp_rules::tuple::hash_tuple;
-use wire::tcp::{Flags, Segment as TcpSegment, TcpOptions, Timestamps};
+use wire::tcp::{TcpFlags, TcpHeader as TcpSegment, TcpOptions, TcpTimestamps};
 use wire::{ETHERNET_BYTES, TCP_BYTES};
 
 use super::pair::{SplicedPair, SplicedPairPhase};
@@ -193,24 +193,24 @@ fn own_segment(pair: &SplicedPair, side: usize, seq: SeqNum, ack: Option<SeqNum>
     let to = &back.translation;
     let timestamps = ack
         .and_then(|_| to.tsval(back.ts_recent))
-        .map(|value| Timestamps { value, echo: way.ts_recent });
+        .map(|value| TcpTimestamps { value, echo: way.ts_recent });
     let segment = TcpSegment {
         source: to.to.local.port,
         destination: to.to.remote.port,
         seq,
         ack: ack.unwrap_or_default(),
-        flags: if ack.is_some() { Flags::ACK } else { Flags::RST },
+        flags: if ack.is_some() { TcpFlags::ACK } else { TcpFlags::RST },
         window: if ack.is_some() { way.window } else { 0 },
         options: TcpOptions { timestamps, ..TcpOptions::default() },
     };
     let prefix = to.prefix();
     let len = prefix.len() + segment.header_len();
     debug_assert!(segment.header_len() >= TCP_BYTES, "a whole header");
-    let mut header = Header::zeroed(len, ETHERNET_BYTES, prefix.len()).ok()?;
+    let mut header = PacketHeader::zeroed(len, ETHERNET_BYTES, prefix.len()).ok()?;
     let (ip, tcp) = header.as_mut_slice().split_at_mut(prefix.len());
     ip.copy_from_slice(prefix);
     let hop_limit_at = if ip[ETHERNET_BYTES] >> 4 == 4 { 8 } else { 7 };
     ip[ETHERNET_BYTES + hop_limit_at] = HOP_LIMIT;
     segment.emit(tcp);
-    TxRun::from_header(header, Payloads::new())
+    TxRun::from_header(header, FramePayloads::new())
 }

@@ -24,14 +24,14 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use abi::port::{Payload, Payloads, RxFrame, TxFrame};
+use abi::link::{FramePayload, FramePayloads, RxFrame, TxFrame};
 use abi::splice::{SpliceEnd, SpliceId, SpliceLimits};
-use abi::{Checksum, PacketBuf, PacketPool, Received};
+use abi::{Checksum, PacketBuf, PacketPool, ReceivedFrame};
 use base::{DeadlineHeap, Instant, internal_error};
 use hashbrown::HashTable;
 use tcp_rules::tuple::hash_tuple;
 use wire::Tuple;
-use wire::tcp::Flags;
+use wire::tcp::TcpFlags;
 
 use crate::config::SpliceConfig;
 use crate::pipeline::rx::TransportPosition;
@@ -111,7 +111,7 @@ impl SpliceEngine {
     pub(crate) fn receive(
         &mut self,
         now: Instant,
-        received: &mut Received,
+        received: &mut ReceivedFrame,
         at: &TransportPosition,
         out: &mut Egress,
     ) -> bool {
@@ -128,7 +128,7 @@ impl SpliceEngine {
             self.finish(out, end.key);
             return false;
         }
-        let Received { checksum, segment_size, .. } = *received;
+        let ReceivedFrame { checksum, segment_size, .. } = *received;
         let frame = RxFrame { packet: received.take_packet(), checksum, segment_size };
         if waiting {
             self.keep(out, end.key, KeptFrame { side: end.side, frame, at: *at });
@@ -144,7 +144,7 @@ impl SpliceEngine {
     /// Reclaims a transmitted frame: buffers that are no longer shared return to the pool.
     pub(crate) fn recycle(&mut self, frame: TxFrame, pool: &mut PacketPool) {
         for payload in frame.payload {
-            let Payload::Packet { mut packet, .. } = payload else { continue };
+            let FramePayload::Packet { mut packet, .. } = payload else { continue };
             let Some(inner) = Arc::get_mut(&mut packet) else { continue };
             pool.put(core::mem::replace(inner, PacketBuf::empty()));
             if self.spare_packets.len() < SPARE_PACKETS_MAX {
@@ -210,7 +210,7 @@ impl SpliceEngine {
             out.recycle(frame.packet);
             return self.refuse(out, now, end, fault);
         }
-        if segment.flags.has(Flags::RST) {
+        if segment.flags.has(TcpFlags::RST) {
             return self.relay_reset(out, end, frame, at, segment);
         }
         let closed = self.pass(out, now, end, frame, at, &segment);
@@ -305,13 +305,13 @@ impl SpliceEngine {
         out: &mut Egress,
         packet: PacketBuf,
         segment: &SplicedSegment,
-    ) -> Payloads {
-        let mut payloads = Payloads::new();
+    ) -> FramePayloads {
+        let mut payloads = FramePayloads::new();
         let place = (u32::try_from(segment.payload.start), u32::try_from(segment.payload.len()));
         match place {
             (Ok(start), Ok(len)) if len > 0 => {
                 let packet = self.share(packet);
-                payloads.push(Payload::Packet { packet, start, len });
+                payloads.push(FramePayload::Packet { packet, start, len });
             }
             _ => out.recycle(packet),
         }
@@ -360,7 +360,7 @@ impl SpliceEngine {
             }
             self.counters.splice_relayed_packets += 1;
             self.counters.splice_checksums_summed += 1;
-            out.queue_run(TxRun::from_header_segmented(translated.header, Payloads::new(), 0));
+            out.queue_run(TxRun::from_header_segmented(translated.header, FramePayloads::new(), 0));
         }
         out.recycle(frame.packet);
         if lingers {
@@ -372,10 +372,10 @@ impl SpliceEngine {
 }
 
 /// Returns whether a frame starts a new connection.
-fn is_syn(received: &Received, at: &TransportPosition) -> bool {
+fn is_syn(received: &ReceivedFrame, at: &TransportPosition) -> bool {
     let flags = received.packet.as_slice().get(at.l4 + 13);
     flags.is_some_and(|&flags| {
-        let flags = Flags(flags);
-        flags.has(Flags::SYN) && !flags.any(Flags::RST.with(Flags::FIN))
+        let flags = TcpFlags(flags);
+        flags.has(TcpFlags::SYN) && !flags.any(TcpFlags::RST.with(TcpFlags::FIN))
     })
 }

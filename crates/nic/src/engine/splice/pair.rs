@@ -10,9 +10,9 @@ use alloc::vec::Vec;
 use base::{Duration, Instant, SeqNum};
 use tcp_rules::challenge::ChallengeLimiter;
 use wire::Tuple;
-use wire::tcp::Flags;
+use wire::tcp::TcpFlags;
 
-use abi::port::RxFrame;
+use abi::link::RxFrame;
 
 use super::segment::SplicedSegment;
 use super::translate::HeaderTranslation;
@@ -177,10 +177,10 @@ impl SplicedPair {
     pub(super) fn examine(&self, side: usize, segment: &SplicedSegment) -> Result<(), SpliceFault> {
         let (way, back) = self.from_and_to(side);
         let flags = segment.flags;
-        if flags.has(Flags::SYN) {
+        if flags.has(TcpFlags::SYN) {
             return Err(SpliceFault::Syn);
         }
-        if flags.has(Flags::RST) {
+        if flags.has(TcpFlags::RST) {
             // RFC 5961 section 3.2: only the exact number resets.
             if segment.seq == way.acked {
                 return Ok(());
@@ -189,7 +189,7 @@ impl SplicedPair {
             let in_window = ahead > 0 && ahead <= way.edge.distance(way.acked);
             return Err(SpliceFault::BlindReset { in_window });
         }
-        if !flags.has(Flags::ACK) {
+        if !flags.has(TcpFlags::ACK) {
             return Err(SpliceFault::NoAck);
         }
         if !way.takes(segment.seq, segment.len()) {
@@ -216,7 +216,7 @@ impl SplicedPair {
         let (way, back) = self.from_and_to_mut(side);
         way.packets += packets;
         way.end = way.end.max(segment.seq + segment.len());
-        if segment.flags.has(Flags::FIN) && way.fin.is_none() {
+        if segment.flags.has(TcpFlags::FIN) && way.fin.is_none() {
             way.fin = Some(segment.seq + (segment.len() - 1));
         }
         let offered = u32::from(segment.window) << way.peer_scale;

@@ -6,7 +6,7 @@ use core::ops::Range;
 
 use base::SeqNum;
 use wire::TCP_BYTES;
-use wire::tcp::Flags;
+use wire::tcp::TcpFlags;
 
 use crate::pipeline::rx::TransportPosition;
 
@@ -15,7 +15,7 @@ use crate::pipeline::rx::TransportPosition;
 pub(super) struct SplicedSegment {
     pub(super) seq: SeqNum,
     pub(super) ack: SeqNum,
-    pub(super) flags: Flags,
+    pub(super) flags: TcpFlags,
     pub(super) window: u16,
     /// Range of the TCP header in the frame.
     pub(super) header: Range<usize>,
@@ -45,7 +45,7 @@ impl SplicedSegment {
         Some(Self {
             seq: SeqNum(u32::from_be_bytes([s0, s1, s2, s3])),
             ack: SeqNum(u32::from_be_bytes([a0, a1, a2, a3])),
-            flags: Flags(flags),
+            flags: TcpFlags(flags),
             window: u16::from_be_bytes([w0, w1]),
             header: at.l4..at.l4 + header_len,
             payload: at.l4 + header_len..at.end,
@@ -57,7 +57,7 @@ impl SplicedSegment {
     /// Sequence numbers that the segment occupies. A frame is at most 66 KiB.
     #[expect(clippy::cast_possible_truncation, reason = "less than 2^17")]
     pub(super) const fn len(&self) -> u32 {
-        let fin = if self.flags.has(Flags::FIN) { 1 } else { 0 };
+        let fin = if self.flags.has(TcpFlags::FIN) { 1 } else { 0 };
         (self.payload.end - self.payload.start) as u32 + fin
     }
 }

@@ -11,13 +11,13 @@
 use core::net::IpAddr;
 use core::ops::Range;
 
-use abi::Header;
+use abi::PacketHeader;
 use abi::splice::SpliceSide;
 use base::SeqNum;
 use wire::checksum::ChecksumDelta;
-use wire::emit::{IpHeader, Link, ethernet_ip, set_lengths};
+use wire::emit::{EthernetAddrs, IpHeader, ethernet_ip, set_lengths};
 use wire::frame::protocol;
-use wire::tcp::Flags;
+use wire::tcp::TcpFlags;
 use wire::{ETHERNET_BYTES, IPV4_BYTES, IPV6_BYTES, TCP_BYTES, Tuple};
 
 use super::segment::SplicedSegment;
@@ -80,7 +80,7 @@ struct TimestampOffsets {
 /// A translated header whose lengths and checksums are still those of the received packet.
 #[derive(Debug)]
 pub(super) struct TranslatedHeader {
-    pub(super) header: Header,
+    pub(super) header: PacketHeader,
     /// The header's window field.
     pub(super) window: u16,
     /// TSval as received.
@@ -120,7 +120,12 @@ impl HeaderTranslation {
             hop_limit: 0,
         };
         let mut prefix = [0; PREFIX_BYTES];
-        ethernet_ip(&Link { source: mac, destination: to.next_hop_mac }, &ip, 0, &mut prefix);
+        ethernet_ip(
+            &EthernetAddrs { source: mac, destination: to.next_hop_mac },
+            &ip,
+            0,
+            &mut prefix,
+        );
         let options = if to.timestamps.is_some() { TIMESTAMP_BYTES } else { 0 };
         let headers = if to.tuple.local.addr.is_ipv4() { IPV4_BYTES } else { IPV6_BYTES };
         let fits = usize::from(mtu).saturating_sub(headers + TCP_BYTES);
@@ -190,8 +195,8 @@ impl HeaderTranslation {
         };
         let tcp = frame.get(segment.header.clone()).ok_or(Untranslatable::Malformed)?;
         let len = self.l4 + tcp.len();
-        let mut header =
-            Header::zeroed(len, ETHERNET_BYTES, self.l4).map_err(|_| Untranslatable::Malformed)?;
+        let mut header = PacketHeader::zeroed(len, ETHERNET_BYTES, self.l4)
+            .map_err(|_| Untranslatable::Malformed)?;
         let (prefix, out) = header.as_mut_slice().split_at_mut(self.l4);
         prefix.copy_from_slice(&self.prefix[..self.l4]);
         out.copy_from_slice(tcp);
@@ -262,14 +267,14 @@ impl HeaderTranslation {
         let seq = self.seq(segment.seq);
         difference.u32(segment.seq.0, seq.0, false);
         out[4..8].copy_from_slice(&seq.0.to_be_bytes());
-        if segment.flags.has(Flags::ACK) {
+        if segment.flags.has(TcpFlags::ACK) {
             let ack = self.ack(segment.ack);
             difference.u32(segment.ack.0, ack.0, false);
             out[8..12].copy_from_slice(&ack.0.to_be_bytes());
         }
         let mut flags = segment.flags;
         if !self.ecn {
-            flags = flags.without(Flags::ECE.with(Flags::CWR));
+            flags = flags.without(TcpFlags::ECE.with(TcpFlags::CWR));
         }
         difference.u16(u16::from(segment.flags.0), u16::from(flags.0));
         out[13] = flags.0;
@@ -393,7 +398,7 @@ impl TimestampOffsets {
 
 impl TranslatedHeader {
     /// Completes the header of a packet with `payload` bytes whose TCP checksum was correct.
-    pub(super) fn finish(mut self, payload: usize) -> Header {
+    pub(super) fn finish(mut self, payload: usize) -> PacketHeader {
         let (l3, l4, end) = (self.header.l3(), self.header.l4(), self.header.len() + payload);
         let out = self.header.as_mut_slice();
         if self.rebuilt {

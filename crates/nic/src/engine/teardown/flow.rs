@@ -21,7 +21,7 @@ use base::{Duration, Instant, SeqNum};
 use tcp_rules::challenge::ChallengeLimiter;
 use tcp_rules::paws::TsRecent;
 use tcp_rules::window::ReceiveWindow;
-use wire::tcp::{Flags, Segment};
+use wire::tcp::{TcpFlags, TcpHeader};
 
 use super::TeardownAction;
 use super::counters::TeardownCounters;
@@ -158,7 +158,7 @@ impl TeardownFlow {
     pub(super) fn receive(
         &mut self,
         cx: &mut TeardownEnv<'_>,
-        segment: &Segment,
+        segment: &TcpHeader,
         payload: u32,
     ) -> Option<TeardownEnd> {
         let flags = segment.flags;
@@ -167,14 +167,14 @@ impl TeardownFlow {
             self.acknowledge_limited(cx);
             return None;
         }
-        let controls = u32::from(flags.has(Flags::SYN)) + u32::from(flags.has(Flags::FIN));
+        let controls = u32::from(flags.has(TcpFlags::SYN)) + u32::from(flags.has(TcpFlags::FIN));
         // RFC 9293 section 3.10.7.4, first: the sequence number.
         if !self.receive_window().accepts(segment.seq, payload + controls) {
             self.answer_unacceptable(cx, flags, payload);
             return None;
         }
         // Second: resets. RFC 5961 section 3.2 requires the exact number.
-        if flags.has(Flags::RST) {
+        if flags.has(TcpFlags::RST) {
             if segment.seq == self.tcb.rcv_nxt {
                 cx.counters.teardown_reset_by_peer += 1;
                 return Some(self.release(cx, TeardownEnd::Reset));
@@ -183,11 +183,11 @@ impl TeardownFlow {
             return None;
         }
         // Fourth: SYNs, challenged regardless of the number (RFC 5961 section 4.2).
-        if flags.has(Flags::SYN) {
+        if flags.has(TcpFlags::SYN) {
             self.challenge(cx);
             return None;
         }
-        if !flags.has(Flags::ACK) {
+        if !flags.has(TcpFlags::ACK) {
             return None;
         }
         if !self.take_acknowledgment(cx, segment, payload) {
@@ -228,7 +228,7 @@ impl TeardownFlow {
     /// sent; another one expects the number that it last acknowledged. Only a reset with the
     /// expected number counts (RFC 5961 section 3.2), so both are sent.
     pub(super) fn abort(&mut self, cx: &mut TeardownEnv<'_>) -> TeardownEnd {
-        let flags = Flags::RST.with(Flags::ACK);
+        let flags = TcpFlags::RST.with(TcpFlags::ACK);
         if self.tcb.una != self.tcb.nxt {
             self.transmit(cx, FlowId::NONE, self.tcb.una, flags, |transmit| transmit);
         }
@@ -250,14 +250,14 @@ impl TeardownFlow {
     /// Answers an unacceptable segment, so that a peer out of step can recover. Segments without
     /// payload and FIN are answered at a limited rate, so that two ends out of step do not answer
     /// each other forever.
-    fn answer_unacceptable(&mut self, cx: &mut TeardownEnv<'_>, flags: Flags, payload: u32) {
+    fn answer_unacceptable(&mut self, cx: &mut TeardownEnv<'_>, flags: TcpFlags, payload: u32) {
         cx.counters.teardown_out_of_window += 1;
-        if flags.has(Flags::RST) {
+        if flags.has(TcpFlags::RST) {
             return;
         }
-        if flags.has(Flags::SYN) {
+        if flags.has(TcpFlags::SYN) {
             self.challenge(cx);
-        } else if payload == 0 && !flags.has(Flags::FIN) {
+        } else if payload == 0 && !flags.has(TcpFlags::FIN) {
             // Most often a keep-alive, which is no sign of an attack.
             self.acknowledge_limited(cx);
         } else {
@@ -267,7 +267,7 @@ impl TeardownFlow {
 
     /// Updates TS.Recent. RCV.NXT serves as Last.ACK.sent, since received data is acknowledged at
     /// once.
-    fn note_timestamp(&mut self, now: Instant, segment: &Segment) {
+    fn note_timestamp(&mut self, now: Instant, segment: &TcpHeader) {
         if let Some((recent, _)) = &mut self.timestamps {
             recent.update(now, segment, self.tcb.rcv_nxt);
         }
@@ -277,7 +277,7 @@ impl TeardownFlow {
     fn take_acknowledgment(
         &mut self,
         cx: &mut TeardownEnv<'_>,
-        segment: &Segment,
+        segment: &TcpHeader,
         payload: u32,
     ) -> bool {
         let una = self.tcb.una;
@@ -297,7 +297,10 @@ impl TeardownFlow {
         self.tcb.edge = segment.ack + (u32::from(segment.window) << self.tcb.peer_scale);
         if segment.ack.gt(una) {
             self.advance(cx, segment.ack);
-        } else if same_window && payload == 0 && !segment.flags.has(Flags::FIN) && !self.fin_acked()
+        } else if same_window
+            && payload == 0
+            && !segment.flags.has(TcpFlags::FIN)
+            && !self.fin_acked()
         {
             // Duplicates: RFC 5681 section 2. Three of them: section 3.2.
             self.dup_acks = self.dup_acks.saturating_add(1);
@@ -341,7 +344,7 @@ impl TeardownFlow {
     fn take_payload(
         &mut self,
         cx: &mut TeardownEnv<'_>,
-        segment: &Segment,
+        segment: &TcpHeader,
         payload: u32,
     ) -> Option<TeardownEnd> {
         let end = segment.seq + payload;
@@ -351,12 +354,12 @@ impl TeardownFlow {
             self.reset(cx);
             return Some(self.release(cx, TeardownEnd::Reset));
         }
-        let fin = segment.flags.has(Flags::FIN) && !self.fin_received;
+        let fin = segment.flags.has(TcpFlags::FIN) && !self.fin_received;
         if fin && end == self.tcb.rcv_nxt {
             self.tcb.rcv_nxt = end + 1;
             self.fin_received = true;
         }
-        if fin || segment.flags.has(Flags::FIN) || payload > 0 {
+        if fin || segment.flags.has(TcpFlags::FIN) || payload > 0 {
             // Also acknowledges a FIN after a hole: the peer counts duplicates.
             self.acknowledge(cx);
         }
@@ -403,11 +406,11 @@ impl TeardownFlow {
             parts.push(part.clone());
             at = end;
         }
-        let mut flags = Flags::ACK;
+        let mut flags = TcpFlags::ACK;
         if at == self.fin {
-            flags = flags.with(Flags::FIN);
+            flags = flags.with(TcpFlags::FIN);
             if !parts.is_empty() {
-                flags = flags.with(Flags::PSH);
+                flags = flags.with(TcpFlags::PSH);
             }
         }
         let long = at.distance(seq) > i32::from(self.tcb.mss);
@@ -417,14 +420,14 @@ impl TeardownFlow {
             segment_size,
             parts,
             retransmission,
-            protect: None,
+            quic: None,
             ..transmit
         });
     }
 
     /// Sends a segment without payload, on no flow, so that it does not wait behind a transmit that
     /// waits for a disk.
-    fn send_bare(&self, cx: &mut TeardownEnv<'_>, flags: Flags) {
+    fn send_bare(&self, cx: &mut TeardownEnv<'_>, flags: TcpFlags) {
         self.transmit(cx, FlowId::NONE, self.tcb.nxt, flags, |transmit| transmit);
     }
 
@@ -433,7 +436,7 @@ impl TeardownFlow {
         cx: &mut TeardownEnv<'_>,
         flow: FlowId,
         seq: SeqNum,
-        flags: Flags,
+        flags: TcpFlags,
         with: impl FnOnce(Transmit) -> Transmit,
     ) {
         let stamps = self.timestamps.map(|(recent, stamp)| (stamp.value(cx.now), recent.value()));
@@ -447,18 +450,18 @@ impl TeardownFlow {
             // The host has forgotten the connection.
             echo: None,
             retransmission: false,
-            protect: None,
+            quic: None,
         };
         cx.transmits.push_back((self.queue(), with(transmit)));
     }
 
     fn acknowledge(&self, cx: &mut TeardownEnv<'_>) {
-        self.send_bare(cx, Flags::ACK);
+        self.send_bare(cx, TcpFlags::ACK);
     }
 
     /// Sends a reset (RFC 9293 section 3.5.2). Pending transmits must not follow it.
     fn reset(&self, cx: &mut TeardownEnv<'_>) {
-        self.send_bare(cx, Flags::RST.with(Flags::ACK));
+        self.send_bare(cx, TcpFlags::RST.with(TcpFlags::ACK));
     }
 
     /// Sends a challenge ACK, subject to the rate limit.

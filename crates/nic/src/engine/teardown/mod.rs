@@ -33,7 +33,7 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use base::{Duration, Instant, internal_error};
-use wire::tcp::Segment;
+use wire::tcp::TcpHeader;
 
 use self::counters::TeardownCounters;
 pub(crate) use self::engine::take_over;
@@ -167,7 +167,7 @@ impl TeardownEngine {
         tcp: &TransportPosition,
     ) -> TeardownVerdict {
         // Malformed segments are left to the host, which counts them.
-        let Some(Ok((segment, header))) = frame.get(tcp.l4..tcp.end).map(Segment::parse) else {
+        let Some(Ok((segment, header))) = frame.get(tcp.l4..tcp.end).map(TcpHeader::parse) else {
             return TeardownVerdict::Pass;
         };
         let payload = (tcp.end - tcp.l4).saturating_sub(header);
@@ -193,7 +193,7 @@ impl TeardownEngine {
                     timestamp: None,
                     echo: None,
                     retransmission: false,
-                    protect: None,
+                    quic: None,
                 };
                 self.transmits.push_back((queue, transmit));
             }

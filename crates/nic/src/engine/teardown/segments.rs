@@ -5,11 +5,11 @@
 //! per segment.
 
 use abi::teardown::{ClosingState, Teardown};
-use abi::{FileExtent, FileLimits, Header, TransmitPart, TransmitParts, TsvalPosition};
+use abi::{FileExtent, FileLimits, PacketHeader, TransmitPart, TransmitParts, TsvalPosition};
 use base::{Instant, SeqNum, low32};
 use core::net::IpAddr;
 use core::ops::Range;
-use wire::tcp::{Flags, Segment};
+use wire::tcp::{TcpFlags, TcpHeader};
 use wire::{Endpoint, IPV4_BYTES, TCP_BYTES, Tuple};
 
 use crate::pipeline::headers::{TemplateKind, classify};
@@ -109,7 +109,7 @@ pub(super) fn check(t: &Teardown, bytes_max: u32, mtu: u16) -> Option<TeardownFa
 }
 
 /// Parses a header template: returns its connection and segment.
-fn read(header: &Header) -> Option<(Tuple, Segment)> {
+fn read(header: &PacketHeader) -> Option<(Tuple, TcpHeader)> {
     if classify(header)? != TemplateKind::Tcp {
         return None;
     }
@@ -120,14 +120,18 @@ fn read(header: &Header) -> Option<(Tuple, Segment)> {
     } else {
         ((*ip.get(8..)?.first_chunk::<16>()?).into(), (*ip.get(24..)?.first_chunk::<16>()?).into())
     };
-    let (segment, _) = Segment::parse(bytes.get(header.l4()..)?).ok()?;
+    let (segment, _) = TcpHeader::parse(bytes.get(header.l4()..)?).ok()?;
     let local = Endpoint { addr: source, port: segment.source };
     let remote = Endpoint { addr: destination, port: segment.destination };
     Some((Tuple { local, remote }, segment))
 }
 
 /// Returns whether `at` names the position of the timestamps option, or is `None` without one.
-fn timestamp_position_is_valid(header: &Header, at: Option<TsvalPosition>, there: bool) -> bool {
+fn timestamp_position_is_valid(
+    header: &PacketHeader,
+    at: Option<TsvalPosition>,
+    there: bool,
+) -> bool {
     let Some(ts) = at else { return !there };
     let at = usize::from(ts.offset);
     let option = at.checked_sub(2).and_then(|from| header.as_slice().get(from..at + 8));
@@ -138,9 +142,9 @@ fn timestamp_position_is_valid(header: &Header, at: Option<TsvalPosition>, there
 pub(super) fn segment(
     t: &Teardown,
     seq: SeqNum,
-    flags: Flags,
+    flags: TcpFlags,
     stamps: Option<((u32, u16), u32)>,
-) -> (Header, Option<TsvalPosition>) {
+) -> (PacketHeader, Option<TsvalPosition>) {
     let mut header = t.header.clone();
     let l4 = header.l4();
     put(&mut header, l4 + SEQ_AT..l4 + SEQ_AT + 4, &seq.0.to_be_bytes());
@@ -156,7 +160,7 @@ pub(super) fn segment(
 }
 
 /// [`check`] has verified that the field exists.
-fn put(header: &mut Header, range: Range<usize>, bytes: &[u8]) {
+fn put(header: &mut PacketHeader, range: Range<usize>, bytes: &[u8]) {
     if let Some(field) = header.as_mut_slice().get_mut(range) {
         field.copy_from_slice(bytes);
     }

@@ -7,12 +7,12 @@
 //! is kept: the headers of an answer are those of the segment with source and destination
 //! exchanged.
 
-use abi::Header;
+use abi::PacketHeader;
 use base::{Duration, Instant, SeqNum};
 use tcp_rules::time_wait::{TimeWaitTcb, TimeWaitVerdict};
-use wire::emit::{IpHeader, Link, tcp_headers};
+use wire::emit::{EthernetAddrs, IpHeader, tcp_headers};
 use wire::frame::{ETHERTYPE_VLAN, protocol};
-use wire::tcp::{Flags, Segment, TcpOptions, Timestamps};
+use wire::tcp::{TcpFlags, TcpHeader, TcpOptions, TcpTimestamps};
 use wire::{ETHERNET_BYTES, Tuple};
 
 use super::segments::TimestampClock;
@@ -56,7 +56,7 @@ pub(super) enum TimeWaitReaction {
     /// The segment is ignored.
     Nothing,
     /// This answer is to be sent, for the host of that queue.
-    Answer(usize, Header),
+    Answer(usize, PacketHeader),
     /// The segment opens a new connection; the old one was removed.
     Reused,
 }
@@ -117,7 +117,7 @@ impl TimeWaitTable {
         now: Instant,
         frame: &[u8],
         tcp: &TransportPosition,
-        segment: &Segment,
+        segment: &TcpHeader,
         payload: usize,
     ) -> TimeWaitReaction {
         let found = self.entries.find(&tcp.tuple);
@@ -205,13 +205,13 @@ impl TimeWaitState {
 
     /// Builds the acknowledgment that answers `frame`, with the frame's addresses exchanged and its
     /// VLAN tag. Returns `None` if the frame was sent to a group address.
-    fn answer(&self, now: Instant, frame: &[u8], tcp: &TransportPosition) -> Option<Header> {
+    fn answer(&self, now: Instant, frame: &[u8], tcp: &TransportPosition) -> Option<PacketHeader> {
         let (destination, source) = (*frame.get(6..)?.first_chunk()?, *frame.first_chunk::<6>()?);
         if source[0] & 1 == 1 {
             return None;
         }
         let Tuple { local, remote } = tcp.tuple;
-        let link = Link { source, destination };
+        let link = EthernetAddrs { source, destination };
         let ip = IpHeader {
             source: local.addr,
             destination: remote.addr,
@@ -220,18 +220,20 @@ impl TimeWaitState {
             hop_limit: HOP_LIMIT,
         };
         let stamps = self.timestamps;
-        let timestamps = stamps.map(|(echo, stamp)| Timestamps { value: stamp.value(now).0, echo });
-        let segment = Segment {
+        let timestamps =
+            stamps.map(|(echo, stamp)| TcpTimestamps { value: stamp.value(now).0, echo });
+        let segment = TcpHeader {
             source: local.port,
             destination: remote.port,
             seq: self.snd_nxt,
             ack: self.rcv_nxt,
-            flags: Flags::ACK,
+            flags: TcpFlags::ACK,
             window: self.window,
             options: TcpOptions { timestamps, ..TcpOptions::default() },
         };
         let l4 = ETHERNET_BYTES + ip.len();
-        let mut header = Header::zeroed(l4 + segment.header_len(), ETHERNET_BYTES, l4).ok()?;
+        let mut header =
+            PacketHeader::zeroed(l4 + segment.header_len(), ETHERNET_BYTES, l4).ok()?;
         tcp_headers(&link, &ip, &segment, 0, header.as_mut_slice());
         let tag = frame.get(12..12 + VLAN_BYTES)?;
         if tag.first_chunk() == Some(&ETHERTYPE_VLAN.to_be_bytes()) {
@@ -242,10 +244,10 @@ impl TimeWaitState {
 }
 
 /// Inserts an IEEE 802.1Q tag into a header.
-fn with_tag(header: &Header, tag: &[u8]) -> Option<Header> {
+fn with_tag(header: &PacketHeader, tag: &[u8]) -> Option<PacketHeader> {
     let (bytes, at) = (header.as_slice(), ETHERNET_BYTES - 2);
     let (l3, l4) = (header.l3() + VLAN_BYTES, header.l4() + VLAN_BYTES);
-    let mut tagged = Header::zeroed(bytes.len() + VLAN_BYTES, l3, l4).ok()?;
+    let mut tagged = PacketHeader::zeroed(bytes.len() + VLAN_BYTES, l3, l4).ok()?;
     let out = tagged.as_mut_slice();
     out[..at].copy_from_slice(&bytes[..at]);
     out[at..at + VLAN_BYTES].copy_from_slice(tag);

@@ -14,13 +14,13 @@ use abi::crypto::{Aead, AuthSum, CryptoProvider, TAG_BYTES};
 use abi::l5o::TlsState;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use wire::tls::{Framing, HEADER_BYTES, NONCE_BYTES};
+use wire::tls::{HEADER_BYTES, NONCE_BYTES, TlsFraming};
 
 pub(crate) use decrypted_range::DecryptedRange;
 pub(crate) use encrypt::{RangeEncryptor, TlsTxState};
 
 /// Maximum size of a record's front: header and explicit nonce.
-pub(crate) const FRONT: usize = Framing::FULL_HEADER_BYTES_MAX;
+pub(crate) const FRONT: usize = TlsFraming::FULL_HEADER_BYTES_MAX;
 /// Size of a record header: type, version and length.
 #[expect(clippy::cast_possible_truncation, reason = "five")]
 pub(crate) const HEADER: u32 = HEADER_BYTES as u32;
@@ -32,7 +32,7 @@ pub(crate) const TAG: u32 = TAG_BYTES as u32;
 pub(crate) struct TlsDeviceKeys {
     aead: Box<dyn Aead>,
     iv: [u8; NONCE_BYTES],
-    framing: Framing,
+    framing: TlsFraming,
 }
 
 impl TlsDeviceKeys {
@@ -44,7 +44,7 @@ impl TlsDeviceKeys {
     }
 
     /// Returns the framing of records.
-    pub(crate) const fn framing(&self) -> Framing {
+    pub(crate) const fn framing(&self) -> TlsFraming {
         self.framing
     }
 
@@ -57,7 +57,7 @@ impl TlsDeviceKeys {
 
     /// True if records contain an explicit part of the nonce.
     pub(crate) const fn has_explicit(&self) -> bool {
-        self.framing.explicit
+        self.framing.explicit_nonce
     }
 
     /// Returns the total length of the message that begins with `header`, or `None` if that is not

@@ -1,6 +1,6 @@
 //! Ends of connections: closing in every order, loss, silence, late data.
 
-use abi::port::WireCaps;
+use abi::link::LinkCaps;
 
 use super::*;
 
@@ -19,7 +19,7 @@ fn active_close() {
     hand_over(&mut rig, teardown_of(&[64]));
     assert_eq!(sent_lines(&mut rig), ["FP. 1000+64 5000"]);
     assert_eq!(gauges(&rig), (1, 0));
-    send(&mut rig, &peer(RCV, UNA + 65, Flags::ACK));
+    send(&mut rig, &peer(RCV, UNA + 65, TcpFlags::ACK));
     assert_eq!(sent_lines(&mut rig), [""; 0], "FIN-WAIT-2");
     send(&mut rig, &peer(RCV, UNA + 65, FIN_ACK));
     assert_eq!(sent_lines(&mut rig), [". 1065+0 5001"]);
@@ -45,7 +45,7 @@ fn passive_close() {
         [". 1011+0 5000"],
         "the peer's FIN again: our answer was lost"
     );
-    send(&mut rig, &peer(RCV, UNA + 11, Flags::ACK));
+    send(&mut rig, &peer(RCV, UNA + 11, TcpFlags::ACK));
     assert_eq!(reported_after_10_ms(&mut rig), [CLOSED]);
     assert_eq!(changed_counters(&mut rig), ["teardown_closed +1", "teardown_out_of_window +1"]);
     assert_eq!((gauges(&rig), rig.device.poll_timeout(rig.now)), ((0, 0), None));
@@ -57,7 +57,7 @@ fn handed_over_in_closing() {
     let mut rig = rig();
     hand_over(&mut rig, Teardown { state: ClosingState::Closing, ..teardown_of(&[10]) });
     assert_eq!(sent_lines(&mut rig), ["FP. 1000+10 5000"]);
-    send(&mut rig, &peer(RCV, UNA + 11, Flags::ACK));
+    send(&mut rig, &peer(RCV, UNA + 11, TcpFlags::ACK));
     assert_eq!((sent_lines(&mut rig), gauges(&rig)), (Vec::new(), (0, 1)), "TIME-WAIT");
     assert_eq!(reported_after_10_ms(&mut rig), [CLOSED]);
     assert_eq!(changed_counters(&mut rig), ["teardown_closed +1", "teardown_time_wait_entered +1"]);
@@ -71,7 +71,7 @@ fn simultaneous_close() {
     send(&mut rig, &peer(RCV, UNA, FIN_ACK));
     assert_eq!(sent_lines(&mut rig), [". 1011+0 5001"]);
     assert_eq!(gauges(&rig), (1, 0), "CLOSING");
-    send(&mut rig, &peer(RCV + 1, UNA + 11, Flags::ACK));
+    send(&mut rig, &peer(RCV + 1, UNA + 11, TcpFlags::ACK));
     assert_eq!((sent_lines(&mut rig), gauges(&rig)), (Vec::new(), (0, 1)));
     assert_eq!(reported_after_10_ms(&mut rig), [CLOSED]);
 }
@@ -120,11 +120,11 @@ fn sent_parts_wait_for_the_timer() {
 fn half_close_ends_in_time() {
     let mut rig = rig();
     hand_over(&mut rig, teardown_of(&[10]));
-    send(&mut rig, &peer(RCV, UNA + 11, Flags::ACK));
+    send(&mut rig, &peer(RCV, UNA + 11, TcpFlags::ACK));
     sent_lines(&mut rig);
     // A keep-alive of the peer is answered, and does not restart the timer.
     assert_eq!(advance_to(&mut rig, 16_003 + 30_000), []);
-    send(&mut rig, &peer(RCV - 1, UNA + 11, Flags::ACK));
+    send(&mut rig, &peer(RCV - 1, UNA + 11, TcpFlags::ACK));
     assert_eq!(sent_lines(&mut rig), [". 1011+0 5000"]);
     assert_eq!(advance_to(&mut rig, 16_003 + 59_000), []);
     assert_eq!((reported_ends(&mut rig), gauges(&rig)), (Vec::new(), (1, 0)));
@@ -141,7 +141,7 @@ fn half_close_ends_in_time() {
 fn a_response_of_several_segments() {
     for wire in [
         PLAIN_LINK,
-        WireCaps { segmentation: true, udp_segmentation: false, checksum: true, mtu: 1500 },
+        LinkCaps { segmentation: true, udp_segmentation: false, checksum: true, mtu: 1500 },
     ] {
         let mut rig = Rig::with(config(TeardownConfig::default()), wire);
         hand_over(&mut rig, teardown_of(&[1000, 2000]));
@@ -159,7 +159,7 @@ fn a_response_of_several_segments() {
             assert_eq!(sent_lines(&mut rig), expected);
         }
         // Only the first segment arrives: its part is not completely acknowledged until the second.
-        send(&mut rig, &peer(RCV, UNA + 1000, Flags::ACK));
+        send(&mut rig, &peer(RCV, UNA + 1000, TcpFlags::ACK));
         let again = advance_to(&mut rig, 220);
         assert_eq!(
             again[0],
@@ -181,9 +181,9 @@ fn a_part_half_acknowledged_is_sent_whole() {
     let mut rig = rig();
     hand_over(&mut rig, teardown_of(&[100, 100]));
     sent_lines(&mut rig);
-    send(&mut rig, &peer(RCV, UNA + 150, Flags::ACK));
+    send(&mut rig, &peer(RCV, UNA + 150, TcpFlags::ACK));
     assert_eq!(advance_to(&mut rig, 16_220), [(16_208, "FP. 1100+100 5000".into())]);
-    send(&mut rig, &peer(RCV, UNA + 200, Flags::ACK));
+    send(&mut rig, &peer(RCV, UNA + 200, TcpFlags::ACK));
     assert_eq!(
         advance_to(&mut rig, 16_500),
         [(16_432, "F. 1200+0 5000".into())],
@@ -233,7 +233,7 @@ fn progress_ends_the_back_off() {
     advance_to(&mut rig, 32_000);
     hand_over(&mut rig, teardown_of(&[100, 100]));
     assert_eq!(advance_to(&mut rig, 32_700).len(), 3);
-    send(&mut rig, &peer(RCV, UNA + 100, Flags::ACK));
+    send(&mut rig, &peer(RCV, UNA + 100, TcpFlags::ACK));
     let fin: String = "FP. 1100+100 5000".into();
     assert_eq!(advance_to(&mut rig, 33_400), [(32_912, fin.clone()), (33_312, fin)]);
 }
@@ -242,9 +242,9 @@ fn progress_ends_the_back_off() {
 fn three_duplicates() {
     let mut rig = rig();
     hand_over(&mut rig, teardown_of(&[100, 100]));
-    send(&mut rig, &peer(RCV, UNA + 100, Flags::ACK));
+    send(&mut rig, &peer(RCV, UNA + 100, TcpFlags::ACK));
     sent_lines(&mut rig);
-    let dup = peer(RCV, UNA + 100, Flags::ACK);
+    let dup = peer(RCV, UNA + 100, TcpFlags::ACK);
     send(&mut rig, &dup);
     send(&mut rig, &PeerSegment { window: 501, ..dup.clone() });
     send(&mut rig, &dup);
@@ -261,7 +261,7 @@ fn three_duplicates() {
     send(&mut rig, &peer(RCV, UNA + 201, FIN_ACK));
     assert_eq!(gauges(&rig), (0, 1));
     for _ in 0..4 {
-        send(&mut rig, &peer(RCV + 1, UNA + 201, Flags::ACK));
+        send(&mut rig, &peer(RCV + 1, UNA + 201, TcpFlags::ACK));
     }
     assert_eq!(sent_lines(&mut rig), [". 1201+0 5001"]);
 }
@@ -269,7 +269,7 @@ fn three_duplicates() {
 /// RFC 1122 section 4.2.2.13.
 #[test]
 fn late_data_resets() {
-    for flags in [Flags::ACK, FIN_ACK] {
+    for flags in [TcpFlags::ACK, FIN_ACK] {
         let mut rig = rig();
         hand_over(&mut rig, teardown_of(&[10]));
         sent_lines(&mut rig);
@@ -288,7 +288,7 @@ fn old_data_is_acknowledged() {
     let mut rig = rig();
     hand_over(&mut rig, teardown_of(&[10]));
     sent_lines(&mut rig);
-    send(&mut rig, &peer(RCV - 4, UNA, Flags::ACK).with(b"more"));
+    send(&mut rig, &peer(RCV - 4, UNA, TcpFlags::ACK).with(b"more"));
     assert_eq!(sent_lines(&mut rig), [". 1011+0 5000"]);
     send(&mut rig, &peer(RCV - 4, UNA + 11, FIN_ACK).with(b"more"));
     assert_eq!(sent_lines(&mut rig), [". 1011+0 5001"]);
@@ -300,7 +300,7 @@ fn old_data_is_acknowledged() {
     // No text follows the peer's FIN (RFC 9293 section 3.10.7.4, seventh).
     hand_over(&mut rig, Teardown { state: ClosingState::LastAck, ..teardown_of(&[10]) });
     sent_lines(&mut rig);
-    send(&mut rig, &peer(RCV, UNA, Flags::ACK).with(b"more"));
+    send(&mut rig, &peer(RCV, UNA, TcpFlags::ACK).with(b"more"));
     assert_eq!((sent_lines(&mut rig), gauges(&rig).0), (Vec::from([". 1011+0 5000".into()]), 1));
 }
 
@@ -312,7 +312,7 @@ fn a_fin_out_of_order_waits() {
     sent_lines(&mut rig);
     send(&mut rig, &peer(RCV + 4, UNA + 11, FIN_ACK));
     assert_eq!((sent_lines(&mut rig), gauges(&rig)), (Vec::from([". 1011+0 5000".into()]), (1, 0)));
-    send(&mut rig, &peer(RCV, UNA + 11, Flags::ACK).with(b"more"));
+    send(&mut rig, &peer(RCV, UNA + 11, TcpFlags::ACK).with(b"more"));
     assert_eq!(sent_lines(&mut rig), ["R. 1011+0 5000"]);
 }
 

@@ -1,6 +1,6 @@
 //! Protection against blind attackers, old segments and a hostile host.
 
-use abi::{FileExtent, FileId, Header};
+use abi::{FileExtent, FileId, PacketHeader};
 use proptest::prelude::*;
 
 use super::*;
@@ -17,11 +17,11 @@ fn only_the_exact_number_resets() {
     let mut rig = rig();
     open(&mut rig);
     for seq in [RCV + 1, RCV + 499] {
-        send(&mut rig, &peer(seq, 0, Flags::RST));
+        send(&mut rig, &peer(seq, 0, TcpFlags::RST));
     }
     assert_eq!(sent_lines(&mut rig), [". 1011+0 5000"], "challenged, at a limited rate");
     for seq in [RCV - 1, RCV + 500, RCV ^ 1 << 31] {
-        send(&mut rig, &peer(seq, 0, Flags::RST));
+        send(&mut rig, &peer(seq, 0, TcpFlags::RST));
     }
     assert_eq!(sent_lines(&mut rig), [""; 0], "outside the window");
     assert_eq!(
@@ -32,7 +32,7 @@ fn only_the_exact_number_resets() {
             "teardown_out_of_window +3",
         ]
     );
-    send(&mut rig, &PeerSegment { stamps: None, ..peer(RCV, 0, Flags::RST) });
+    send(&mut rig, &PeerSegment { stamps: None, ..peer(RCV, 0, TcpFlags::RST) });
     assert_eq!((sent_lines(&mut rig), gauges(&rig)), (Vec::new(), (0, 0)));
     assert_eq!(changed_counters(&mut rig), ["teardown_reset_by_peer +1"]);
     advance_to(&mut rig, 16_100);
@@ -47,7 +47,7 @@ fn a_syn_is_challenged() {
     for (seq, at_ms) in [(RCV, 0), (RCV - 1000, 500), (RCV + 100_000, 1000)] {
         advance_to(&mut rig, 16_003 + at_ms);
         sent_lines(&mut rig);
-        send(&mut rig, &peer(seq, 0, Flags::SYN));
+        send(&mut rig, &peer(seq, 0, TcpFlags::SYN));
         assert_eq!(sent_lines(&mut rig), [". 1011+0 5000"]);
     }
     assert_eq!(rig.counter("teardown_challenge_acks"), 3);
@@ -61,12 +61,12 @@ fn blind_data_is_challenged() {
     let mut rig = rig();
     open(&mut rig);
     for ack in [UNA + 12, UNA.wrapping_sub(70_000), UNA + (1 << 31)] {
-        send(&mut rig, &peer(RCV, ack, Flags::ACK).with(b"evil"));
+        send(&mut rig, &peer(RCV, ack, TcpFlags::ACK).with(b"evil"));
         send(&mut rig, &peer(RCV, ack, FIN_ACK));
     }
     assert_eq!((sent_lines(&mut rig), gauges(&rig)), (Vec::from([". 1011+0 5000".into()]), (1, 0)));
     // Segments without ACK are not accepted either.
-    send(&mut rig, &peer(RCV, 0, Flags::FIN));
+    send(&mut rig, &peer(RCV, 0, TcpFlags::FIN));
     assert_eq!((sent_lines(&mut rig), gauges(&rig)), (Vec::new(), (1, 0)));
     assert_eq!(rig.counter("teardown_challenge_acks_limited"), 5);
 }
@@ -82,10 +82,10 @@ fn a_closed_window_takes_no_data() {
     hand_over(&mut rig, closed);
     sent_lines(&mut rig);
     changed_counters(&mut rig);
-    send(&mut rig, &peer(RCV, UNA, Flags::ACK).with(b"late"));
+    send(&mut rig, &peer(RCV, UNA, TcpFlags::ACK).with(b"late"));
     assert_eq!((sent_lines(&mut rig), gauges(&rig)), (Vec::from([". 1011+0 5000".into()]), (1, 0)));
     assert_eq!(changed_counters(&mut rig), ["teardown_out_of_window +1"]);
-    send(&mut rig, &peer(RCV, UNA + 11, Flags::ACK));
+    send(&mut rig, &peer(RCV, UNA + 11, TcpFlags::ACK));
     assert_eq!((sent_lines(&mut rig), changed_counters(&mut rig)), (Vec::new(), Vec::new()));
 }
 
@@ -98,7 +98,7 @@ fn old_timestamps_do_not_count() {
     assert_eq!((sent_lines(&mut rig), gauges(&rig)), (Vec::from([". 1011+0 5000".into()]), (1, 0)));
     assert_eq!(changed_counters(&mut rig), ["teardown_paws_drops +1"]);
     // A reset is never too old.
-    send(&mut rig, &peer(RCV, 0, Flags::RST).stamped(4));
+    send(&mut rig, &peer(RCV, 0, TcpFlags::RST).stamped(4));
     assert_eq!(gauges(&rig), (0, 0));
 }
 
@@ -111,8 +111,8 @@ fn forged_timestamps_do_not_count() {
             let mut rig = rig();
             open(&mut rig);
             let seq = RCV - u32::try_from(payload.len()).unwrap();
-            send(&mut rig, &peer(seq, ack, Flags::ACK).with(payload).stamped(1 << 30));
-            send(&mut rig, &peer(RCV, ack, Flags::ACK).stamped(1 << 30));
+            send(&mut rig, &peer(seq, ack, TcpFlags::ACK).with(payload).stamped(1 << 30));
+            send(&mut rig, &peer(RCV, ack, TcpFlags::ACK).stamped(1 << 30));
             sent_lines(&mut rig);
             send(&mut rig, &peer(RCV, UNA + 11, FIN_ACK).stamped(6));
             assert_eq!(
@@ -136,11 +136,11 @@ fn timestamps_go_on() {
     send(&mut rig, &peer(RCV, UNA, FIN_ACK).stamped(9));
     assert_eq!(stamps(&mut rig), [(7783, 9)]);
     // The timestamp of a segment ahead of the sequence is not echoed.
-    send(&mut rig, &peer(RCV + 10, UNA, Flags::ACK).stamped(20));
-    send(&mut rig, &peer(RCV + 10, UNA, Flags::RST).stamped(20));
+    send(&mut rig, &peer(RCV + 10, UNA, TcpFlags::ACK).stamped(20));
+    send(&mut rig, &peer(RCV + 10, UNA, TcpFlags::RST).stamped(20));
     assert_eq!(stamps(&mut rig), [(7783, 9)]);
     rig.now += Duration::from_secs(1);
-    send(&mut rig, &peer(RCV + 1, UNA + 11, Flags::ACK).stamped(30));
+    send(&mut rig, &peer(RCV + 1, UNA + 11, TcpFlags::ACK).stamped(30));
     send(&mut rig, &peer(RCV, UNA + 11, FIN_ACK).stamped(31));
     assert_eq!(stamps(&mut rig), [(8783, 30)], "TIME-WAIT has the same clock");
 }
@@ -223,15 +223,15 @@ fn malformed_teardowns_are_refused() {
         &|t| set(t, 35, 0),
         &|t| set(t, 46, 0xf0),
         &|t| set(t, 55, 0xff),
-        &|t| t.header = Header::zeroed(0, 0, 0).unwrap(),
-        &|t| t.header = Header::zeroed(120, 120, 120).unwrap(),
+        &|t| t.header = PacketHeader::zeroed(0, 0, 0).unwrap(),
+        &|t| t.header = PacketHeader::zeroed(120, 120, 120).unwrap(),
         &|t| t.parts.push(TransmitPart::File(FileExtent { file: FileId(9), offset: 0, len: 1 })),
     ];
     let mut rig = rig();
     for (nth, change) in (1..).zip(change) {
         let mut nonsense = teardown_of(&[10]);
         if nth == 15 {
-            nonsense.header = tcp_header(6, 1, Flags::ACK);
+            nonsense.header = tcp_header(6, 1, TcpFlags::ACK);
         }
         change(&mut nonsense);
         if nth == 19 {
@@ -261,7 +261,7 @@ fn unreasonable_times_are_clamped() {
         next.header.as_mut_slice()[37] = nth;
         hand_over(&mut rig, next);
     }
-    send(&mut rig, &PeerSegment { port: 0x9c03, ..peer(RCV, UNA + 11, Flags::ACK) });
+    send(&mut rig, &PeerSegment { port: 0x9c03, ..peer(RCV, UNA + 11, TcpFlags::ACK) });
     advance_to(&mut rig, 16_003 + 241_000);
     assert_eq!(rig.counter("teardown_fin_wait_expired"), 1);
     advance_to(&mut rig, 16_003 + 9 * 121_000);
@@ -276,12 +276,12 @@ fn a_window_that_shrinks() {
     hand_over(&mut rig, teardown_of(&[1000, 1000, 1000]));
     sent_lines(&mut rig);
     // 1000 bytes are acknowledged, and 9 * 2^7 more may follow.
-    send(&mut rig, &PeerSegment { window: 9, ..peer(RCV, UNA + 1000, Flags::ACK) });
+    send(&mut rig, &PeerSegment { window: 9, ..peer(RCV, UNA + 1000, TcpFlags::ACK) });
     assert_eq!(advance_to(&mut rig, 16_220), [(16_208, ". 2000+1000 5000".into())]);
-    send(&mut rig, &PeerSegment { window: 16, ..peer(RCV, UNA + 1000, Flags::ACK) });
+    send(&mut rig, &PeerSegment { window: 16, ..peer(RCV, UNA + 1000, TcpFlags::ACK) });
     let both = [(16_608, ". 2000+1448 5000".into()), (16_608, "FP. 3448+552 5000".into())];
     assert_eq!(advance_to(&mut rig, 16_620), both);
-    send(&mut rig, &PeerSegment { window: 0, ..peer(RCV, UNA + 1000, Flags::ACK) });
+    send(&mut rig, &PeerSegment { window: 0, ..peer(RCV, UNA + 1000, TcpFlags::ACK) });
     assert_eq!(advance_to(&mut rig, 17_420), [(17_408, ". 2000+1000 5000".into())], "a probe");
 }
 
@@ -290,14 +290,14 @@ fn ipv6_and_vlan() {
     for (version, vlan) in [(6, None), (4, Some(0x2007)), (6, Some(0x2007))] {
         let mut rig = rig();
         let mut next = teardown_of(&[10]);
-        next.header = tcp_header(version, 1, Flags::ACK);
+        next.header = tcp_header(version, 1, TcpFlags::ACK);
         let mut offset = if version == 4 { TS_AT } else { TS_AT + 20 };
         if let Some(vlan) = vlan {
             let mut bytes = next.header.as_slice().to_vec();
             let (l3, l4) = (next.header.l3(), next.header.l4());
             let [high, low] = u16::to_be_bytes(vlan);
             bytes.splice(12..12, [0x81, 0, high, low]);
-            next.header = Header::from_bytes(&bytes, l3 + 4, l4 + 4).unwrap();
+            next.header = PacketHeader::from_bytes(&bytes, l3 + 4, l4 + 4).unwrap();
             (next.mss, offset) = (1400, offset + 4);
         }
         next.mss = 1400;
@@ -403,7 +403,7 @@ proptest! {
         if !stamped {
             let mut bytes = next.header.as_slice()[..54].to_vec();
             bytes[46] = 0x50;
-            (next.header, next.timestamp) = (Header::from_bytes(&bytes, 14, 34).unwrap(), None);
+            (next.header, next.timestamp) = (PacketHeader::from_bytes(&bytes, 14, 34).unwrap(), None);
         }
         hand_over(&mut rig, next);
         let mut now = 16_003;
@@ -411,7 +411,7 @@ proptest! {
             let near = |base: u32, by: i32| base.wrapping_add_signed(by);
             let payload = alloc::vec![1; if len < 40 { 0 } else { len }];
             let stamps = Some((5_u32.wrapping_add_signed(ts), 0));
-            let sent = peer(near(RCV, seq), near(una, ack), Flags(flags));
+            let sent = peer(near(RCV, seq), near(una, ack), TcpFlags(flags));
             let base = PeerSegment { window, stamps, ..sent };
             send(&mut rig, &base.with(&payload));
             now += wait;

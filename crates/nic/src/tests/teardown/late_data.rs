@@ -14,10 +14,10 @@ fn late_data_does_not_cut_the_response_off() {
     let mut rig = rig();
     hand_over(&mut rig, lingering(&[10], 1000));
     sent_lines(&mut rig);
-    send(&mut rig, &peer(RCV, UNA, Flags::ACK).with(b"GET / "));
+    send(&mut rig, &peer(RCV, UNA, TcpFlags::ACK).with(b"GET / "));
     assert_eq!(sent_lines(&mut rig), [". 1011+0 5006"]);
     assert_eq!(advance_to(&mut rig, 16_220), [(16_208, "FP. 1000+10 5006".into())], "sent again");
-    send(&mut rig, &peer(RCV + 6, UNA + 11, Flags::ACK).with(b"HTTP"));
+    send(&mut rig, &peer(RCV + 6, UNA + 11, TcpFlags::ACK).with(b"HTTP"));
     assert_eq!(sent_lines(&mut rig), [". 1011+0 5010"], "acknowledged in FIN-WAIT-2, too");
     send(&mut rig, &peer(RCV + 10, UNA + 11, FIN_ACK));
     assert_eq!(sent_lines(&mut rig), [". 1011+0 5011"]);
@@ -57,16 +57,16 @@ fn late_data_out_of_order_and_twice() {
     sent_lines(&mut rig);
     let window = |rig: &mut Rig| {
         let frame = bytes_of(&rig.sent.pop().expect("an acknowledgment"));
-        let Ok(Frame::Ip(ip)) = parse(&frame) else { panic!("well-formed") };
-        let (segment, _) = Segment::parse(&frame[ip.l4..ip.end]).unwrap();
+        let Ok(ParsedFrame::Ip(ip)) = parse(&frame) else { panic!("well-formed") };
+        let (segment, _) = TcpHeader::parse(&frame[ip.l4..ip.end]).unwrap();
         (segment.ack.0, segment.window)
     };
     send(&mut rig, &peer(RCV + 4, UNA, FIN_ACK).with(b"ond"));
     let (ack, first) = window(&mut rig);
     assert_eq!(ack, RCV, "a duplicate acknowledgment asks for what is missing");
-    send(&mut rig, &peer(RCV, UNA, Flags::ACK).with(b"first"));
+    send(&mut rig, &peer(RCV, UNA, TcpFlags::ACK).with(b"first"));
     assert_eq!(window(&mut rig), (RCV + 5, first));
-    send(&mut rig, &peer(RCV, UNA, Flags::ACK).with(b"first"));
+    send(&mut rig, &peer(RCV, UNA, TcpFlags::ACK).with(b"first"));
     assert_eq!(window(&mut rig), (RCV + 5, first), "nothing new");
     send(&mut rig, &peer(RCV + 4, UNA, FIN_ACK).with(b"tond"));
     assert_eq!(window(&mut rig), (RCV + 9, first), "the new part, and the FIN");
@@ -86,9 +86,9 @@ fn late_data_is_bounded() {
     let mut rig = rig();
     hand_over(&mut rig, lingering(&[10], 8));
     sent_lines(&mut rig);
-    send(&mut rig, &peer(RCV, UNA + 11, Flags::ACK).with(b"12345678"));
+    send(&mut rig, &peer(RCV, UNA + 11, TcpFlags::ACK).with(b"12345678"));
     assert_eq!(sent_lines(&mut rig), [". 1011+0 5008"]);
-    send(&mut rig, &peer(RCV + 8, UNA + 11, Flags::ACK).with(b"9"));
+    send(&mut rig, &peer(RCV + 8, UNA + 11, TcpFlags::ACK).with(b"9"));
     assert_eq!(
         (sent_lines(&mut rig), gauges(&rig)),
         (Vec::from(["R. 1011+0 5008".into()]), (0, 0))
@@ -102,10 +102,10 @@ fn late_data_is_bounded() {
 
     advance_to(&mut rig, 32_000);
     hand_over(&mut rig, lingering(&[10], 1 << 20));
-    send(&mut rig, &peer(RCV, UNA + 11, Flags::ACK));
+    send(&mut rig, &peer(RCV, UNA + 11, TcpFlags::ACK));
     for (seq, second) in (RCV..).zip(0..59) {
         advance_to(&mut rig, 32_000 + second * 1000);
-        send(&mut rig, &peer(seq, UNA + 11, Flags::ACK).with(b"x"));
+        send(&mut rig, &peer(seq, UNA + 11, TcpFlags::ACK).with(b"x"));
     }
     assert_eq!(gauges(&rig).0, 1);
     advance_to(&mut rig, 32_000 + 60_040);
@@ -120,7 +120,7 @@ fn late_data_needs_an_acceptable_acknowledgment() {
     hand_over(&mut rig, lingering(&[10], 1000));
     sent_lines(&mut rig);
     for ack in [UNA + 12, UNA.wrapping_sub(70_000)] {
-        send(&mut rig, &peer(RCV, ack, Flags::ACK).with(b"evil"));
+        send(&mut rig, &peer(RCV, ack, TcpFlags::ACK).with(b"evil"));
     }
     assert_eq!(sent_lines(&mut rig), [". 1011+0 5000"], "one challenge");
     assert_eq!(rig.counter("teardown_late_data_bytes"), 0);
@@ -136,7 +136,7 @@ fn late_data_when_only_the_end_of_the_peer_is_missing() {
     let waiting = |lens: &[usize]| Teardown { state, una, nxt: una, ..lingering(lens, 1000) };
     hand_over(&mut rig, waiting(&[]));
     assert_eq!((sent_lines(&mut rig), gauges(&rig)), (Vec::<String>::new(), (1, 0)));
-    send(&mut rig, &peer(RCV, UNA + 11, Flags::ACK).with(b"late"));
+    send(&mut rig, &peer(RCV, UNA + 11, TcpFlags::ACK).with(b"late"));
     assert_eq!(sent_lines(&mut rig), [". 1011+0 5004"]);
     send(&mut rig, &peer(RCV + 4, UNA + 11, FIN_ACK));
     assert_eq!((sent_lines(&mut rig), gauges(&rig)), (Vec::from([". 1011+0 5005".into()]), (0, 1)));

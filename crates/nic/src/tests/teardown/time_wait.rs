@@ -33,7 +33,7 @@ fn a_forged_fin_does_not_restart_the_time() {
     for (seq, ack) in [(RCV - 1, 11), (RCV + 1, 11), (RCV + 5000, 11), (RCV, 10), (RCV, 12)] {
         send(&mut rig, &peer(seq, UNA + ack, FIN_ACK));
     }
-    send(&mut rig, &peer(RCV, 0, Flags::FIN));
+    send(&mut rig, &peer(RCV, 0, TcpFlags::FIN));
     advance_to(&mut rig, 16_003 + 60_000);
     assert_eq!(gauges(&rig), (0, 0));
 }
@@ -63,11 +63,11 @@ fn a_restarted_entry_expires_last() {
 #[test]
 fn most_is_not_answered() {
     let mut rig = waiting();
-    send(&mut rig, &peer(RCV + 1, UNA + 11, Flags::ACK));
-    send(&mut rig, &peer(RCV + 1, UNA + 11, Flags::RST));
-    send(&mut rig, &peer(RCV + 1, UNA + 11, Flags::RST.with(Flags::SYN)));
+    send(&mut rig, &peer(RCV + 1, UNA + 11, TcpFlags::ACK));
+    send(&mut rig, &peer(RCV + 1, UNA + 11, TcpFlags::RST));
+    send(&mut rig, &peer(RCV + 1, UNA + 11, TcpFlags::RST.with(TcpFlags::SYN)));
     assert_eq!((sent_lines(&mut rig), gauges(&rig)), (Vec::new(), (0, 1)), "RFC 1337");
-    send(&mut rig, &peer(RCV - 4, UNA + 11, Flags::ACK).with(b"more"));
+    send(&mut rig, &peer(RCV - 4, UNA + 11, TcpFlags::ACK).with(b"more"));
     assert_eq!(sent_lines(&mut rig), [". 1011+0 5001"]);
     assert_eq!(delivered_frames(&mut rig), 0);
     let mut group = peer(RCV, UNA + 11, FIN_ACK).frame();
@@ -81,14 +81,16 @@ fn most_is_not_answered() {
 /// RFC 6191.
 #[test]
 fn a_newer_syn_takes_over() {
-    let syn =
-        |seq: u32, stamps: Option<(u32, u32)>| PeerSegment { stamps, ..peer(seq, 0, Flags::SYN) };
+    let syn = |seq: u32, stamps: Option<(u32, u32)>| PeerSegment {
+        stamps,
+        ..peer(seq, 0, TcpFlags::SYN)
+    };
     let older = [
         syn(RCV + 9, Some((4, 0))),
         syn(RCV - 9, Some((5, 0))),
         syn(RCV, None),
         syn(RCV + 1, None),
-        PeerSegment { ack: 0, ..peer(RCV + 9, 0, Flags::SYN.with(Flags::ACK)) },
+        PeerSegment { ack: 0, ..peer(RCV + 9, 0, TcpFlags::SYN.with(TcpFlags::ACK)) },
     ];
     for (nth, old) in older.iter().enumerate() {
         let mut rig = waiting();

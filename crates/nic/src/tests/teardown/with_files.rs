@@ -1,6 +1,6 @@
 //! Parts from files, and encrypted parts.
 
-use abi::l5o::{Direction, L5oContent, L5oId, RecordRange};
+use abi::l5o::{L5oContent, L5oDirection, L5oId, RecordRange};
 use abi::{FileExtent, FileId, Transmit};
 use smallvec::smallvec;
 use wire::tls::TlsRecordRun;
@@ -54,7 +54,7 @@ fn a_file_is_sent_again_after_the_host_has_closed_it() {
     assert_eq!(stream(&mut rig), (UNA, expected));
     assert_eq!(rig.counter("file_held_bytes"), 1400, "held once");
     // A completely acknowledged part is released, the other is not.
-    send(&mut rig, &peer(RCV, UNA + 1300, Flags::ACK));
+    send(&mut rig, &peer(RCV, UNA + 1300, TcpFlags::ACK));
     assert_eq!((rig.counter("file_held_bytes"), rig.counter("file_acks")), (400, 1));
     rig.now = Instant::from_millis(16_416);
     rig.collect();
@@ -75,7 +75,7 @@ fn a_lone_fin_after_the_files_parts_were_acknowledged() {
     rig.close(0, 1);
     rig.complete_all();
     sent_lines(&mut rig);
-    send(&mut rig, &peer(RCV, UNA + 1500, Flags::ACK));
+    send(&mut rig, &peer(RCV, UNA + 1500, TcpFlags::ACK));
     assert_eq!((rig.counter("file_held_bytes"), rig.counter("file_acks")), (0, 2));
     assert_eq!((rig.counter("file_open_files"), rig.disk.open_handles()), (0, 0));
     assert_eq!(advance_to(&mut rig, 16_250), [(16_208, "F. 2500+0 5000".into())]);
@@ -91,7 +91,7 @@ fn a_reset_releases_files_and_waiting_transmits() {
     hand_over(&mut rig, teardown);
     rig.close(0, 1);
     assert_eq!(sent_lines(&mut rig), [""; 0], "the disk has not answered");
-    send(&mut rig, &peer(RCV, UNA, Flags::ACK).with(b"more"));
+    send(&mut rig, &peer(RCV, UNA, TcpFlags::ACK).with(b"more"));
     assert_eq!(sent_lines(&mut rig), ["R. 2501+0 5000"], "it does not wait behind the disk");
     rig.complete_all();
     assert_eq!(sent_lines(&mut rig), [""; 0], "nothing follows it");
@@ -164,7 +164,7 @@ fn retransmitted_records_are_identical() {
         let keys = Keys::new(suite);
         let mut rig = Rig::with(sealing(), PLAIN_LINK);
         advance_to(&mut rig, 16_000);
-        rig.op(0, keys.create(L5oId(70), Direction::Transmit, UNA, 0));
+        rig.op(0, keys.create(L5oId(70), L5oDirection::Transmit, UNA, 0));
         let text = bytes(0, 900);
         let run = TlsRecordRun {
             content_bytes: 900,
@@ -190,9 +190,9 @@ fn retransmitted_records_are_identical() {
         rig.now = Instant::from_millis(16_208);
         rig.collect();
         assert_eq!(stream(&mut rig), (UNA, expected));
-        send(&mut rig, &peer(RCV, UNA + len, Flags::ACK));
+        send(&mut rig, &peer(RCV, UNA + len, TcpFlags::ACK));
         assert_eq!(rig.counter("l5o_contexts"), 1, "the FIN is missing");
-        send(&mut rig, &peer(RCV, UNA + len + 1, Flags::ACK));
+        send(&mut rig, &peer(RCV, UNA + len + 1, TcpFlags::ACK));
         assert_eq!(rig.counter("l5o_contexts"), 0);
         assert_eq!(rig.counter("tx_tls_drop_no_sync_data"), 0);
     }

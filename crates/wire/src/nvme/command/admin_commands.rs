@@ -1,11 +1,11 @@
 //! Fields of admin commands, and their results (base section 5).
 
-use super::{Command, byte, half, split, wide};
+use super::{NvmeCommand, byte, half, split, wide};
 use crate::nvme::log::lid;
 
 /// Identify (base section 5.17).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Identify {
+pub struct IdentifyCommand {
     /// CNS: data structure to return, see [`crate::nvme::identify::cns`].
     pub cns: u8,
     /// CNTID: controller, for structures of a controller.
@@ -16,10 +16,10 @@ pub struct Identify {
     pub specific: u16,
 }
 
-impl Identify {
+impl IdentifyCommand {
     /// Decodes the dwords of a command.
     #[must_use]
-    pub const fn of(command: &Command) -> Self {
+    pub const fn from_command(command: &NvmeCommand) -> Self {
         Self {
             cns: byte(command.cdw10(), 0),
             cntid: half(command.cdw10(), 16),
@@ -30,7 +30,7 @@ impl Identify {
 
     /// Encodes the fields in a command.
     #[must_use]
-    pub const fn put(&self, mut command: Command) -> Command {
+    pub const fn encode_into(&self, mut command: NvmeCommand) -> NvmeCommand {
         command.cdw10[0] = self.cns as u32 | (self.cntid as u32) << 16;
         command.cdw10[1] = self.specific as u32 | (self.csi as u32) << 24;
         command
@@ -59,7 +59,7 @@ pub struct GetLogPage {
 impl GetLogPage {
     /// Decodes the dwords of a command.
     #[must_use]
-    pub const fn of(command: &Command) -> Self {
+    pub const fn from_command(command: &NvmeCommand) -> Self {
         let [cdw10, cdw11, low, high, cdw14, _] = command.cdw10;
         let numd = (half(cdw11, 0) as u64) << 16 | half(cdw10, 16) as u64;
         Self {
@@ -75,7 +75,7 @@ impl GetLogPage {
 
     /// Encodes the fields in a command. Lengths outside 1 to 2^32 dwords are clamped.
     #[must_use]
-    pub const fn encode_into(&self, mut command: Command) -> Command {
+    pub const fn encode_into(&self, mut command: NvmeCommand) -> NvmeCommand {
         let dwords = self.len / 4;
         let [numd, _] = split(match dwords {
             0 => 0,
@@ -149,7 +149,7 @@ pub enum FeatureSelect {
 
 /// Get Features or Set Features (base sections 5.15 and 5.27).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Features {
+pub struct FeaturesCommand {
     /// Feature identifier, see [`feature`].
     pub fid: u8,
     /// Value to return; only in Get Features.
@@ -160,10 +160,10 @@ pub struct Features {
     pub value: u32,
 }
 
-impl Features {
+impl FeaturesCommand {
     /// Decodes the dwords of a command.
     #[must_use]
-    pub const fn of(command: &Command) -> Self {
+    pub const fn from_command(command: &NvmeCommand) -> Self {
         let select = match byte(command.cdw10(), 8) & 7 {
             0 => FeatureSelect::Current,
             1 => FeatureSelect::Default,
@@ -181,7 +181,7 @@ impl Features {
 
     /// Encodes Set Features in a command.
     #[must_use]
-    pub const fn set(fid: u8, value: u32, mut command: Command) -> Command {
+    pub const fn set(fid: u8, value: u32, mut command: NvmeCommand) -> NvmeCommand {
         command.cdw10[0] = fid as u32;
         command.cdw10[1] = value;
         command
@@ -189,7 +189,7 @@ impl Features {
 
     /// Encodes Get Features of the current value in a command.
     #[must_use]
-    pub const fn get(fid: u8, command: Command) -> Command {
+    pub const fn get(fid: u8, command: NvmeCommand) -> NvmeCommand {
         Self::set(fid, 0, command)
     }
 }
@@ -234,13 +234,13 @@ pub struct AbortCommand {
 impl AbortCommand {
     /// Decodes the dwords of a command.
     #[must_use]
-    pub const fn from_command(command: &Command) -> Self {
+    pub const fn from_command(command: &NvmeCommand) -> Self {
         Self { sqid: half(command.cdw10(), 0), cid: half(command.cdw10(), 16) }
     }
 
     /// Encodes the fields in a command.
     #[must_use]
-    pub const fn encode_into(&self, mut command: Command) -> Command {
+    pub const fn encode_into(&self, mut command: NvmeCommand) -> NvmeCommand {
         command.cdw10[0] = self.sqid as u32 | (self.cid as u32) << 16;
         command
     }

@@ -1,12 +1,12 @@
 //! I/O commands on block ranges: Read, Write, Compare, Write Zeroes, Dataset Management (nvm
 //! section 3.2).
 
-use super::{Command, byte, half, split, wide};
+use super::{NvmeCommand, byte, half, split, wide};
 use crate::nvme::{put, u32_at, u64_at};
 
 /// Block range and flags of Read, Write, Compare and Write Zeroes (nvm section 3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Blocks {
+pub struct NvmeBlockRange {
     /// First block.
     pub slba: u64,
     /// Number of blocks, 1 to 65536: NLB plus one.
@@ -27,7 +27,7 @@ const LIMITED_RETRY: u32 = 1 << 31;
 const DEAC: u32 = 1 << 25;
 const PRINFO: u32 = 0x3d;
 
-impl Blocks {
+impl NvmeBlockRange {
     /// Creates a range of `count` blocks from `slba` on.
     #[must_use]
     pub const fn new(slba: u64, count: u32) -> Self {
@@ -37,7 +37,7 @@ impl Blocks {
 
     /// Decodes the dwords of a command.
     #[must_use]
-    pub const fn of(command: &Command) -> Self {
+    pub const fn from_command(command: &NvmeCommand) -> Self {
         let cdw12 = command.cdw12();
         Self {
             slba: wide(command.cdw10(), command.cdw11()),
@@ -51,7 +51,7 @@ impl Blocks {
 
     /// Encodes the range in a command. Counts outside 1 to 65536 are clamped.
     #[must_use]
-    pub const fn put(&self, mut command: Command) -> Command {
+    pub const fn encode_into(&self, mut command: NvmeCommand) -> NvmeCommand {
         let nlb = match self.count {
             0 => 0,
             1..=0x1_0000 => self.count - 1,
@@ -88,7 +88,7 @@ pub struct DatasetManagement {
 impl DatasetManagement {
     /// Decodes the dwords of a command.
     #[must_use]
-    pub const fn of(command: &Command) -> Self {
+    pub const fn from_command(command: &NvmeCommand) -> Self {
         let hints = command.cdw11();
         Self {
             ranges: byte(command.cdw10(), 0) as u16 + 1,
@@ -99,7 +99,7 @@ impl DatasetManagement {
 
     /// Encodes the fields in a command. Counts of ranges outside 1 to 256 are clamped.
     #[must_use]
-    pub const fn encode_into(&self, mut command: Command) -> Command {
+    pub const fn encode_into(&self, mut command: NvmeCommand) -> NvmeCommand {
         let ranges = match self.ranges {
             0 => 0,
             1..=256 => self.ranges - 1,
@@ -114,13 +114,13 @@ impl DatasetManagement {
     /// Returns the length of the ranges, which are the command's data.
     #[must_use]
     pub fn data_len(&self) -> usize {
-        usize::from(self.ranges) * Range::BYTES
+        usize::from(self.ranges) * DatasetRange::BYTES
     }
 }
 
 /// A range of Dataset Management.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Range {
+pub struct DatasetRange {
     /// Context attributes, which are hints.
     pub attributes: u32,
     /// Number of blocks; zero is valid.
@@ -129,7 +129,7 @@ pub struct Range {
     pub slba: u64,
 }
 
-impl Range {
+impl DatasetRange {
     /// Length of an encoded range.
     pub const BYTES: usize = 16;
 

@@ -1,19 +1,19 @@
 //! Submission and completion queue entries, as carried in capsules (base sections 3.3.3 and 5; nvm
 //! section 3.2).
 //!
-//! [`Command`] is an entry with raw dwords. The types below it, and [`crate::nvme::fabrics`],
+//! [`NvmeCommand`] is an entry with raw dwords. The types below it, and [`crate::nvme::fabrics`],
 //! decode the dwords of each opcode.
 
 mod admin_commands;
 mod blocks;
 
 pub use admin_commands::{
-    AbortCommand, AsyncEvent, FeatureSelect, Features, GetLogPage, Identify, QueueCounts, events,
-    feature,
+    AbortCommand, AsyncEvent, FeatureSelect, FeaturesCommand, GetLogPage, IdentifyCommand,
+    QueueCounts, events, feature,
 };
-pub use blocks::{Blocks, DatasetManagement, Range};
+pub use blocks::{DatasetManagement, DatasetRange, NvmeBlockRange};
 
-use super::status::Status;
+use super::status::NvmeStatus;
 use super::{get, put, u8_at, u16_at, u32_at, u64_at};
 
 /// Length of a submission queue entry.
@@ -211,7 +211,7 @@ pub const PSDT_SGL: u8 = 0x40;
 
 /// A submission queue entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Command {
+pub struct NvmeCommand {
     /// Opcode.
     pub opcode: u8,
     /// [`FUSE`] and [`PSDT`].
@@ -230,7 +230,7 @@ pub struct Command {
     pub cdw10: [u32; 6],
 }
 
-impl Command {
+impl NvmeCommand {
     /// Creates a command without data; its dwords are zero.
     #[must_use]
     pub const fn new(opcode: u8, cid: u16, nsid: u32) -> Self {
@@ -327,7 +327,7 @@ const fn split(value: u64) -> [u32; 2] {
 /// A completion queue entry (base section 3.3.3.2). SQID and the phase tag, which are reserved over
 /// fabrics, are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Completion {
+pub struct NvmeCompletion {
     /// Dwords 0 and 1: the command's result.
     pub result: u64,
     /// Submission queue head pointer.
@@ -335,10 +335,10 @@ pub struct Completion {
     /// Command identifier.
     pub cid: u16,
     /// Status of the command.
-    pub status: Status,
+    pub status: NvmeStatus,
 }
 
-impl Completion {
+impl NvmeCompletion {
     /// Parses an entry.
     #[must_use]
     pub fn parse(entry: &[u8; COMPLETION_BYTES]) -> Self {
@@ -346,7 +346,7 @@ impl Completion {
             result: u64_at(entry, 0),
             sqhd: u16_at(entry, 8),
             cid: u16_at(entry, 12),
-            status: Status::from_field(u16_at(entry, 14)),
+            status: NvmeStatus::from_field(u16_at(entry, 14)),
         }
     }
 

@@ -99,7 +99,7 @@ pub mod lpa {
 
 /// Identify Controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Controller {
+pub struct IdentifyController {
     /// VID: PCI vendor ID; zero without PCI.
     pub vid: u16,
     /// SSVID: PCI subsystem vendor ID.
@@ -183,7 +183,7 @@ pub struct Controller {
     pub ofcs: u16,
 }
 
-impl Controller {
+impl IdentifyController {
     /// Parses the structure.
     #[must_use]
     pub fn parse(bytes: &[u8; BYTES]) -> Self {

@@ -6,7 +6,7 @@ mod controller;
 
 use core::str;
 
-pub use controller::{Controller, ControllerType, ctratt, lpa, oncs, sgls, vwc};
+pub use controller::{ControllerType, IdentifyController, ctratt, lpa, oncs, sgls, vwc};
 
 use super::{get, put, u8_at, u16_at, u32_at, u64_at};
 
@@ -81,7 +81,7 @@ impl<const N: usize> AsciiField<N> {
 
 /// Identify Namespace of the NVM command set, with up to 16 LBA formats as in NVMe 1.4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Namespace {
+pub struct IdentifyNamespace {
     /// NSZE: size in blocks.
     pub nsze: u64,
     /// NCAP: capacity, the blocks that may be allocated at a time.
@@ -130,7 +130,7 @@ pub struct LbaFormat {
     pub performance: u8,
 }
 
-impl Namespace {
+impl IdentifyNamespace {
     /// Creates a namespace with `blocks` blocks, all allocated, and one LBA format.
     #[must_use]
     pub const fn new(blocks: u64, shift: u8) -> Self {
@@ -220,7 +220,7 @@ impl Namespace {
 
 /// A namespace identification descriptor (base figure 277).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Descriptor {
+pub enum NamespaceDescriptor {
     /// IEEE Extended Unique Identifier.
     Eui64([u8; 8]),
     /// Namespace Globally Unique Identifier.
@@ -231,7 +231,7 @@ pub enum Descriptor {
     Csi(u8),
 }
 
-impl Descriptor {
+impl NamespaceDescriptor {
     fn kind_and_value(&self) -> (u8, &[u8]) {
         match self {
             Self::Eui64(value) => (1, value),
@@ -311,7 +311,7 @@ pub fn controllers(bytes: &[u8; BYTES]) -> impl Iterator<Item = u16> + '_ {
 
 /// Identify Namespace, independent of the I/O command set ([`cns::NAMESPACE_INDEPENDENT`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Independent {
+pub struct IndependentNamespace {
     /// NSFEAT: namespace features.
     pub nsfeat: u8,
     /// NMIC: bit 0, several controllers may share the namespace.
@@ -324,7 +324,7 @@ pub struct Independent {
     pub ready: bool,
 }
 
-impl Independent {
+impl IndependentNamespace {
     /// Parses the structure.
     #[must_use]
     pub fn parse(bytes: &[u8; BYTES]) -> Self {
@@ -349,7 +349,7 @@ impl Independent {
 /// Identify Controller of the NVM command set ([`cns::CONTROLLER_IO`]): size limits of commands.
 /// Zero means that no limit is reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct ControllerNvm {
+pub struct IdentifyControllerNvm {
     /// VSL: limit of Verify, as a base-2 logarithm in units of the minimum page size.
     pub vsl: u8,
     /// WZSL: limit of Write Zeroes, in the same unit.
@@ -364,7 +364,7 @@ pub struct ControllerNvm {
     pub dmsl: u64,
 }
 
-impl ControllerNvm {
+impl IdentifyControllerNvm {
     /// Parses the structure.
     #[must_use]
     pub fn parse(bytes: &[u8; BYTES]) -> Self {

@@ -13,7 +13,7 @@ fn page() -> impl Strategy<Value = [u8; BYTES]> {
 #[test]
 fn a_controller_at_its_offsets() {
     let mut bytes = [0; BYTES];
-    let mut controller = Controller::parse(&bytes);
+    let mut controller = IdentifyController::parse(&bytes);
     controller.sn = AsciiField::new("0123456789abcdef0123456789");
     controller.mn = AsciiField::new("Outb\u{f6}ard");
     controller.mdts = 8;
@@ -28,7 +28,7 @@ fn a_controller_at_its_offsets() {
     controller.subnqn = Some(Nqn::discovery());
     controller.ioccsz = (64 + 8192) / 16;
     controller.write(&mut bytes);
-    assert_eq!(Controller::parse(&bytes), controller);
+    assert_eq!(IdentifyController::parse(&bytes), controller);
     assert_eq!(&bytes[4..32], b"0123456789abcdef0123Outb?ard");
     assert_eq!((bytes[63], bytes[64]), (b' ', 0));
     assert_eq!(controller.mn.as_str(), "Outb?ard");
@@ -42,12 +42,12 @@ fn a_controller_at_its_offsets() {
 #[test]
 fn a_namespace_at_its_offsets() {
     let mut bytes = [0; BYTES];
-    let mut namespace = Namespace::new(0x1122_3344_5566, 12);
+    let mut namespace = IdentifyNamespace::new(0x1122_3344_5566, 12);
     namespace.nguid = [7; 16];
     namespace.dlfeat = 9;
     namespace.preferred = [1, 2, 3, 4, 5];
     namespace.write(&mut bytes);
-    assert_eq!(Namespace::parse(&bytes), namespace);
+    assert_eq!(IdentifyNamespace::parse(&bytes), namespace);
     assert_eq!(bytes[..8], [0x66, 0x55, 0x44, 0x33, 0x22, 0x11, 0, 0]);
     assert_eq!((bytes[33], bytes[64], bytes[72]), (9, 1, 5));
     assert_eq!((&bytes[104..120], bytes[120]), ([7; 16].as_slice(), 0));
@@ -60,14 +60,18 @@ fn a_namespace_at_its_offsets() {
 #[test]
 fn descriptors() {
     let mut bytes = [0xee; BYTES];
-    let all = [Descriptor::Uuid([3; 16]), Descriptor::Nguid([4; 16]), Descriptor::Csi(0)];
-    Descriptor::write_all(&all, &mut bytes);
+    let all = [
+        NamespaceDescriptor::Uuid([3; 16]),
+        NamespaceDescriptor::Nguid([4; 16]),
+        NamespaceDescriptor::Csi(0),
+    ];
+    NamespaceDescriptor::write_all(&all, &mut bytes);
     assert_eq!(bytes[..6], [3, 16, 0, 0, 3, 3]);
     assert_eq!(bytes[40..46], [4, 1, 0, 0, 0, 0]);
-    assert!(Descriptor::parse_all(&bytes).eq(all));
+    assert!(NamespaceDescriptor::parse_all(&bytes).eq(all));
     bytes[1] = 15;
-    assert_eq!(Descriptor::parse_all(&bytes).count(), 0, "out of step");
-    assert_eq!(Descriptor::parse_all(&[0xff; BYTES]).count(), 0);
+    assert_eq!(NamespaceDescriptor::parse_all(&bytes).count(), 0, "out of step");
+    assert_eq!(NamespaceDescriptor::parse_all(&[0xff; BYTES]).count(), 0);
 }
 
 #[test]
@@ -92,20 +96,20 @@ proptest! {
     #[test]
     fn pages_are_read_as_written(page in page()) {
         let mut again = [0; BYTES];
-        let controller = Controller::parse(&page);
+        let controller = IdentifyController::parse(&page);
         controller.write(&mut again);
-        prop_assert_eq!(Controller::parse(&again), controller);
-        let namespace = Namespace::parse(&page);
+        prop_assert_eq!(IdentifyController::parse(&again), controller);
+        let namespace = IdentifyNamespace::parse(&page);
         namespace.write(&mut again);
-        prop_assert_eq!(Namespace::parse(&again), namespace);
-        let independent = Independent::parse(&page);
+        prop_assert_eq!(IdentifyNamespace::parse(&again), namespace);
+        let independent = IndependentNamespace::parse(&page);
         independent.write(&mut again);
-        prop_assert_eq!(Independent::parse(&again), independent);
-        let limits = ControllerNvm::parse(&page);
+        prop_assert_eq!(IndependentNamespace::parse(&again), independent);
+        let limits = IdentifyControllerNvm::parse(&page);
         limits.write(&mut again);
-        prop_assert_eq!(ControllerNvm::parse(&again), limits);
-        let descriptors = Descriptor::parse_all(&page).collect::<Vec<_>>();
-        Descriptor::write_all(&descriptors, &mut again);
-        prop_assert_eq!(Descriptor::parse_all(&again).collect::<Vec<_>>(), descriptors);
+        prop_assert_eq!(IdentifyControllerNvm::parse(&again), limits);
+        let descriptors = NamespaceDescriptor::parse_all(&page).collect::<Vec<_>>();
+        NamespaceDescriptor::write_all(&descriptors, &mut again);
+        prop_assert_eq!(NamespaceDescriptor::parse_all(&again).collect::<Vec<_>>(), descriptors);
     }
 }

@@ -1,14 +1,14 @@
 //! PDU headers behind the common header (tcp section 3.6.2).
 
 use super::{
-    COMMON_BYTES, Common, DIGEST_BYTES, Fault, Fes, HEADER_BYTES, MAXH2CDATA_MIN, PDA_MAX, PFV,
-    PduFlags, PduKind, Rules, at, data_offset,
+    COMMON_BYTES, DIGEST_BYTES, FatalErrorStatus, HEADER_BYTES, MAXH2CDATA_MIN, PDA_MAX, PFV,
+    PduCommonHeader, PduFault, PduFlags, PduKind, PduRules, at, data_offset,
 };
 use crate::nvme::{get, put, u8_at, u16_at, u32_at};
 
 /// Header of H2CData or C2HData behind the common header (tcp sections 3.6.2.7 and 3.6.2.8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DataHeader {
+pub struct DataPduHeader {
     /// CCCID: identifier of the command.
     pub cccid: u16,
     /// TTAG: tag of the R2T in H2CData; reserved in C2HData.
@@ -23,20 +23,20 @@ pub struct DataHeader {
     pub success: bool,
 }
 
-impl DataHeader {
+impl DataPduHeader {
     /// Parses the header in `bytes`, which begins with the common header.
     ///
     /// # Errors
-    /// The [`Fault`] for a terminate request.
-    pub fn parse(common: &Common, bytes: &[u8; HEADER_BYTES]) -> Result<Self, Fault> {
+    /// The [`PduFault`] for a terminate request.
+    pub fn parse(common: &PduCommonHeader, bytes: &[u8; HEADER_BYTES]) -> Result<Self, PduFault> {
         let (offset, len) = (u32_at(bytes, 12), u32_at(bytes, 16));
         if offset % 4 != 0 {
-            return Err(Fault::field(at::DATAO));
+            return Err(PduFault::field(at::DATAO));
         }
         if len != common.data_len {
-            return Err(Fault::field(at::DATAL));
+            return Err(PduFault::field(at::DATAL));
         }
-        offset.checked_add(len).ok_or(Fault::OUT_OF_RANGE)?;
+        offset.checked_add(len).ok_or(PduFault::OUT_OF_RANGE)?;
         let to_host = common.kind == PduKind::C2HData;
         Ok(Self {
             cccid: u16_at(bytes, 8),
@@ -102,7 +102,7 @@ const fn dgst(header: bool, data: bool) -> u8 {
 }
 
 impl IcReq {
-    fn parse(bytes: &[u8]) -> Result<Self, Fault> {
+    fn parse(bytes: &[u8]) -> Result<Self, PduFault> {
         let dgst = u8_at(bytes, 11);
         let request = Self {
             pfv: u16_at(bytes, 8),
@@ -123,7 +123,7 @@ impl IcReq {
 }
 
 impl IcResp {
-    fn parse(bytes: &[u8]) -> Result<Self, Fault> {
+    fn parse(bytes: &[u8]) -> Result<Self, PduFault> {
         let dgst = u8_at(bytes, 11);
         let response = Self {
             pfv: u16_at(bytes, 8),
@@ -134,7 +134,7 @@ impl IcResp {
         };
         check_setup(response.pfv, response.cpda)?;
         if response.maxh2cdata < MAXH2CDATA_MIN || response.maxh2cdata % 4 != 0 {
-            return Err(Fault::field(at::MAXH2CDATA));
+            return Err(PduFault::field(at::MAXH2CDATA));
         }
         Ok(response)
     }
@@ -148,11 +148,11 @@ impl IcResp {
 
 /// Checks version and alignment. An unknown version is an unsupported parameter; an alignment above
 /// the maximum is an invalid field.
-const fn check_setup(pfv: u16, pda: u8) -> Result<(), Fault> {
+const fn check_setup(pfv: u16, pda: u8) -> Result<(), PduFault> {
     if pfv != PFV {
-        Err(Fault::unsupported(at::PFV))
+        Err(PduFault::unsupported(at::PFV))
     } else if pda > PDA_MAX {
-        Err(Fault::field(at::PDA))
+        Err(PduFault::field(at::PDA))
     } else {
         Ok(())
     }
@@ -172,16 +172,16 @@ pub struct R2t {
 }
 
 impl R2t {
-    fn parse(bytes: &[u8]) -> Result<Self, Fault> {
+    fn parse(bytes: &[u8]) -> Result<Self, PduFault> {
         let [cccid, ttag] = [8, 10].map(|at| u16_at(bytes, at));
         let [offset, len] = [12, 16].map(|at| u32_at(bytes, at));
         if offset % 4 != 0 {
-            return Err(Fault::field(at::DATAO));
+            return Err(PduFault::field(at::DATAO));
         }
         if len == 0 {
-            return Err(Fault::field(at::DATAL));
+            return Err(PduFault::field(at::DATAL));
         }
-        offset.checked_add(len).ok_or(Fault::OUT_OF_RANGE)?;
+        offset.checked_add(len).ok_or(PduFault::OUT_OF_RANGE)?;
         Ok(Self { cccid, ttag, offset, len })
     }
 
@@ -195,28 +195,28 @@ impl R2t {
 
 /// A complete header without its digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Header {
+pub enum PduHeader {
     /// Initialize Connection Request.
     ICReq(IcReq),
     /// Initialize Connection Response.
     ICResp(IcResp),
     /// Terminate request of the initiator; bytes of the header in error follow.
-    H2CTermReq(Fault),
+    H2CTermReq(PduFault),
     /// Terminate request of the controller; bytes of the header in error follow.
-    C2HTermReq(Fault),
+    C2HTermReq(PduFault),
     /// Submission queue entry of a command.
     CapsuleCmd([u8; 64]),
     /// Completion queue entry.
     CapsuleResp([u8; 16]),
     /// Data of a write.
-    H2CData(DataHeader),
+    H2CData(DataPduHeader),
     /// Data of a read.
-    C2HData(DataHeader),
+    C2HData(DataPduHeader),
     /// Ready to Transfer.
     R2T(R2t),
 }
 
-impl Header {
+impl PduHeader {
     /// Returns the PDU type.
     #[must_use]
     pub const fn kind(&self) -> PduKind {
@@ -237,12 +237,12 @@ impl Header {
     /// digest.
     ///
     /// # Errors
-    /// The [`Fault`] for a terminate request. A truncated header has an invalid HLEN.
-    pub fn parse(common: &Common, bytes: &[u8]) -> Result<Self, Fault> {
+    /// The [`PduFault`] for a terminate request. A truncated header has an invalid HLEN.
+    pub fn parse(common: &PduCommonHeader, bytes: &[u8]) -> Result<Self, PduFault> {
         let len = usize::from(common.kind.header_len());
-        let bytes = bytes.get(..len).ok_or(Fault::field(at::HLEN))?;
-        let data = || DataHeader::parse(common, &get(bytes, 0));
-        let term = || Fault { fes: Fes(u16_at(bytes, 8)), fei: u32_at(bytes, 10) };
+        let bytes = bytes.get(..len).ok_or(PduFault::field(at::HLEN))?;
+        let data = || DataPduHeader::parse(common, &get(bytes, 0));
+        let term = || PduFault { fes: FatalErrorStatus(u16_at(bytes, 8)), fei: u32_at(bytes, 10) };
         Ok(match common.kind {
             PduKind::ICReq => Self::ICReq(IcReq::parse(bytes)?),
             PduKind::ICResp => Self::ICResp(IcResp::parse(bytes)?),
@@ -259,7 +259,7 @@ impl Header {
     /// Returns the common header for this header and `data_len` bytes of data, by the receiver's
     /// rules. `None` if the PDU type cannot carry data, or not that much.
     #[must_use]
-    pub fn common_header(&self, data_len: u32, rules: &Rules) -> Option<Common> {
+    pub fn common_header(&self, data_len: u32, rules: &PduRules) -> Option<PduCommonHeader> {
         let kind = self.kind();
         let header_bytes = rules.header_bytes(kind);
         let term = matches!(kind, PduKind::H2CTermReq | PduKind::C2HTermReq);
@@ -267,7 +267,7 @@ impl Header {
             return None;
         }
         let mut common =
-            Common { kind, flags: self.flags(), pdo: 0, plen: 0, header_bytes, data_len };
+            PduCommonHeader { kind, flags: self.flags(), pdo: 0, plen: 0, header_bytes, data_len };
         common.flags = common.flags.with(PduFlags::HDGST.only_if(header_bytes > kind_len(kind)));
         let mut plen = header_bytes;
         if common.carries_data() {
@@ -293,7 +293,12 @@ impl Header {
 
     /// Writes the header at the start of `out`, without digests and padding. Returns the common
     /// header, or `None` if [`Self::common_header`] does or there is no room.
-    pub fn write(&self, data_len: u32, rules: &Rules, out: &mut [u8]) -> Option<Common> {
+    pub fn write(
+        &self,
+        data_len: u32,
+        rules: &PduRules,
+        out: &mut [u8],
+    ) -> Option<PduCommonHeader> {
         let common = self.common_header(data_len, rules)?;
         let out = out.get_mut(..usize::from(common.kind.header_len()))?;
         out.fill(0);
@@ -308,7 +313,7 @@ impl Header {
             Self::CapsuleCmd(entry) => put(out, COMMON_BYTES, entry),
             Self::CapsuleResp(entry) => put(out, COMMON_BYTES, entry),
             Self::H2CData(data) => data.write(out),
-            Self::C2HData(data) => DataHeader { ttag: 0, ..*data }.write(out),
+            Self::C2HData(data) => DataPduHeader { ttag: 0, ..*data }.write(out),
             Self::R2T(request) => request.write(out),
         }
         Some(common)

@@ -1,7 +1,7 @@
 //! PDUs of NVMe/TCP: headers as values, and faults in malformed ones (tcp section 3.6).
 //!
-//! Transports parse headers by [`Header::parse`] and answer a [`Fault`] with a terminate request. A
-//! device that follows a stream, or searches it for a PDU, uses [`common`], which is stricter:
+//! Transports parse headers by [`PduHeader::parse`] and answer a [`PduFault`] with a terminate request. A
+//! device that follows a stream, or searches it for a PDU, uses [`match_pdu_header`], which is stricter:
 //! reserved bits and bytes must be zero. The callers verify the digests.
 
 mod header;
@@ -9,7 +9,7 @@ mod header;
 use core::fmt;
 use core::ops::Range;
 
-pub use header::{DataHeader, Header, IcReq, IcResp, R2t};
+pub use header::{DataPduHeader, IcReq, IcResp, PduHeader, R2t};
 
 /// Length of the common header.
 pub const COMMON_BYTES: usize = 8;
@@ -151,9 +151,9 @@ impl PduFlags {
 
 /// Fatal Error Status of a terminate request (tcp section 3.6.2.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Fes(pub u16);
+pub struct FatalErrorStatus(pub u16);
 
-impl Fes {
+impl FatalErrorStatus {
     /// A header field is invalid; the information is its offset.
     pub const INVALID_FIELD: Self = Self(1);
     /// The PDU is not allowed in the present state.
@@ -168,7 +168,7 @@ impl Fes {
     pub const UNSUPPORTED: Self = Self(6);
 }
 
-impl fmt::Display for Fes {
+impl fmt::Display for FatalErrorStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match *self {
             Self::INVALID_FIELD => "invalid PDU header field",
@@ -184,41 +184,41 @@ impl fmt::Display for Fes {
 
 /// A fault in a PDU, as reported by a terminate request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Fault {
+pub struct PduFault {
     /// Fatal error status.
-    pub fes: Fes,
+    pub fes: FatalErrorStatus,
     /// Fatal Error Information: an offset in the header, a digest, or zero.
     pub fei: u32,
 }
 
-impl Fault {
+impl PduFault {
     /// The PDU is not allowed in the present state.
-    pub const SEQUENCE: Self = Self { fes: Fes::SEQUENCE, fei: 0 };
+    pub const SEQUENCE: Self = Self { fes: FatalErrorStatus::SEQUENCE, fei: 0 };
     /// The data is outside the command's data.
-    pub const OUT_OF_RANGE: Self = Self { fes: Fes::OUT_OF_RANGE, fei: 0 };
+    pub const OUT_OF_RANGE: Self = Self { fes: FatalErrorStatus::OUT_OF_RANGE, fei: 0 };
     /// More data in a PDU, or more R2Ts, than allowed.
-    pub const LIMIT_EXCEEDED: Self = Self { fes: Fes::LIMIT_EXCEEDED, fei: 0 };
+    pub const LIMIT_EXCEEDED: Self = Self { fes: FatalErrorStatus::LIMIT_EXCEEDED, fei: 0 };
 
     /// Returns the fault of an invalid header field at this offset.
     #[must_use]
     pub const fn field(offset: u32) -> Self {
-        Self { fes: Fes::INVALID_FIELD, fei: offset }
+        Self { fes: FatalErrorStatus::INVALID_FIELD, fei: offset }
     }
 
     /// Returns the fault of an unsupported parameter at this offset.
     #[must_use]
     pub const fn unsupported(offset: u32) -> Self {
-        Self { fes: Fes::UNSUPPORTED, fei: offset }
+        Self { fes: FatalErrorStatus::UNSUPPORTED, fei: offset }
     }
 
     /// Returns the fault of a wrong header digest; `came` is the received one.
     #[must_use]
     pub const fn header_digest(came: u32) -> Self {
-        Self { fes: Fes::HEADER_DIGEST, fei: came }
+        Self { fes: FatalErrorStatus::HEADER_DIGEST, fei: came }
     }
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for PduFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({:#x})", self.fes, self.fei)
     }
@@ -258,7 +258,7 @@ pub mod at {
 
 /// Negotiated parameters by which a receiver checks PDUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rules {
+pub struct PduRules {
     /// Header digests are enabled.
     pub header_digest: bool,
     /// Data digests are enabled.
@@ -269,7 +269,7 @@ pub struct Rules {
     pub plen_max: u32,
 }
 
-impl Rules {
+impl PduRules {
     /// Parameters before ICReq and ICResp.
     pub const NONE: Self = Self { header_digest: false, data_digest: false, pda: 0, plen_max: 128 };
 
@@ -296,7 +296,7 @@ const fn alignment(pda: u8) -> u32 {
 
 /// A validated common header (tcp section 3.6.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Common {
+pub struct PduCommonHeader {
     /// PDU-Type.
     pub kind: PduKind,
     /// FLAGS.
@@ -311,17 +311,17 @@ pub struct Common {
     pub data_len: u32,
 }
 
-impl Common {
+impl PduCommonHeader {
     /// Parses a common header and checks everything that needs no later bytes of the PDU.
     ///
     /// # Errors
-    /// The [`Fault`] for a terminate request.
-    pub fn parse(bytes: &[u8; COMMON_BYTES], rules: &Rules) -> Result<Self, Fault> {
+    /// The [`PduFault`] for a terminate request.
+    pub fn parse(bytes: &[u8; COMMON_BYTES], rules: &PduRules) -> Result<Self, PduFault> {
         let [kind, flags, hlen, pdo, plen @ ..] = *bytes;
-        let kind = PduKind::from_byte(kind).ok_or(Fault::field(at::TYPE))?;
+        let kind = PduKind::from_byte(kind).ok_or(PduFault::field(at::TYPE))?;
         let (flags, plen) = (PduFlags(flags), u32::from_le_bytes(plen));
         if hlen != kind.header_len() {
-            return Err(Fault::field(at::HLEN));
+            return Err(PduFault::field(at::HLEN));
         }
         let header_bytes = rules.header_bytes(kind);
         let plen_max = match kind {
@@ -330,7 +330,7 @@ impl Common {
             _ => rules.plen_max,
         };
         if plen < header_bytes || plen > plen_max {
-            return Err(Fault::field(at::PLEN));
+            return Err(PduFault::field(at::PLEN));
         }
         let mut common = Self { kind, flags, pdo: 0, plen, header_bytes, data_len: 0 };
         let rest = plen - header_bytes;
@@ -339,7 +339,7 @@ impl Common {
             PduKind::CapsuleCmd if rest == 0 => {}
             _ if kind.can_carry_data() => common.set_data_offset(pdo, rules)?,
             _ if rest == 0 => {}
-            _ => return Err(Fault::field(at::PLEN)),
+            _ => return Err(PduFault::field(at::PLEN)),
         }
         common.check_flags(rules)?;
         Ok(common)
@@ -347,29 +347,29 @@ impl Common {
 
     /// Sets PDO and the data length. The data must be aligned as the receiver demands, and not
     /// empty.
-    fn set_data_offset(&mut self, pdo: u8, rules: &Rules) -> Result<(), Fault> {
+    fn set_data_offset(&mut self, pdo: u8, rules: &PduRules) -> Result<(), PduFault> {
         let offset = u32::from(pdo);
         if offset < self.header_bytes || offset % alignment(rules.pda.min(PDA_MAX)) != 0 {
-            return Err(Fault::field(at::PDO));
+            return Err(PduFault::field(at::PDO));
         }
         let digest = if rules.data_digest { DIGEST_BYTES } else { 0 };
         match self.plen.checked_sub(offset + digest) {
             Some(len) if len > 0 => (self.pdo, self.data_len) = (pdo, len),
-            _ => return Err(Fault::field(at::PLEN)),
+            _ => return Err(PduFault::field(at::PLEN)),
         }
         Ok(())
     }
 
     /// Checks that HDGSTF and DDGSTF are as negotiated (tcp section 3.3.1.1), and that SUCCESS
     /// comes only with the last data (section 3.6.2.8).
-    fn check_flags(&self, rules: &Rules) -> Result<(), Fault> {
+    fn check_flags(&self, rules: &PduRules) -> Result<(), PduFault> {
         let header = rules.header_digest && self.kind.can_have_header_digest();
         let data = rules.data_digest && self.carries_data();
         let success = self.kind == PduKind::C2HData && self.flags.has(PduFlags::SUCCESS);
         let wrong = self.flags.has(PduFlags::HDGST) != header
             || self.flags.has(PduFlags::DDGST) != data
             || success && !self.flags.has(PduFlags::LAST);
-        if wrong { Err(Fault::field(at::FLAGS)) } else { Ok(()) }
+        if wrong { Err(PduFault::field(at::FLAGS)) } else { Ok(()) }
     }
 
     const fn carries_data(&self) -> bool {
@@ -403,13 +403,13 @@ impl Common {
 /// of `bytes` if a PDU after ICReq and ICResp may begin there. Of `rules` all but the alignment
 /// must be correct; an alignment of zero accepts all.
 ///
-/// Stricter than [`Common::parse`]: reserved fields must be zero, and the length of data must agree
+/// Stricter than [`PduCommonHeader::parse`]: reserved fields must be zero, and the length of data must agree
 /// with the rest of the header, if `bytes` includes it. `None` may still be a PDU of an unusual
-/// peer; whatever this function returns, [`Common::parse`] accepts.
+/// peer; whatever this function returns, [`PduCommonHeader::parse`] accepts.
 #[must_use]
-pub fn common(bytes: &[u8], rules: &Rules) -> Option<Common> {
+pub fn match_pdu_header(bytes: &[u8], rules: &PduRules) -> Option<PduCommonHeader> {
     let first: &[u8; COMMON_BYTES] = bytes.first_chunk()?;
-    let common = Common::parse(first, rules).ok()?;
+    let common = PduCommonHeader::parse(first, rules).ok()?;
     let reserved = common.flags.0 & !common.kind.flags().0;
     let setup = matches!(common.kind, PduKind::ICReq | PduKind::ICResp);
     // Terminate requests and PDUs without data have no data offset.
@@ -417,7 +417,7 @@ pub fn common(bytes: &[u8], rules: &Rules) -> Option<Common> {
         return None;
     }
     if let (PduKind::H2CData | PduKind::C2HData, Some(bytes)) = (common.kind, bytes.first_chunk()) {
-        DataHeader::parse(&common, bytes).ok()?;
+        DataPduHeader::parse(&common, bytes).ok()?;
     }
     Some(common)
 }

@@ -11,7 +11,7 @@ use wire::Endpoint;
 use super::super::HttpServer;
 use crate::connections::fake::FakeConnections;
 pub(crate) use crate::connections::fake::FakeSocketId;
-use crate::content::Config;
+use crate::content::ContentServerConfig;
 use crate::content::answer::ListenerService;
 use crate::content::sockets::ContentSockets;
 
@@ -96,12 +96,12 @@ pub(crate) struct ContentTestBed {
 impl ContentTestBed {
     /// Creates a server with the files `a.txt` and `b` and the directory `d`.
     pub(crate) fn new() -> Self {
-        Self::with(Config::default())
+        Self::with(ContentServerConfig::default())
     }
 
     /// The same, with this configuration of the server.
-    pub(crate) fn with(config: Config) -> Self {
-        let config = Config { access_log: true, ..config };
+    pub(crate) fn with(config: ContentServerConfig) -> Self {
+        let config = ContentServerConfig { access_log: true, ..config };
         let server = HttpServer::new(config);
         let sockets = FakeSockets::new(FakeFiles { files_max: 1000, ..FakeFiles::default() });
         let mut world = Self { server, sockets, now: Instant::ZERO };

@@ -4,7 +4,10 @@ use super::*;
 
 /// Creates a server with `a.txt` in both codings, `b` in gzip, and `c.html` without a coding.
 fn world() -> ContentTestBed {
-    let mut world = ContentTestBed::with(Config { precompressed: true, ..Config::default() });
+    let mut world = ContentTestBed::with(ContentServerConfig {
+        precompressed: true,
+        ..ContentServerConfig::default()
+    });
     world.put("a.txt.br", "br of a");
     world.put("a.txt.gz", "gzip of a");
     world.put("b.gz", "gzip of b");

@@ -1,12 +1,12 @@
 //! Reading of the controller's namespaces, during the set-up and again after each change.
 
 use abi::aligned::AlignedBuf;
-use wire::nvme::command::{Command, GetLogPage, Identify, NSID_ALL, admin};
-use wire::nvme::identify::{self, Descriptor, NAMESPACES_MAX, cns};
+use wire::nvme::command::{GetLogPage, IdentifyCommand, NSID_ALL, NvmeCommand, admin};
+use wire::nvme::identify::{self, NAMESPACES_MAX, NamespaceDescriptor, cns};
 use wire::nvme::log::{CHANGED_NAMESPACES_BYTES, lid};
-use wire::nvme::status::Status;
+use wire::nvme::status::NvmeStatus;
 
-use super::super::command::{InitiatorNamespace, Loss};
+use super::super::command::{AssociationLoss, InitiatorNamespace};
 use super::{Association, AssociationEnv, AssociationEvent, AssociationSetupStep};
 
 /// Largest number of namespaces that are read.
@@ -15,14 +15,17 @@ const NAMESPACES_LIMIT: usize = 8 * NAMESPACES_MAX;
 impl Association {
     /// Starts to read the namespaces again if they have changed and no other step is in progress.
     /// Returns whether it does.
-    pub(super) fn rescan_namespaces(&mut self, cx: &mut AssociationEnv<'_>) -> Result<bool, Loss> {
+    pub(super) fn rescan_namespaces(
+        &mut self,
+        cx: &mut AssociationEnv<'_>,
+    ) -> Result<bool, AssociationLoss> {
         if self.step != AssociationSetupStep::Idle || !core::mem::take(&mut self.rescan) {
             return Ok(false);
         }
         // Reading the changed namespace list re-arms the event (base section 5.2.1).
         let len = CHANGED_NAMESPACES_BYTES as u64;
         let page = GetLogPage { lid: lid::CHANGED_NAMESPACES, len, ..GetLogPage::default() };
-        let command = page.encode_into(Command::new(admin::GET_LOG_PAGE, 0, NSID_ALL));
+        let command = page.encode_into(NvmeCommand::new(admin::GET_LOG_PAGE, 0, NSID_ALL));
         self.send_step_with_buffer(cx, AssociationSetupStep::ChangedLog, command, None)?;
         Ok(true)
     }
@@ -33,13 +36,14 @@ impl Association {
         cx: &mut AssociationEnv<'_>,
         above: u32,
         buffer: Option<AlignedBuf>,
-    ) -> Result<AssociationEvent, Loss> {
+    ) -> Result<AssociationEvent, AssociationLoss> {
         if above == 0 {
             self.namespaces.clear();
             self.listed_nsids.clear();
         }
-        let identify = Identify { cns: cns::ACTIVE_NAMESPACES, ..Identify::default() };
-        let command = identify.put(Command::new(admin::IDENTIFY, 0, above));
+        let identify =
+            IdentifyCommand { cns: cns::ACTIVE_NAMESPACES, ..IdentifyCommand::default() };
+        let command = identify.encode_into(NvmeCommand::new(admin::IDENTIFY, 0, above));
         self.send_step_with_buffer(cx, AssociationSetupStep::Namespaces, command, buffer)
     }
 
@@ -48,7 +52,7 @@ impl Association {
         &mut self,
         cx: &mut AssociationEnv<'_>,
         buffer: Option<AlignedBuf>,
-    ) -> Result<AssociationEvent, Loss> {
+    ) -> Result<AssociationEvent, AssociationLoss> {
         let page = buffer.as_ref().and_then(|page| page.as_slice().first_chunk());
         let before = self.listed_nsids.len();
         let last = self.listed_nsids.back().copied().unwrap_or(0);
@@ -73,7 +77,7 @@ impl Association {
         &mut self,
         cx: &mut AssociationEnv<'_>,
         buffer: Option<AlignedBuf>,
-    ) -> Result<AssociationEvent, Loss> {
+    ) -> Result<AssociationEvent, AssociationLoss> {
         let Some(nsid) = self.listed_nsids.pop_front() else {
             self.step = AssociationSetupStep::Idle;
             // Report the namespaces even if another change is pending: continuous changes would
@@ -85,8 +89,8 @@ impl Association {
                 (false, false) => self.check_live(),
             });
         };
-        let identify = Identify { cns: cns::NAMESPACE, ..Identify::default() };
-        let command = identify.put(Command::new(admin::IDENTIFY, 0, nsid));
+        let identify = IdentifyCommand { cns: cns::NAMESPACE, ..IdentifyCommand::default() };
+        let command = identify.encode_into(NvmeCommand::new(admin::IDENTIFY, 0, nsid));
         self.send_step_with_buffer(cx, AssociationSetupStep::Namespace(nsid), command, buffer)
     }
 
@@ -96,9 +100,9 @@ impl Association {
         cx: &mut AssociationEnv<'_>,
         nsid: u32,
         buffer: Option<AlignedBuf>,
-    ) -> Result<AssociationEvent, Loss> {
+    ) -> Result<AssociationEvent, AssociationLoss> {
         let page = buffer.as_ref().and_then(|page| page.as_slice().first_chunk());
-        let said = page.map(identify::Namespace::parse);
+        let said = page.map(identify::IdentifyNamespace::parse);
         // Formats with metadata or an unusual block size are not supported.
         let usable =
             |format: &identify::LbaFormat| format.metadata == 0 && (9..=16).contains(&format.shift);
@@ -114,8 +118,8 @@ impl Association {
             };
             self.namespaces.insert(nsid, namespace);
             let cns = cns::NAMESPACE_DESCRIPTORS;
-            let identify = Identify { cns, ..Identify::default() };
-            let command = identify.put(Command::new(admin::IDENTIFY, 0, nsid));
+            let identify = IdentifyCommand { cns, ..IdentifyCommand::default() };
+            let command = identify.encode_into(NvmeCommand::new(admin::IDENTIFY, 0, nsid));
             return self.send_step_with_buffer(
                 cx,
                 AssociationSetupStep::Descriptors(nsid),
@@ -133,15 +137,15 @@ impl Association {
         cx: &mut AssociationEnv<'_>,
         nsid: u32,
         buffer: Option<AlignedBuf>,
-    ) -> Result<AssociationEvent, Loss> {
+    ) -> Result<AssociationEvent, AssociationLoss> {
         let page = buffer.as_ref().and_then(|page| page.as_slice().first_chunk());
         if let Some(namespace) = self.namespaces.get_mut(&nsid) {
-            for descriptor in page.into_iter().flat_map(Descriptor::parse_all) {
+            for descriptor in page.into_iter().flat_map(NamespaceDescriptor::parse_all) {
                 match descriptor {
-                    Descriptor::Uuid(uuid) => namespace.uuid = uuid,
-                    Descriptor::Nguid(nguid) => namespace.nguid = nguid,
-                    Descriptor::Eui64(eui64) => namespace.eui64 = eui64,
-                    Descriptor::Csi(_) => {}
+                    NamespaceDescriptor::Uuid(uuid) => namespace.uuid = uuid,
+                    NamespaceDescriptor::Nguid(nguid) => namespace.nguid = nguid,
+                    NamespaceDescriptor::Eui64(eui64) => namespace.eui64 = eui64,
+                    NamespaceDescriptor::Csi(_) => {}
                 }
             }
         }
@@ -153,10 +157,10 @@ impl Association {
         &mut self,
         cx: &mut AssociationEnv<'_>,
         step: AssociationSetupStep,
-        status: Status,
+        status: NvmeStatus,
         buffer: Option<AlignedBuf>,
-    ) -> Result<AssociationEvent, Loss> {
-        let gone = status.code() == Status::INVALID_NAMESPACE;
+    ) -> Result<AssociationEvent, AssociationLoss> {
+        let gone = status.code() == NvmeStatus::INVALID_NAMESPACE;
         match step {
             AssociationSetupStep::Descriptors(nsid) if gone => {
                 self.namespaces.remove(&nsid);
@@ -164,11 +168,11 @@ impl Association {
             }
             // Controllers before NVMe 1.3 have no descriptors.
             AssociationSetupStep::Descriptors(_)
-                if status.is_final() || status.code() == Status::INVALID_FIELD => {}
+                if status.is_final() || status.code() == NvmeStatus::INVALID_FIELD => {}
             AssociationSetupStep::Namespace(_) if gone || status.is_final() => {
                 cx.counters.nvmei_namespaces_skipped += 1;
             }
-            _ => return Err(Loss::Refused { step: step.name(), status }),
+            _ => return Err(AssociationLoss::Refused { step: step.name(), status }),
         }
         self.identify_namespace(cx, buffer)
     }

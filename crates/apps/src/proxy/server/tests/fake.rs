@@ -10,7 +10,9 @@ use super::super::ProxyServer;
 use crate::connections::Connections;
 use crate::connections::fake::FakeConnections;
 pub(crate) use crate::connections::fake::FakeSocketId;
-use crate::proxy::config::{Config, HeaderPolicy, Insert, Listener, Mode, Pool, Table};
+use crate::proxy::config::{
+    ForwardingPolicy, InsertedFields, ProxyConfig, ProxyListener, ProxyMode, ProxyPool, ProxyTable,
+};
 use crate::proxy::sockets::ProxySockets;
 
 /// The backends and splices of the fake sockets.
@@ -73,40 +75,40 @@ pub(crate) struct ProxyTestBed {
     pub(crate) now: Instant,
 }
 
-pub(crate) fn listener(mode: Mode) -> Listener {
-    Listener {
+pub(crate) fn listener(mode: ProxyMode) -> ProxyListener {
+    ProxyListener {
         addr: None,
         port: 80,
         mode,
         routes: Vec::new(),
         default: Some(0),
-        insert: Insert::default(),
-        policy: HeaderPolicy::Append,
+        insert: InsertedFields::default(),
+        policy: ForwardingPolicy::Append,
         keep_alive: true,
     }
 }
 
 /// Returns a pool of the backends 10.77.0.11 and following, without checks.
-pub(crate) fn pool(backends: u8) -> Pool {
-    let check = crate::proxy::Check { interval: Duration::ZERO, ..Default::default() };
+pub(crate) fn pool(backends: u8) -> ProxyPool {
+    let check = crate::proxy::HealthCheckConfig { interval: Duration::ZERO, ..Default::default() };
     let backends = (11..11 + backends).map(|n| end(n, 8080).into()).collect();
-    Pool { name: "p".into(), backends, check, ..Pool::default() }
+    ProxyPool { name: "p".into(), backends, check, ..ProxyPool::default() }
 }
 
-pub(crate) fn table(mode: Mode, backends: u8) -> Table {
+pub(crate) fn table(mode: ProxyMode, backends: u8) -> ProxyTable {
     let (listeners, pools) = (vec![listener(mode)], vec![pool(backends)]);
-    Table { listeners, pools, ..Table::default() }
+    ProxyTable { listeners, pools, ..ProxyTable::default() }
 }
 
 impl ProxyTestBed {
     /// Creates a proxy that relays in the host.
-    pub(crate) fn new(mode: Mode, backends: u8) -> Self {
-        let config = Config { splice: false, ..Config::default() };
+    pub(crate) fn new(mode: ProxyMode, backends: u8) -> Self {
+        let config = ProxyConfig { splice: false, ..ProxyConfig::default() };
         Self::with(config, table(mode, backends))
     }
 
-    pub(crate) fn with(config: Config, table: Table) -> Self {
-        let mut server = ProxyServer::new(Config { access_log: true, ..config });
+    pub(crate) fn with(config: ProxyConfig, table: ProxyTable) -> Self {
+        let mut server = ProxyServer::new(ProxyConfig { access_log: true, ..config });
         server.apply(Instant::ZERO, table);
         Self { server, sockets: FakeSockets::default(), now: Instant::ZERO }
     }

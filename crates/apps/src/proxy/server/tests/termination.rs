@@ -10,10 +10,10 @@ fn letters(world: &mut ProxyTestBed) -> String {
 }
 
 /// Returns a pair whose head, if the mode has one, has been forwarded.
-fn relayed(mode: Mode) -> (ProxyTestBed, FakeSocketId, FakeSocketId) {
+fn relayed(mode: ProxyMode) -> (ProxyTestBed, FakeSocketId, FakeSocketId) {
     let mut world = ProxyTestBed::new(mode, 1);
     let client = world.accept();
-    if mode == Mode::Http {
+    if mode == ProxyMode::Http {
         world.receive(client, GET);
     }
     let backend = world.establish();
@@ -58,7 +58,7 @@ fn before_there_is_a_backend() {
         }),
     ];
     for (expected, ends) in cases {
-        let mut world = ProxyTestBed::new(Mode::Http, 1);
+        let mut world = ProxyTestBed::new(ProxyMode::Http, 1);
         let client = world.accept();
         ends(&mut world, client);
         assert_eq!(letters(&mut world), expected);
@@ -69,7 +69,7 @@ fn before_there_is_a_backend() {
 /// A client that resets the connection after a response did not cause its end.
 #[test]
 fn the_first_cause_counts() {
-    let mut world = ProxyTestBed::new(Mode::Http, 0);
+    let mut world = ProxyTestBed::new(ProxyMode::Http, 0);
     let client = world.accept();
     world.receive(client, GET);
     world.fail(client, SocketError::Reset);
@@ -79,28 +79,28 @@ fn the_first_cause_counts() {
 #[test]
 fn relayed_by_the_host() {
     type Ends = fn(&mut ProxyTestBed, FakeSocketId, FakeSocketId);
-    let cases: [(&str, Mode, Ends); 8] = [
-        ("--", Mode::Http, |world, client, backend| {
+    let cases: [(&str, ProxyMode, Ends); 8] = [
+        ("--", ProxyMode::Http, |world, client, backend| {
             world.receive(backend, "HTTP/1.1 200 OK\r\n\r\n");
             world.peer_closes(backend);
             world.peer_closes(client);
         }),
-        ("CH", Mode::Http, |world, client, _| world.fail(client, SocketError::Reset)),
-        ("CD", Mode::Tcp, |world, client, _| world.fail(client, SocketError::Reset)),
-        ("SH", Mode::Http, |world, client, backend| {
+        ("CH", ProxyMode::Http, |world, client, _| world.fail(client, SocketError::Reset)),
+        ("CD", ProxyMode::Tcp, |world, client, _| world.fail(client, SocketError::Reset)),
+        ("SH", ProxyMode::Http, |world, client, backend| {
             world.peer_closes(backend);
             leave(world, client);
         }),
-        ("SD", Mode::Http, |world, _, backend| {
+        ("SD", ProxyMode::Http, |world, _, backend| {
             world.receive(backend, "HTTP/1.1 200 OK\r\n\r\n");
             world.fail(backend, SocketError::Reset);
         }),
-        ("SD", Mode::Tcp, |world, _, backend| world.fail(backend, SocketError::Reset)),
-        ("sH", Mode::Http, |world, _, backend| {
+        ("SD", ProxyMode::Tcp, |world, _, backend| world.fail(backend, SocketError::Reset)),
+        ("sH", ProxyMode::Http, |world, _, backend| {
             world.acknowledge(backend);
             world.advance(seconds(601));
         }),
-        ("cD", Mode::Tcp, |world, _, _| world.advance(seconds(601))),
+        ("cD", ProxyMode::Tcp, |world, _, _| world.advance(seconds(601))),
     ];
     for (expected, mode, ends) in cases {
         let (mut world, client, backend) = relayed(mode);
@@ -113,19 +113,19 @@ fn relayed_by_the_host() {
 #[test]
 fn relayed_by_the_device() {
     for (expected, mode, end, bytes) in [
-        ("--", Mode::Http, SpliceEnd::Closed, [0, 100]),
-        ("--", Mode::Tcp, SpliceEnd::Closed, [0, 0]),
+        ("--", ProxyMode::Http, SpliceEnd::Closed, [0, 100]),
+        ("--", ProxyMode::Tcp, SpliceEnd::Closed, [0, 0]),
         // As documented in the README: the client sees what the backend did.
-        ("SH", Mode::Http, SpliceEnd::Closed, [0, 0]),
-        ("SH", Mode::Http, SpliceEnd::Reset(1), [0, 0]),
-        ("SD", Mode::Http, SpliceEnd::Reset(1), [0, 1]),
-        ("CD", Mode::Tcp, SpliceEnd::Reset(0), [0, 0]),
-        ("cD", Mode::Tcp, SpliceEnd::IdleTimeout, [5, 5]),
-        ("KD", Mode::Tcp, SpliceEnd::Unspliced, [5, 5]),
+        ("SH", ProxyMode::Http, SpliceEnd::Closed, [0, 0]),
+        ("SH", ProxyMode::Http, SpliceEnd::Reset(1), [0, 0]),
+        ("SD", ProxyMode::Http, SpliceEnd::Reset(1), [0, 1]),
+        ("CD", ProxyMode::Tcp, SpliceEnd::Reset(0), [0, 0]),
+        ("cD", ProxyMode::Tcp, SpliceEnd::IdleTimeout, [5, 5]),
+        ("KD", ProxyMode::Tcp, SpliceEnd::Unspliced, [5, 5]),
     ] {
-        let mut world = ProxyTestBed::with(Config::default(), table(mode, 1));
+        let mut world = ProxyTestBed::with(ProxyConfig::default(), table(mode, 1));
         let client = world.accept();
-        if mode == Mode::Http {
+        if mode == ProxyMode::Http {
             world.receive(client, GET);
         }
         world.establish();

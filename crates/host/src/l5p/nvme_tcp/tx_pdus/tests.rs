@@ -8,7 +8,7 @@ use abi::crypto::Suite;
 use abi::l5o::RecordRange;
 use abi::{FileId, TransmitPart, TransmitParts};
 use proptest::prelude::*;
-use wire::tls::{TlsRecordRun, Version};
+use wire::tls::{TlsRecordRun, TlsRecordVersion};
 
 use super::*;
 use crate::l5p::tls::record::TlsRecordKeys;
@@ -97,7 +97,7 @@ fn steps() -> impl Strategy<Value = Vec<TestPduSpec>> {
 }
 
 /// TLS below the PDUs; `None` for TCP alone.
-fn carriers() -> impl Strategy<Value = Option<(Version, Suite)>> {
+fn carriers() -> impl Strategy<Value = Option<(TlsRecordVersion, Suite)>> {
     proptest::option::of(suites())
 }
 
@@ -113,11 +113,11 @@ struct TestPduStream {
 }
 
 impl TestPduStream {
-    fn new(carrier: Option<(Version, Suite)>, steps: &[TestPduSpec]) -> Self {
+    fn new(carrier: Option<(TlsRecordVersion, Suite)>, steps: &[TestPduSpec]) -> Self {
         let mut pdus = NvmeTxPdus::default();
         let over = None;
         let (header_digest, data_digest, pdu_bytes_max) = (true, true, 1 << 20);
-        let state = NvmeTcpState { header_digest, data_digest, pdu_bytes_max, over };
+        let state = NvmeTcpState { header_digest, data_digest, pdu_bytes_max, tls: over };
         pdus.begin(state, Arc::new(crypto::Provider));
         pdus.renew(CONTEXT);
         let keys = carrier.map(|(version, suite)| keys(version, suite));

@@ -6,7 +6,7 @@ use abi::crypto::Suite;
 use abi::{FileId, TransmitParts};
 use bytes::Bytes;
 use proptest::prelude::*;
-use wire::tls::Version;
+use wire::tls::TlsRecordVersion;
 
 use super::*;
 use crate::l5p::nvme_tcp::tx_pdus::TxContent;
@@ -84,15 +84,15 @@ impl TestRecordDevice {
     }
 }
 
-pub(crate) fn keys(version: Version, suite: Suite) -> Arc<TlsRecordKeys> {
+pub(crate) fn keys(version: TlsRecordVersion, suite: Suite) -> Arc<TlsRecordKeys> {
     let key = [7; 32];
     let key = &key[..suite.key_bytes()];
     Arc::new(TlsRecordKeys::new(&crypto::Provider, version, suite, key, [9; 12]).unwrap())
 }
 
-pub(crate) fn suites() -> impl Strategy<Value = (Version, Suite)> {
+pub(crate) fn suites() -> impl Strategy<Value = (TlsRecordVersion, Suite)> {
     const SUITES: &[Suite] = &[Suite::Aes128Gcm, Suite::Aes256Gcm, Suite::ChaCha20Poly1305];
-    const VERSIONS: &[Version] = &[Version::Tls12, Version::Tls13];
+    const VERSIONS: &[TlsRecordVersion] = &[TlsRecordVersion::Tls12, TlsRecordVersion::Tls13];
     (proptest::sample::select(VERSIONS), proptest::sample::select(SUITES))
 }
 
@@ -203,10 +203,10 @@ proptest! {
 
 #[test]
 fn keys_are_dropped_after_their_last_record() {
-    let first = keys(Version::Tls13, Suite::Aes128Gcm);
+    let first = keys(TlsRecordVersion::Tls13, Suite::Aes128Gcm);
     let mut sealer = TlsTxKeys::new();
     sealer.push(first.clone(), Some(L5oId(1)), 1);
-    sealer.push(keys(Version::Tls13, Suite::Aes128Gcm), Some(L5oId(2)), 500);
+    sealer.push(keys(TlsRecordVersion::Tls13, Suite::Aes128Gcm), Some(L5oId(2)), 500);
     let mut gone = Vec::new();
     sealer.acknowledged(499, |context| gone.push(context));
     assert_eq!(gone, []);

@@ -4,9 +4,9 @@ use super::rig::FakeTransport;
 use super::*;
 
 /// Delivers commands in one turn.
-fn come(rig: &mut FakeDiskRig, peer: &ScriptedPeer, commands: impl Iterator<Item = Command>) {
+fn come(rig: &mut FakeDiskRig, peer: &ScriptedPeer, commands: impl Iterator<Item = NvmeCommand>) {
     let FakeTransport(wire) = &peer.link;
-    wire.borrow_mut().incoming.extend(commands.map(|command| Incoming::Command {
+    wire.borrow_mut().incoming.extend(commands.map(|command| NvmeTransportEvent::Command {
         sqe: command.to_bytes(),
         data: Bytes::new(),
         digest_ok: true,
@@ -51,8 +51,8 @@ fn pages_wait_for_acknowledgments_by_their_bytes() {
     rig.acknowledge(&admin);
     rig.moved();
     let page = |cid| {
-        let asked = Identify { cns: cns::CONTROLLER, ..Identify::default() };
-        asked.put(admin_data(admin::IDENTIFY, cid, 0, 4096))
+        let asked = IdentifyCommand { cns: cns::CONTROLLER, ..IdentifyCommand::default() };
+        asked.encode_into(admin_data(admin::IDENTIFY, cid, 0, 4096))
     };
     come(&mut rig, &admin, (0..40).map(page));
     assert_eq!((unread_commands(&admin), status_of(&rig.sent(&admin)).len()), (24, 16));
@@ -67,7 +67,7 @@ fn pages_wait_for_acknowledgments_by_their_bytes() {
     rig.acknowledge(&admin);
     rig.sent(&admin);
     // At most 4 KiB after a page's end are returned as zeros.
-    let invalid = Status::INVALID_FIELD.do_not_retry();
+    let invalid = NvmeStatus::INVALID_FIELD.do_not_retry();
     assert_eq!(rig.status(&admin, &log(lid::DISCOVERY, 1 << 20, 0), &[]), invalid);
     assert_eq!(rig.status(&admin, &log(lid::SUPPORTED, 4100, 0), &[]), invalid);
     assert_eq!(super::page(&mut rig, &admin, &log(lid::SUPPORTED, 4096, 0)).len(), 4096);
@@ -124,17 +124,22 @@ fn slow_disk_ends_no_connection() {
 /// Every kind of end of a connection while its reads are in flight.
 #[test]
 fn read_ranges_stay_locked_until_acknowledged() {
-    let why = Fault::field(at::TTAG);
-    let tls = Ended::Lost(SocketError::Tls(Alert::BadRecordMac));
-    for how in [Ended::Closed, Ended::TerminatedByPeer(why), Ended::Terminated(why), tls] {
+    let why = PduFault::field(at::TTAG);
+    let tls = NvmeTransportEnd::Lost(SocketError::Tls(TlsAlert::BadRecordMac));
+    for how in [
+        NvmeTransportEnd::Closed,
+        NvmeTransportEnd::TerminatedByPeer(why),
+        NvmeTransportEnd::Terminated(why),
+        tls,
+    ] {
         let mut rig = FakeDiskRig::new();
         let all = rig.connect_controller(1, 2);
         rig.command(&all[1], &blocks(io::READ, 1, 0, 1), &[]);
         rig.command(&all[1], &blocks(io::WRITE, 2, 8, 1), &[]);
-        if let Ended::Lost(error) = how {
+        if let NvmeTransportEnd::Lost(error) = how {
             all[1].link.0.borrow_mut().error = Some(error);
         }
-        rig.deliver(&all[1], Incoming::Ended(how));
+        rig.deliver(&all[1], NvmeTransportEvent::Ended(how));
         rig.command(&all[2], &inline(io::WRITE, 2, 0, 1), &[7; BLOCK_BYTES]);
         rig.disk_all();
         assert_eq!(status_of(&rig.sent(&all[2])), [], "{how}");
@@ -226,7 +231,7 @@ fn a_controller_has_half_of_the_memory() {
     // released.
     let aborted = rig.command(&greedy[0], &abort(2, 3), &[]);
     assert_eq!(status_of(&aborted), [(70, OK)]);
-    assert_eq!(status_of(&rig.sent(&greedy[2])), [(3, Status::ABORT_REQUESTED)]);
+    assert_eq!(status_of(&rig.sent(&greedy[2])), [(3, NvmeStatus::ABORT_REQUESTED)]);
     rig.end(&greedy[1]);
     rig.end(&greedy[2]);
     let share = &rig.server.shared.controllers.get(1).unwrap().quota;
@@ -244,8 +249,8 @@ fn a_controller_has_half_of_the_memory() {
     );
 }
 
-fn abort(sqid: u16, cid: u16) -> Command {
-    AbortCommand { sqid, cid }.encode_into(Command::new(admin::ABORT, 70, 0))
+fn abort(sqid: u16, cid: u16) -> NvmeCommand {
+    AbortCommand { sqid, cid }.encode_into(NvmeCommand::new(admin::ABORT, 70, 0))
 }
 
 #[test]
@@ -260,7 +265,7 @@ fn capsules_that_wait_are_bounded() {
     }
     assert_eq!(rig.server.shared.waiting_capsule_bytes, 4 * BLOCK_BYTES);
     let refused = rig.status(&all[1], &inline(io::WRITE, 9, 8, 1), &bytes);
-    assert_eq!(refused, Status::COMMAND_INTERRUPTED);
+    assert_eq!(refused, NvmeStatus::COMMAND_INTERRUPTED);
     let moved = rig.moved();
     assert_eq!(moved, ["writes +9", "writes_in_capsule +5", "waits_memory +5", "errors_memory +1"]);
     for cid in 1..=4 {
@@ -283,7 +288,7 @@ fn data_that_comes_byte_by_byte() {
     let mut rig = FakeDiskRig::new();
     let all = rig.connect_controller(1, 1);
     let queue = &all[1];
-    let some = |cccid, ttag, offset| Incoming::WriteData {
+    let some = |cccid, ttag, offset| NvmeTransportEvent::WriteData {
         cccid,
         ttag,
         offset,
@@ -319,7 +324,7 @@ fn a_connection_that_is_lost_while_it_waits_ends() {
     rig.moved();
     let FakeTransport(wire) = &all[1].link;
     wire.borrow_mut().error = Some(SocketError::Reset);
-    rig.deliver(&all[1], Incoming::Ended(Ended::Lost(SocketError::Reset)));
+    rig.deliver(&all[1], NvmeTransportEvent::Ended(NvmeTransportEnd::Lost(SocketError::Reset)));
     assert_eq!((rig.server.connections(), unread_commands(&all[1])), (1, 0));
     assert_eq!(rig.server.shared.namespaces[0].locks.held(), 0);
     let moved = rig.moved();

@@ -25,7 +25,7 @@ fn reads_come_from_the_file() {
     let all = rig.connect_controller(1, 1);
     let sent = rig.command(&all[1], &blocks(io::READ, 7, 3, 2), &[]);
     let bytes = content(&rig, 3, 2).to_vec();
-    let done = Completion { result: 0, sqhd: 2, cid: 7, status: OK };
+    let done = NvmeCompletion { result: 0, sqhd: 2, cid: 7, status: OK };
     assert_eq!(sent, [Sent::Data { cid: 7, bytes, success: false }, Sent::Response(done)]);
     rig.acknowledge(&all[1]);
     assert_eq!(rig.disk.actions, [], "nobody here has read it");
@@ -42,7 +42,7 @@ fn without_flow_control_data_is_the_completion() {
     let sent = rig.command(&queue, &blocks(io::READ, 7, 3, 1), &[]);
     assert!(matches!(sent[..], [Sent::Data { cid: 7, success: true, .. }]));
     let failed = rig.completed(&queue, &blocks(io::READ, 7, BLOCKS, 1), &[]);
-    assert_eq!((failed.sqhd, failed.status.code()), (0xffff, Status::LBA_OUT_OF_RANGE));
+    assert_eq!((failed.sqhd, failed.status.code()), (0xffff, NvmeStatus::LBA_OUT_OF_RANGE));
 }
 
 #[test]
@@ -81,10 +81,10 @@ fn fua_and_flush_reach_the_medium() {
     let all = rig.connect_controller(1, 1);
     let fua = |opcode, cid| {
         let command = inline(opcode, cid, 0, 1);
-        Blocks { fua: true, ..Blocks::new(0, 1) }.put(command)
+        NvmeBlockRange { fua: true, ..NvmeBlockRange::new(0, 1) }.encode_into(command)
     };
     assert_eq!(rig.command(&all[1], &fua(io::WRITE, 1), &pattern(1, 1)), []);
-    let zeroes = Command { sgl: Sgl::NONE, ..fua(io::WRITE_ZEROES, 2) };
+    let zeroes = NvmeCommand { sgl: Sgl::NONE, ..fua(io::WRITE_ZEROES, 2) };
     assert_eq!(rig.command(&all[1], &zeroes, &[]), []);
     rig.disk_step();
     assert_eq!(status_of(&rig.sent(&all[1])), [(1, OK)]);
@@ -92,11 +92,11 @@ fn fua_and_flush_reach_the_medium() {
     assert_eq!(rig.sent(&all[1]), [], "it is flushed first");
     rig.disk_step();
     assert_eq!(status_of(&rig.sent(&all[1])), [(2, OK)]);
-    assert_eq!(rig.command(&all[1], &Command::new(io::FLUSH, 3, 1), &[]), []);
+    assert_eq!(rig.command(&all[1], &NvmeCommand::new(io::FLUSH, 3, 1), &[]), []);
     rig.disk_all();
     assert_eq!(status_of(&rig.sent(&all[1])), [(3, OK)]);
     // The write cache is disabled.
-    let set = Features::set(feature::VOLATILE_WRITE_CACHE, 0, Command::new(9, 6, 0));
+    let set = FeaturesCommand::set(feature::VOLATILE_WRITE_CACHE, 0, NvmeCommand::new(9, 6, 0));
     assert_eq!(rig.status(&all[0], &set, &[]), OK);
     assert_eq!(rig.command(&all[1], &inline(io::WRITE, 4, 1, 1), &pattern(1, 1)), []);
     rig.disk_all();
@@ -194,7 +194,7 @@ fn compares() {
     *other.last_mut().unwrap() ^= 1;
     assert_eq!(rig.command(&all[1], &inline(io::COMPARE, 2, 4, 2), &other), []);
     rig.disk_all();
-    let failure = Status::COMPARE_FAILURE.do_not_retry();
+    let failure = NvmeStatus::COMPARE_FAILURE.do_not_retry();
     assert_eq!(status_of(&rig.sent(&all[1])), [(2, failure)]);
     assert_eq!(rig.moved(), ["compares +2", "errors_command +1"]);
     assert_eq!(rig.server.shared.namespaces[0].locks.held(), 0);
@@ -207,10 +207,11 @@ fn ranges_are_deallocated() {
     let manage = |cid, ranges: &[(u64, u32)], deallocate| {
         let count = u16::try_from(ranges.len()).unwrap();
         let len = u32::from(count) * 16;
-        let command = Command::new(io::DATASET_MANAGEMENT, cid, 1)
+        let command = NvmeCommand::new(io::DATASET_MANAGEMENT, cid, 1)
             .with_data(Sgl::InCapsule { offset: 0, len });
         let manage = DatasetManagement { ranges: count, deallocate, integral: (false, false) };
-        let range = |&(slba, count): &(u64, u32)| Range { attributes: 0, count, slba }.to_bytes();
+        let range =
+            |&(slba, count): &(u64, u32)| DatasetRange { attributes: 0, count, slba }.to_bytes();
         (manage.encode_into(command), ranges.iter().flat_map(range).collect::<Vec<_>>())
     };
     let (command, data) = manage(1, &[(2, 1), (9, 0), (4, 3)], true);
@@ -245,7 +246,7 @@ fn ranges_are_deallocated() {
     rig.data(&all[1], 5, tag, &data, true);
     rig.disk_all();
     assert_eq!((status_of(&rig.sent(&all[1])), rig.disk.actions.len()), (vec![(5, OK)], 6));
-    let length = Status::SGL_LENGTH_INVALID.do_not_retry();
+    let length = NvmeStatus::SGL_LENGTH_INVALID.do_not_retry();
     for len in [16, 31, 4112] {
         let (command, data) = roomy(6, in_capsule, len);
         assert_eq!(rig.status(&all[1], &command, &data), length, "{len} bytes");
@@ -253,7 +254,7 @@ fn ranges_are_deallocated() {
     // Hints alone have no effect; if one range is out of bounds, none is deallocated.
     let (command, data) = manage(2, &[(20, 1)], false);
     assert_eq!(rig.status(&all[1], &command, &data), OK);
-    let outside = Status::LBA_OUT_OF_RANGE.do_not_retry();
+    let outside = NvmeStatus::LBA_OUT_OF_RANGE.do_not_retry();
     for range in [(BLOCKS, 1), (BLOCKS - 1, 2), (u64::MAX, u32::MAX)] {
         let (command, data) = manage(3, &[(20, 1), range], true);
         assert_eq!(rig.status(&all[1], &command, &data), outside);
@@ -266,8 +267,8 @@ fn ranges_are_deallocated() {
 fn zeroes() {
     let mut rig = FakeDiskRig::new();
     let all = rig.connect_controller(1, 1);
-    let zeroes = Blocks { deallocate: true, ..Blocks::new(60, 4) };
-    let command = zeroes.put(Command::new(io::WRITE_ZEROES, 1, 1));
+    let zeroes = NvmeBlockRange { deallocate: true, ..NvmeBlockRange::new(60, 4) };
+    let command = zeroes.encode_into(NvmeCommand::new(io::WRITE_ZEROES, 1, 1));
     assert_eq!(rig.command(&all[1], &command, &[]), []);
     rig.disk_all();
     assert_eq!(status_of(&rig.sent(&all[1])), [(1, OK)]);
@@ -282,28 +283,28 @@ fn commands_that_are_wrong() {
     let all = rig.connect_controller(1, 1);
     let queue = &all[1];
     let good = blocks(io::READ, 1, 0, 1);
-    let final_status = |rig: &mut FakeDiskRig, command: &Command, data: &[u8]| {
+    let final_status = |rig: &mut FakeDiskRig, command: &NvmeCommand, data: &[u8]| {
         rig.acknowledge(queue);
         let status = rig.status(queue, command, data);
         assert!(status.is_final(), "{status}");
         status.code()
     };
-    let outside = Status::LBA_OUT_OF_RANGE;
+    let outside = NvmeStatus::LBA_OUT_OF_RANGE;
     for opcode in [io::READ, io::WRITE, io::COMPARE, io::WRITE_ZEROES] {
         for (slba, count) in [(BLOCKS, 1), (BLOCKS - 1, 2), (u64::MAX, 1), (1 << 52, 1)] {
             assert_eq!(final_status(&mut rig, &blocks(opcode, 1, slba, count), &[]), outside);
         }
         for nsid in [0, 3, u32::MAX] {
-            let command = Command { nsid, ..blocks(opcode, 1, 0, 1) };
-            assert_eq!(final_status(&mut rig, &command, &[]), Status::INVALID_NAMESPACE);
+            let command = NvmeCommand { nsid, ..blocks(opcode, 1, 0, 1) };
+            assert_eq!(final_status(&mut rig, &command, &[]), NvmeStatus::INVALID_NAMESPACE);
         }
     }
     let long = blocks(io::READ, 1, 0, 9);
-    assert_eq!(final_status(&mut rig, &long, &[]), Status::INVALID_FIELD, "more than MDTS");
+    assert_eq!(final_status(&mut rig, &long, &[]), NvmeStatus::INVALID_FIELD, "more than MDTS");
     for len in [0, BLOCK_LEN - 1, BLOCK_LEN + 4, u32::MAX] {
         for command in [good, blocks(io::WRITE, 1, 0, 1)] {
             let command = command.with_data(Sgl::Transport { len });
-            assert_eq!(final_status(&mut rig, &command, &[]), Status::SGL_LENGTH_INVALID);
+            assert_eq!(final_status(&mut rig, &command, &[]), NvmeStatus::SGL_LENGTH_INVALID);
         }
     }
     let other = Sgl::Other { kind: 0x00, address: 4096, len: BLOCK_LEN };
@@ -315,15 +316,15 @@ fn commands_that_are_wrong() {
         (blocks(io::WRITE, 1, 0, 1).with_data(other), &[]),
         (blocks(io::WRITE, 1, 0, 1), &data),
     ] {
-        assert_eq!(final_status(&mut rig, &command, data), Status::SGL_TYPE_INVALID);
+        assert_eq!(final_status(&mut rig, &command, data), NvmeStatus::SGL_TYPE_INVALID);
     }
     let cut = inline(io::WRITE, 1, 0, 1);
-    assert_eq!(final_status(&mut rig, &cut, &data[4..]), Status::SGL_LENGTH_INVALID);
+    assert_eq!(final_status(&mut rig, &cut, &data[4..]), NvmeStatus::SGL_LENGTH_INVALID);
     let away = cut.with_data(Sgl::InCapsule { offset: 64, len: BLOCK_LEN });
-    assert_eq!(final_status(&mut rig, &away, &data), Status::SGL_OFFSET_INVALID);
+    assert_eq!(final_status(&mut rig, &away, &data), NvmeStatus::SGL_OFFSET_INVALID);
     for flags in [PSDT_SGL | 1, PSDT_SGL | 2, 0, 0x80] {
-        let command = Command { flags, ..good };
-        assert_eq!(final_status(&mut rig, &command, &[]), Status::INVALID_FIELD, "{flags:#x}");
+        let command = NvmeCommand { flags, ..good };
+        assert_eq!(final_status(&mut rig, &command, &[]), NvmeStatus::INVALID_FIELD, "{flags:#x}");
     }
     let reservations = [
         io::RESERVATION_REGISTER,
@@ -332,8 +333,8 @@ fn commands_that_are_wrong() {
         io::RESERVATION_RELEASE,
     ];
     for opcode in reservations.into_iter().chain([io::WRITE_UNCORRECTABLE, io::COPY, 0xff]) {
-        let command = Command::new(opcode, 1, 1);
-        assert_eq!(final_status(&mut rig, &command, &[]), Status::INVALID_OPCODE);
+        let command = NvmeCommand::new(opcode, 1, 1);
+        assert_eq!(final_status(&mut rig, &command, &[]), NvmeStatus::INVALID_OPCODE);
     }
     assert_eq!((rig.disk.actions.len(), rig.server.shared.ops.len()), (0, 0));
     assert_eq!(rig.moved().len(), 1, "errors alone");
@@ -345,7 +346,7 @@ fn admin_commands_that_are_wrong() {
     let mut rig = FakeDiskRig::new();
     let all = rig.connect_controller(1, 0);
     let admin = &all[0];
-    let mut status = |command: Command| rig.status(admin, &command, &[]).code();
+    let mut status = |command: NvmeCommand| rig.status(admin, &command, &[]).code();
     for opcode in [
         admin::CREATE_IO_SQ,
         admin::DELETE_IO_CQ,
@@ -356,44 +357,54 @@ fn admin_commands_that_are_wrong() {
         admin::SECURITY_SEND,
         0xff,
     ] {
-        assert_eq!(status(Command::new(opcode, 1, 0)), Status::INVALID_OPCODE, "{opcode:#x}");
+        assert_eq!(
+            status(NvmeCommand::new(opcode, 1, 0)),
+            NvmeStatus::INVALID_OPCODE,
+            "{opcode:#x}"
+        );
     }
-    let set = |fid, value| Features::set(fid, value, Command::new(admin::SET_FEATURES, 1, 0));
+    let set =
+        |fid, value| FeaturesCommand::set(fid, value, NvmeCommand::new(admin::SET_FEATURES, 1, 0));
     for (fid, value, failed) in [
-        (feature::NUMBER_OF_QUEUES, 0xffff, Status::INVALID_FIELD),
-        (feature::ASYNC_EVENT, 1 << 20, Status::INVALID_FIELD),
-        (feature::VOLATILE_WRITE_CACHE, 2, Status::INVALID_FIELD),
-        (feature::POWER_MANAGEMENT, 1, Status::INVALID_FIELD),
-        (feature::HOST_IDENTIFIER, 1, Status::COMMAND_SEQUENCE),
-        (feature::INTERRUPT_COALESCING, 0, Status::INVALID_FIELD),
-        (feature::RESERVATION_MASK, 0, Status::INVALID_FIELD),
-        (0xc0, 0, Status::INVALID_FIELD),
+        (feature::NUMBER_OF_QUEUES, 0xffff, NvmeStatus::INVALID_FIELD),
+        (feature::ASYNC_EVENT, 1 << 20, NvmeStatus::INVALID_FIELD),
+        (feature::VOLATILE_WRITE_CACHE, 2, NvmeStatus::INVALID_FIELD),
+        (feature::POWER_MANAGEMENT, 1, NvmeStatus::INVALID_FIELD),
+        (feature::HOST_IDENTIFIER, 1, NvmeStatus::COMMAND_SEQUENCE),
+        (feature::INTERRUPT_COALESCING, 0, NvmeStatus::INVALID_FIELD),
+        (feature::RESERVATION_MASK, 0, NvmeStatus::INVALID_FIELD),
+        (0xc0, 0, NvmeStatus::INVALID_FIELD),
     ] {
         assert_eq!(status(set(fid, value)), failed, "{fid:#x}");
     }
     let mut saved = set(feature::KEEP_ALIVE, 1000);
     saved.cdw10[0] |= 1 << 31;
-    assert_eq!(status(saved), Status::FEATURE_NOT_SAVEABLE);
+    assert_eq!(status(saved), NvmeStatus::FEATURE_NOT_SAVEABLE);
     let identify = |cns, nsid, len| {
-        Identify { cns, ..Identify::default() }.put(admin_data(admin::IDENTIFY, 1, nsid, len))
+        IdentifyCommand { cns, ..IdentifyCommand::default() }.encode_into(admin_data(
+            admin::IDENTIFY,
+            1,
+            nsid,
+            len,
+        ))
     };
-    assert_eq!(status(identify(0x04, 0, 4096)), Status::INVALID_FIELD);
-    assert_eq!(status(identify(cns::NAMESPACE, 0, 4096)), Status::INVALID_NAMESPACE);
-    assert_eq!(status(identify(cns::NAMESPACE, 3, 4096)), Status::INVALID_NAMESPACE);
+    assert_eq!(status(identify(0x04, 0, 4096)), NvmeStatus::INVALID_FIELD);
+    assert_eq!(status(identify(cns::NAMESPACE, 0, 4096)), NvmeStatus::INVALID_NAMESPACE);
+    assert_eq!(status(identify(cns::NAMESPACE, 3, 4096)), NvmeStatus::INVALID_NAMESPACE);
     let all_ones = identify(cns::ACTIVE_NAMESPACES, u32::MAX, 4096);
-    assert_eq!(status(all_ones), Status::INVALID_NAMESPACE);
-    assert_eq!(status(identify(cns::CONTROLLER, 0, 4095)), Status::SGL_LENGTH_INVALID);
+    assert_eq!(status(all_ones), NvmeStatus::INVALID_NAMESPACE);
+    assert_eq!(status(identify(cns::CONTROLLER, 0, 4095)), NvmeStatus::SGL_LENGTH_INVALID);
     let inside = identify(cns::CONTROLLER, 0, 0).with_data(Sgl::InCapsule { offset: 0, len: 0 });
-    assert_eq!(status(inside), Status::SGL_TYPE_INVALID);
-    assert_eq!(status(log(0x0c, 512, 0)), Status::INVALID_LOG_PAGE);
-    assert_eq!(status(log(lid::EFFECTS, 2 << 20, 0)), Status::INVALID_FIELD, "above MDTS");
-    let abort = AbortCommand { sqid: 1, cid: 1 }.encode_into(Command::new(admin::ABORT, 1, 0));
+    assert_eq!(status(inside), NvmeStatus::SGL_TYPE_INVALID);
+    assert_eq!(status(log(0x0c, 512, 0)), NvmeStatus::INVALID_LOG_PAGE);
+    assert_eq!(status(log(lid::EFFECTS, 2 << 20, 0)), NvmeStatus::INVALID_FIELD, "above MDTS");
+    let abort = AbortCommand { sqid: 1, cid: 1 }.encode_into(NvmeCommand::new(admin::ABORT, 1, 0));
     let abort = rig.completed(admin, &abort, &[]);
     assert_eq!((abort.status, abort.dword0()), (OK, 1), "not aborted");
     // The last error is the first entry of the error log.
     let errors = page(&mut rig, admin, &log(lid::ERRORS, 64, 0));
-    let error = ErrorEntry::parse(&errors.try_into().unwrap());
-    assert_eq!((error.sqid, error.cid, error.status.code()), (0, 3, Status::INVALID_FIELD));
+    let error = ErrorLogEntry::parse(&errors.try_into().unwrap());
+    assert_eq!((error.sqid, error.cid, error.status.code()), (0, 3, NvmeStatus::INVALID_FIELD));
     assert_eq!(error.count, 25);
 }
 
@@ -402,8 +413,9 @@ fn features_are_kept() {
     let mut rig = FakeDiskRig::new();
     let all = rig.connect_controller(1, 0);
     let admin = &all[0];
-    let set = |fid, value| Features::set(fid, value, Command::new(admin::SET_FEATURES, 1, 0));
-    let get = |fid| Features::get(fid, Command::new(admin::GET_FEATURES, 1, 0));
+    let set =
+        |fid, value| FeaturesCommand::set(fid, value, NvmeCommand::new(admin::SET_FEATURES, 1, 0));
+    let get = |fid| FeaturesCommand::get(fid, NvmeCommand::new(admin::GET_FEATURES, 1, 0));
     for (fid, value, kept) in [
         (feature::KEEP_ALIVE, 4950, 5000),
         (feature::ARBITRATION, 0x0102_0304, 0x0102_0304),
@@ -428,14 +440,15 @@ fn events_are_held_and_bounded() {
     let mut rig = FakeDiskRig::new();
     let all = rig.connect_controller(1, 0);
     for cid in 10..14 {
-        let request = Command::new(admin::ASYNC_EVENT, cid, 0);
+        let request = NvmeCommand::new(admin::ASYNC_EVENT, cid, 0);
         assert_eq!(rig.command(&all[0], &request, &[]), []);
     }
-    let fifth = Command::new(admin::ASYNC_EVENT, 14, 0);
-    assert_eq!(rig.status(&all[0], &fifth, &[]).code(), Status::ASYNC_EVENT_LIMIT);
-    let again = Command::new(admin::ASYNC_EVENT, 10, 0);
-    assert_eq!(rig.status(&all[0], &again, &[]).code(), Status::COMMAND_ID_CONFLICT);
-    let set = Features::set(feature::ASYNC_EVENT, events::NAMESPACES, Command::new(9, 6, 0));
+    let fifth = NvmeCommand::new(admin::ASYNC_EVENT, 14, 0);
+    assert_eq!(rig.status(&all[0], &fifth, &[]).code(), NvmeStatus::ASYNC_EVENT_LIMIT);
+    let again = NvmeCommand::new(admin::ASYNC_EVENT, 10, 0);
+    assert_eq!(rig.status(&all[0], &again, &[]).code(), NvmeStatus::COMMAND_ID_CONFLICT);
+    let set =
+        FeaturesCommand::set(feature::ASYNC_EVENT, events::NAMESPACES, NvmeCommand::new(9, 6, 0));
     assert_eq!(rig.status(&all[0], &set, &[]), OK);
     // A namespace fails.
     rig.disk.open_fault = Some(FileFault::Io);
@@ -461,7 +474,7 @@ fn a_namespace_that_is_not_open_yet() {
     rig.server.shared.namespaces[0].state = TargetNamespaceState::Opening;
     let all = rig.connect_controller(1, 1);
     let read = blocks(io::READ, 1, 0, 1);
-    assert_eq!(rig.status(&all[1], &read, &[]), Status::NAMESPACE_NOT_READY, "may be retried");
+    assert_eq!(rig.status(&all[1], &read, &[]), NvmeStatus::NAMESPACE_NOT_READY, "may be retried");
     rig.server.handle_file(rig.now, &mut rig.disk, FileId(0));
     assert_eq!(rig.command(&all[1], &read, &[]).len(), 2);
 }
@@ -471,7 +484,7 @@ fn disks_that_fail() {
     let mut rig = FakeDiskRig::new();
     let all = rig.connect_controller(1, 1);
     let before = rig.disk.files[0].clone();
-    let mut failed = |command: Command, fault: FileFault| {
+    let mut failed = |command: NvmeCommand, fault: FileFault| {
         rig.disk.fault = Some(fault);
         assert_eq!(
             rig.command(&all[1], &command, &pattern(1, 1)[..command.sgl.len() as usize]),
@@ -482,13 +495,13 @@ fn disks_that_fail() {
         status
     };
     let write = inline(io::WRITE, 1, 0, 1);
-    let full = Status::CAPACITY_EXCEEDED.do_not_retry();
+    let full = NvmeStatus::CAPACITY_EXCEEDED.do_not_retry();
     assert_eq!(failed(write, FileFault::NoSpace), full);
-    assert_eq!(failed(write, FileFault::Io), Status::WRITE_FAULT);
-    assert_eq!(failed(write, FileFault::Denied), Status::ACCESS_DENIED.do_not_retry());
-    assert_eq!(failed(Command::new(io::FLUSH, 1, 1), FileFault::Io), Status::WRITE_FAULT);
+    assert_eq!(failed(write, FileFault::Io), NvmeStatus::WRITE_FAULT);
+    assert_eq!(failed(write, FileFault::Denied), NvmeStatus::ACCESS_DENIED.do_not_retry());
+    assert_eq!(failed(NvmeCommand::new(io::FLUSH, 1, 1), FileFault::Io), NvmeStatus::WRITE_FAULT);
     assert_eq!(failed(blocks(io::WRITE_ZEROES, 1, 0, 1), FileFault::NoSpace), full);
-    assert_eq!(failed(inline(io::COMPARE, 1, 0, 1), FileFault::Io), Status::UNRECOVERED_READ);
+    assert_eq!(failed(inline(io::COMPARE, 1, 0, 1), FileFault::Io), NvmeStatus::UNRECOVERED_READ);
     assert_eq!(rig.disk.files[0], before);
     let moved = rig.moved();
     assert!(moved.contains(&String::from("errors_disk +4")), "{moved:?}");
@@ -504,11 +517,11 @@ fn wrong_digests_are_no_data() {
     let before = rig.disk.files[0].clone();
     let sent = rig.command(&all[1], &blocks(io::WRITE, 1, 0, 1), &[]);
     rig.data(&all[1], 1, tag_of(&sent), &pattern(1, 1), false);
-    let transient = Status::TRANSIENT_TRANSPORT;
+    let transient = NvmeStatus::TRANSIENT_TRANSPORT;
     assert_eq!(status_of(&rig.sent(&all[1])), [(1, transient)]);
     let sqe = inline(io::WRITE, 2, 0, 1).to_bytes();
     let data = pattern(1, 1).into();
-    rig.deliver(&all[1], Incoming::Command { sqe, data, digest_ok: false });
+    rig.deliver(&all[1], NvmeTransportEvent::Command { sqe, data, digest_ok: false });
     assert_eq!(status_of(&rig.sent(&all[1])), [(2, transient)]);
     rig.disk_all();
     assert_eq!((&rig.disk.files[0], rig.disk.actions.len()), (&before, 0));
@@ -529,7 +542,7 @@ fn identifiers_twice_and_too_many_commands() {
     rig.moved();
     // The fifth command in a queue of four entries.
     let fifth = rig.completed(&queue, &blocks(io::WRITE, 5, 0, 1), &[]);
-    assert_eq!(fifth.status, Status::COMMAND_SEQUENCE.with_more());
+    assert_eq!(fifth.status, NvmeStatus::COMMAND_SEQUENCE.with_more());
     assert_eq!(rig.moved(), ["queue_overflows +1", "errors_command +1"]);
     assert_eq!(rig.server.shared.buffers.used_bytes(), 4 * BLOCK_BYTES, "the others go on");
     rig.end(&queue);
@@ -539,7 +552,7 @@ fn identifiers_twice_and_too_many_commands() {
     assert_eq!(rig.connect(&queue, &ask).status, OK);
     let tag = tag_of(&rig.command(&queue, &blocks(io::WRITE, 1, 0, 1), &[]));
     let twice = rig.completed(&queue, &blocks(io::READ, 1, 0, 1), &[]);
-    assert_eq!(twice.status, Status::COMMAND_ID_CONFLICT.do_not_retry());
+    assert_eq!(twice.status, NvmeStatus::COMMAND_ID_CONFLICT.do_not_retry());
     rig.data(&queue, 1, tag, &pattern(1, 1), true);
     rig.disk_all();
     assert_eq!(status_of(&rig.sent(&queue)), [(1, OK)], "the first goes on");
@@ -552,9 +565,16 @@ fn data_for_no_command() {
     let all = rig.connect_controller(1, 1);
     rig.command(&all[1], &blocks(io::WRITE, 1, 0, 1), &[]);
     let (offset, len) = (0, BLOCK_LEN);
-    let data = Incoming::WriteData { cccid: 1, ttag: 9, offset, len, last: true, digest_ok: true };
+    let data = NvmeTransportEvent::WriteData {
+        cccid: 1,
+        ttag: 9,
+        offset,
+        len,
+        last: true,
+        digest_ok: true,
+    };
     rig.deliver(&all[1], data);
-    let fault = Fault::field(at::TTAG);
+    let fault = PduFault::field(at::TTAG);
     assert_eq!(rig.sent(&all[1]), [Sent::Terminated(fault), Sent::End(true)]);
     assert_eq!(rig.server.shared.buffers.used_bytes(), 0);
 }
@@ -609,8 +629,8 @@ fn a_connection_ends_while_the_disk_works() {
     assert_eq!((locks.held(), locks.waiting()), (0, 0));
 }
 
-fn abort(sqid: u16, cid: u16) -> Command {
-    AbortCommand { sqid, cid }.encode_into(Command::new(admin::ABORT, 60, 0))
+fn abort(sqid: u16, cid: u16) -> NvmeCommand {
+    AbortCommand { sqid, cid }.encode_into(NvmeCommand::new(admin::ABORT, 60, 0))
 }
 
 #[test]
@@ -631,10 +651,10 @@ fn commands_that_wait_are_aborted() {
     assert_eq!(rig.command(&all[2], &blocks(io::WRITE, 8, 32, 1), &[]), [], "behind it");
     rig.moved();
     assert_eq!(aborted(&mut rig, 2, 5), 0);
-    assert_eq!(status_of(&rig.sent(&all[2])), [(5, Status::ABORT_REQUESTED)]);
+    assert_eq!(status_of(&rig.sent(&all[2])), [(5, NvmeStatus::ABORT_REQUESTED)]);
     assert_eq!(rig.sent(&all[1]).len(), 2, "the read had waited for that alone");
     assert_eq!(aborted(&mut rig, 1, 7), 0);
-    assert_eq!(status_of(&rig.sent(&all[1])), [(7, Status::ABORT_REQUESTED)]);
+    assert_eq!(status_of(&rig.sent(&all[1])), [(7, NvmeStatus::ABORT_REQUESTED)]);
     assert_eq!(tag_of(&rig.sent(&all[2])), 0, "there was room for this one");
     // Not abortable: data requested, sent, completed, wrong queue, unknown queue, unknown command.
     let going = [(1, 6), (1, 2), (1, 7), (2, 6), (4, 1), (9, 1), (0, 60), (0, 31)];
@@ -646,10 +666,10 @@ fn commands_that_wait_are_aborted() {
     rig.data(&all[2], 8, 0, &pattern(8, 1), true);
     rig.disk_all();
     // An Asynchronous Event Request can be aborted, too.
-    let request = Command::new(admin::ASYNC_EVENT, 31, 0);
+    let request = NvmeCommand::new(admin::ASYNC_EVENT, 31, 0);
     assert_eq!(rig.command(&all[0], &request, &[]), []);
     let sent = rig.command(&all[0], &abort(0, 31), &[]);
-    assert_eq!(status_of(&sent), [(31, Status::ABORT_REQUESTED), (60, OK)]);
+    assert_eq!(status_of(&sent), [(31, NvmeStatus::ABORT_REQUESTED), (60, OK)]);
     let moved = rig.moved();
     for counted in ["aborts +12", "aborted +3"] {
         assert!(moved.contains(&String::from(counted)), "{moved:?}");
@@ -665,12 +685,12 @@ fn aborts_at_one_time() {
     let mut rig = FakeDiskRig::new();
     let all = rig.connect_controller(1, 1);
     let abort = |cid| {
-        let sqe = Command { cid, ..abort(1, 1) }.to_bytes();
-        Incoming::Command { sqe, data: Bytes::new(), digest_ok: true }
+        let sqe = NvmeCommand { cid, ..abort(1, 1) }.to_bytes();
+        NvmeTransportEvent::Command { sqe, data: Bytes::new(), digest_ok: true }
     };
     all[0].link.0.borrow_mut().incoming.extend((1..=4).map(abort));
     rig.deliver(&all[0], abort(5));
-    let limit = Status::ABORT_LIMIT.do_not_retry();
+    let limit = NvmeStatus::ABORT_LIMIT.do_not_retry();
     assert_eq!(status_of(&rig.sent(&all[0])), [(5, limit), (1, OK), (2, OK), (3, OK), (4, OK)]);
 }
 
@@ -685,12 +705,12 @@ fn a_queue_is_disconnected() {
     assert_eq!(rig.command(queue, &blocks(io::READ, 2, 20, 1), &[]).len(), 2);
     assert_eq!(rig.command(queue, &blocks(io::READ, 3, 2, 1), &[]), []);
     rig.command(queue, &blocks(io::WRITE, 4, 30, 1), &[]);
-    let bad = Fabrics::Disconnect(1).to_command(9, Sgl::NONE);
-    let format = Status::INCOMPATIBLE_FORMAT.do_not_retry();
+    let bad = FabricsCommand::Disconnect(1).to_command(9, Sgl::NONE);
+    let format = NvmeStatus::INCOMPATIBLE_FORMAT.do_not_retry();
     assert_eq!(rig.status(queue, &bad, &[]), format);
     rig.moved();
-    let sent = rig.command(queue, &Fabrics::Disconnect(0).to_command(9, Sgl::NONE), &[]);
-    let over = Status::ABORTED_QUEUE_DELETED;
+    let sent = rig.command(queue, &FabricsCommand::Disconnect(0).to_command(9, Sgl::NONE), &[]);
+    let over = NvmeStatus::ABORTED_QUEUE_DELETED;
     assert_eq!(status_of(&sent), [(1, over), (3, over), (4, over), (9, OK)]);
     assert_eq!(rig.moved(), ["aborted +3", "disconnects +1"]);
     assert_eq!(rig.command(queue, &blocks(io::READ, 5, 40, 1), &[]), [], "it is not heard");

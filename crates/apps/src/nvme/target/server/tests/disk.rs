@@ -4,7 +4,7 @@ use abi::aligned::{AlignedBuf, PAGE_BYTES};
 use abi::{FileExtent, FileId};
 use host::{DiskToken, DiskUser, Host};
 use nic::DeviceConfig;
-use testkit::{Machine, MemDisk, Notices, PLAIN_LINK};
+use testkit::{MemDisk, NoticeRecorder, PLAIN_LINK, TestMachine};
 
 use super::rig::{BLOCK, FILE_BYTES, FakeDisk};
 use super::*;
@@ -20,16 +20,16 @@ trait DiskUnderTest {
     fn settle(&mut self);
 }
 
-struct OnHost(Machine<MemDisk>);
+struct OnHost(TestMachine<MemDisk>);
 
 impl DiskUnderTest for OnHost {
     type Disk = Host;
 
     fn new() -> Self {
         let mut disk = MemDisk::default();
-        disk.put("a", vec![1; FILE_BYTES], 1);
-        let (config, device) = (host::Config::default(), DeviceConfig::new([2, 0, 0, 0, 0, 1]));
-        Self(Machine::new(config, device, PLAIN_LINK, 1, disk))
+        disk.insert("a", vec![1; FILE_BYTES], 1);
+        let (config, device) = (host::HostConfig::default(), DeviceConfig::new([2, 0, 0, 0, 0, 1]));
+        Self(TestMachine::new(config, device, PLAIN_LINK, 1, disk))
     }
 
     fn disk(&mut self) -> &mut Host {
@@ -37,7 +37,7 @@ impl DiskUnderTest for OnHost {
     }
 
     fn settle(&mut self) {
-        self.0.settle(Instant::ZERO, &mut Notices::default());
+        self.0.settle(Instant::ZERO, &mut NoticeRecorder::default());
     }
 }
 

@@ -10,37 +10,38 @@ mod rig;
 use super::*;
 use abi::FileFault;
 use bytes::Bytes;
-use host::nvme::Incoming;
+use host::nvme::NvmeTransportEvent;
 use rig::{
     BLOCK, BLOCK_BYTES, BLOCKS, ConnectRequest, DiskAction, FakeDiskRig, ScriptedPeer, Sent,
     hostnqn, subnqn,
 };
 use wire::nvme::command::{
-    AbortCommand, AsyncEvent, Blocks, Command, Completion, DatasetManagement, Features, GetLogPage,
-    Identify, PSDT_SGL, QueueCounts, Range, Sgl, admin, events, feature, io,
+    AbortCommand, AsyncEvent, DatasetManagement, DatasetRange, FeaturesCommand, GetLogPage,
+    IdentifyCommand, NvmeBlockRange, NvmeCommand, NvmeCompletion, PSDT_SGL, QueueCounts, Sgl,
+    admin, events, feature, io,
 };
 use wire::nvme::fabrics::{
-    Capabilities, Configuration, ConnectResult, ControllerStatus, Fabrics, PropertyGet,
-    PropertySet, ShutdownNotification, ShutdownStatus, ipo, property,
+    ConnectResult, ControllerCapabilities, ControllerConfiguration, ControllerStatus,
+    FabricsCommand, PropertyGet, PropertySet, ShutdownNotification, ShutdownStatus, ipo, property,
 };
-use wire::nvme::identify::{self, BYTES, ControllerType, Descriptor, cns};
+use wire::nvme::identify::{self, BYTES, ControllerType, NamespaceDescriptor, cns};
 use wire::nvme::log::{
-    DiscoveryEntry, DiscoveryHeader, DiscoverySecurity, ErrorEntry, effect, lid,
+    DiscoveryEntry, DiscoveryHeader, DiscoverySecurity, ErrorLogEntry, effect, lid,
 };
 use wire::nvme::nqn::Nqn;
-use wire::nvme::pdu::{Fault, at};
+use wire::nvme::pdu::{PduFault, at};
 
 const BLOCK_LEN: u32 = 4096;
 
-fn admin_data(opcode: u8, cid: u16, nsid: u32, len: u32) -> Command {
-    Command::new(opcode, cid, nsid).with_data(Sgl::Transport { len })
+fn admin_data(opcode: u8, cid: u16, nsid: u32, len: u32) -> NvmeCommand {
+    NvmeCommand::new(opcode, cid, nsid).with_data(Sgl::Transport { len })
 }
 
-fn page(rig: &mut FakeDiskRig, peer: &ScriptedPeer, command: &Command) -> Vec<u8> {
+fn page(rig: &mut FakeDiskRig, peer: &ScriptedPeer, command: &NvmeCommand) -> Vec<u8> {
     match &rig.command(peer, command, &[])[..] {
         [Sent::Data { cid, bytes, success: false }, Sent::Response(completion)] => {
             assert_eq!((*cid, completion.cid), (command.cid, command.cid));
-            assert_eq!(completion.status, Status::SUCCESS);
+            assert_eq!(completion.status, NvmeStatus::SUCCESS);
             bytes.clone()
         }
         other => panic!("{command:?} was answered with {other:?}"),
@@ -48,36 +49,36 @@ fn page(rig: &mut FakeDiskRig, peer: &ScriptedPeer, command: &Command) -> Vec<u8
 }
 
 fn identify(rig: &mut FakeDiskRig, peer: &ScriptedPeer, cns: u8, nsid: u32) -> [u8; BYTES] {
-    let asked = Identify { cns, ..Identify::default() };
-    let command = asked.put(admin_data(admin::IDENTIFY, 2, nsid, 4096));
+    let asked = IdentifyCommand { cns, ..IdentifyCommand::default() };
+    let command = asked.encode_into(admin_data(admin::IDENTIFY, 2, nsid, 4096));
     page(rig, peer, &command).try_into().unwrap()
 }
 
-fn log(lid: u8, len: u32, offset: u64) -> Command {
+fn log(lid: u8, len: u32, offset: u64) -> NvmeCommand {
     let asked = GetLogPage { lid, len: u64::from(len), offset, ..GetLogPage::default() };
     asked.encode_into(admin_data(admin::GET_LOG_PAGE, 3, 0, len))
 }
 
 /// Creates a command for `count` blocks of namespace 1.
-fn blocks(opcode: u8, cid: u16, slba: u64, count: u32) -> Command {
+fn blocks(opcode: u8, cid: u16, slba: u64, count: u32) -> NvmeCommand {
     let len = count * BLOCK_LEN;
     let command = match opcode {
-        io::WRITE_ZEROES => Command::new(opcode, cid, 1),
-        _ => Command::new(opcode, cid, 1).with_data(Sgl::Transport { len }),
+        io::WRITE_ZEROES => NvmeCommand::new(opcode, cid, 1),
+        _ => NvmeCommand::new(opcode, cid, 1).with_data(Sgl::Transport { len }),
     };
-    Blocks::new(slba, count).put(command)
+    NvmeBlockRange::new(slba, count).encode_into(command)
 }
 
 /// As [`blocks`], with in-capsule data.
-fn inline(opcode: u8, cid: u16, slba: u64, count: u32) -> Command {
+fn inline(opcode: u8, cid: u16, slba: u64, count: u32) -> NvmeCommand {
     let len = count * BLOCK_LEN;
     blocks(opcode, cid, slba, count).with_data(Sgl::InCapsule { offset: 0, len })
 }
 
-fn status_of(sent: &[Sent]) -> Vec<(u16, Status)> {
+fn status_of(sent: &[Sent]) -> Vec<(u16, NvmeStatus)> {
     sent.iter()
         .filter_map(|sent| match sent {
-            Sent::Response(Completion { cid, status, .. }) => Some((*cid, *status)),
+            Sent::Response(NvmeCompletion { cid, status, .. }) => Some((*cid, *status)),
             _ => None,
         })
         .collect()
@@ -90,7 +91,7 @@ fn tag_of(sent: &[Sent]) -> u16 {
     }
 }
 
-const OK: Status = Status::SUCCESS;
+const OK: NvmeStatus = NvmeStatus::SUCCESS;
 
 mod connecting {
     use super::*;
@@ -103,8 +104,11 @@ mod connecting {
         let connected =
             rig.connect(&admin, &ConnectRequest { kato: 5000, ..ConnectRequest::default() });
         assert_eq!((connected.dword0(), connected.sqhd, connected.status), (1, 1, OK));
-        let get = |offset| Fabrics::PropertyGet(PropertyGet::new(offset)).to_command(9, Sgl::NONE);
-        let cap = Capabilities::from_value(rig.completed(&admin, &get(property::CAP), &[]).result);
+        let get =
+            |offset| FabricsCommand::PropertyGet(PropertyGet::new(offset)).to_command(9, Sgl::NONE);
+        let cap = ControllerCapabilities::from_value(
+            rig.completed(&admin, &get(property::CAP), &[]).result,
+        );
         assert_eq!((cap.mqes, cap.contiguous, cap.css, cap.mpsmin), (1023, true, 1, 0));
         let version = rig.completed(&admin, &get(property::VS), &[]).result;
         assert_eq!(version, 0x1_0400);
@@ -113,7 +117,7 @@ mod connecting {
         assert_eq!(rig.completed(&admin, &get(property::CSTS), &[]).result, 1);
 
         let controller =
-            identify::Controller::parse(&identify(&mut rig, &admin, cns::CONTROLLER, 0));
+            identify::IdentifyController::parse(&identify(&mut rig, &admin, cns::CONTROLLER, 0));
         assert_eq!((controller.cntlid, controller.kind), (1, ControllerType::Io));
         assert_eq!((controller.sqes, controller.cqes, controller.maxcmd), (0x66, 0x44, 1024));
         assert_eq!((controller.ioccsz, controller.iorcsz, controller.icdoff), (516, 1, 0));
@@ -127,8 +131,8 @@ mod connecting {
         assert_eq!(effects.len(), effect::BYTES);
 
         let counts = QueueCounts { submission: 8, completion: 8 }.to_value();
-        let set = Command::new(admin::SET_FEATURES, 4, 0);
-        let set = Features::set(feature::NUMBER_OF_QUEUES, counts, set);
+        let set = NvmeCommand::new(admin::SET_FEATURES, 4, 0);
+        let set = FeaturesCommand::set(feature::NUMBER_OF_QUEUES, counts, set);
         let granted = rig.completed(&admin, &set, &[]);
         assert_eq!((granted.status, granted.dword0()), (OK, 0x0003_0003), "no more than four");
         for qid in 1..=4 {
@@ -136,15 +140,28 @@ mod connecting {
             let ask = ConnectRequest { qid, cntlid: 1, sqsize: 127, ..ConnectRequest::default() };
             assert_eq!(rig.connect(&queue, &ask).status, OK);
         }
-        let keep_alive = Command::new(admin::KEEP_ALIVE, 5, 0);
+        let keep_alive = NvmeCommand::new(admin::KEEP_ALIVE, 5, 0);
         assert_eq!(rig.status(&admin, &keep_alive, &[]), OK);
 
         let active = identify(&mut rig, &admin, cns::ACTIVE_NAMESPACES, 0);
         assert!(identify::namespaces(&active).eq([1, 2]));
-        let all = Descriptor::parse_all(&identify(&mut rig, &admin, cns::NAMESPACE_DESCRIPTORS, 1))
-            .collect::<Vec<_>>();
-        assert!(matches!(all[..], [Descriptor::Uuid(_), Descriptor::Nguid(_), Descriptor::Csi(0)]));
-        let namespace = identify::Namespace::parse(&identify(&mut rig, &admin, cns::NAMESPACE, 1));
+        let all = NamespaceDescriptor::parse_all(&identify(
+            &mut rig,
+            &admin,
+            cns::NAMESPACE_DESCRIPTORS,
+            1,
+        ))
+        .collect::<Vec<_>>();
+        assert!(matches!(
+            all[..],
+            [
+                NamespaceDescriptor::Uuid(_),
+                NamespaceDescriptor::Nguid(_),
+                NamespaceDescriptor::Csi(0)
+            ]
+        ));
+        let namespace =
+            identify::IdentifyNamespace::parse(&identify(&mut rig, &admin, cns::NAMESPACE, 1));
         assert_eq!((namespace.nsze, namespace.ncap), (BLOCKS, BLOCKS));
         assert_eq!(namespace.format().map(|format| format.shift), Some(12));
         assert_eq!(identify(&mut rig, &admin, cns::NAMESPACE_IO, 1), [0; BYTES]);
@@ -152,16 +169,18 @@ mod connecting {
         assert!(identify::command_sets(&sets).eq([1]));
 
         let wanted = events::NAMESPACES;
-        let set = Features::set(feature::ASYNC_EVENT, wanted, Command::new(9, 6, 0));
+        let set = FeaturesCommand::set(feature::ASYNC_EVENT, wanted, NvmeCommand::new(9, 6, 0));
         assert_eq!(rig.status(&admin, &set, &[]), OK);
-        let request = Command::new(admin::ASYNC_EVENT, 31, 0);
+        let request = NvmeCommand::new(admin::ASYNC_EVENT, 31, 0);
         assert_eq!(rig.command(&admin, &request, &[]), [], "held");
 
         // As nvme_shutdown_ctrl.
-        let off =
-            Configuration { shutdown: ShutdownNotification::Normal, ..Configuration::ENABLED };
+        let off = ControllerConfiguration {
+            shutdown: ShutdownNotification::Normal,
+            ..ControllerConfiguration::ENABLED
+        };
         let off = PropertySet::new(property::CC, off.to_value());
-        let off = Fabrics::PropertySet(off).to_command(7, Sgl::NONE);
+        let off = FabricsCommand::PropertySet(off).to_command(7, Sgl::NONE);
         assert_eq!(rig.status(&admin, &off, &[]), OK);
         let status = rig.completed(&admin, &get(property::CSTS), &[]).dword0();
         let status = ControllerStatus::from_value(status);
@@ -181,7 +200,7 @@ mod connecting {
         assert_eq!(rig.connect(&admin, &ask).status, OK);
         assert_eq!(rig.enable(&admin), OK);
         let controller =
-            identify::Controller::parse(&identify(&mut rig, &admin, cns::CONTROLLER, 0));
+            identify::IdentifyController::parse(&identify(&mut rig, &admin, cns::CONTROLLER, 0));
         assert_eq!((controller.kind, controller.nn), (ControllerType::Discovery, 0));
         assert_eq!(controller.subnqn, Some(Nqn::discovery()));
         // As nvmf_get_discovery_log: the header, then the entries in pieces.
@@ -204,19 +223,19 @@ mod connecting {
         let end = 1024 * 3;
         assert_eq!(page(&mut rig, &admin, &log(lid::DISCOVERY, 8, end)), [0; 8]);
         assert_eq!(page(&mut rig, &admin, &log(lid::DISCOVERY, 8, end - 4)), [0; 8]);
-        let invalid = Status::INVALID_FIELD.do_not_retry();
+        let invalid = NvmeStatus::INVALID_FIELD.do_not_retry();
         assert_eq!(rig.status(&admin, &log(lid::DISCOVERY, 8, end + 4), &[]), invalid);
         assert_eq!(rig.status(&admin, &log(lid::DISCOVERY, 8, u64::MAX - 3), &[]), invalid);
         assert_eq!(rig.status(&admin, &log(lid::DISCOVERY, 8, 2), &[]), invalid);
         let other = rig.status(&admin, &log(lid::HEALTH, 512, 0), &[]);
-        assert_eq!(other, Status::INVALID_LOG_PAGE.do_not_retry());
+        assert_eq!(other, NvmeStatus::INVALID_LOG_PAGE.do_not_retry());
         // A discovery controller has no I/O queues and no namespaces.
         let queue = rig.accept();
         let ask = ConnectRequest { qid: 1, cntlid: 1, ..ask };
         let refused = rig.connect(&queue, &ask);
         assert_eq!(refused.dword0(), u32::from(ipo::QID));
-        let asked = Identify { cns: cns::NAMESPACE, ..Identify::default() };
-        let asked = asked.put(admin_data(admin::IDENTIFY, 2, 1, 4096));
+        let asked = IdentifyCommand { cns: cns::NAMESPACE, ..IdentifyCommand::default() };
+        let asked = asked.encode_into(admin_data(admin::IDENTIFY, 2, 1, 4096));
         assert_eq!(rig.status(&admin, &asked, &[]), invalid);
     }
 
@@ -233,9 +252,13 @@ mod connecting {
             (header.generation, header.records)
         };
         assert_eq!(records(&mut rig), (1, 1), "itself alone");
-        let set = Features::set(feature::ASYNC_EVENT, events::DISCOVERY, Command::new(9, 6, 0));
+        let set = FeaturesCommand::set(
+            feature::ASYNC_EVENT,
+            events::DISCOVERY,
+            NvmeCommand::new(9, 6, 0),
+        );
         assert_eq!(rig.status(&admin, &set, &[]), OK);
-        let request = Command::new(admin::ASYNC_EVENT, 30, 0);
+        let request = NvmeCommand::new(admin::ASYNC_EVENT, 30, 0);
         assert_eq!(rig.command(&admin, &request, &[]), []);
         assert!(rig.server.set_allowed_hosts(
             rig.now,
@@ -262,7 +285,7 @@ mod connecting {
         let mut rig = FakeDiskRig::new();
         let peer = rig.accept();
         let refused = rig.connect(&peer, &ConnectRequest { host: 3, ..ConnectRequest::default() });
-        assert_eq!(refused.status, Status::INVALID_HOST.do_not_retry());
+        assert_eq!(refused.status, NvmeStatus::INVALID_HOST.do_not_retry());
         assert_eq!(rig.moved(), ["connections +1", "refused_host +1"]);
         // A controller of another host is refused, too.
         let _all = rig.connect_controller(1, 1);
@@ -288,7 +311,7 @@ mod connecting {
             let completion = rig.connect(&peer, &ask);
             ConnectResult::from_completion(completion.dword0(), completion.status)
         };
-        let refused = |status: Status| ConnectResult::Refused(status.do_not_retry());
+        let refused = |status: NvmeStatus| ConnectResult::Refused(status.do_not_retry());
         let (command, data) = (ConnectResult::InvalidCommand, ConnectResult::InvalidData);
         let ask = ConnectRequest::default();
         assert_eq!(result(ConnectRequest { sqsize: 0, ..ask }), command(ipo::SQSIZE));
@@ -303,40 +326,40 @@ mod connecting {
         assert_eq!(result(ConnectRequest { qid: 5, ..io }), command(ipo::QID), "there are four");
         assert_eq!(
             result(ConnectRequest { qid: 1, ..io }),
-            refused(Status::COMMAND_SEQUENCE),
+            refused(NvmeStatus::COMMAND_SEQUENCE),
             "twice"
         );
         assert_eq!(rig.moved(), ["connections +10", "refused_connect +10"]);
 
         // Invalid names, wrong length, wrong offset, wrong SGL type, wrong record format.
         let peer = rig.accept();
-        let connect = wire::nvme::fabrics::Connect { sqsize: 31, ..Default::default() };
-        let with = |connect, sgl| Fabrics::Connect(connect).to_command(0, sgl);
+        let connect = wire::nvme::fabrics::ConnectCommand { sqsize: 31, ..Default::default() };
+        let with = |connect, sgl| FabricsCommand::Connect(connect).to_command(0, sgl);
         let sgl = Sgl::InCapsule { offset: 0, len: 1024 };
         let zeros = [0; 1024];
         let empty = rig.completed(&peer, &with(connect, sgl), &zeros);
         let empty = ConnectResult::from_completion(empty.dword0(), empty.status);
         assert_eq!(empty, data(ipo::SUBNQN));
-        let mut status = |command: &Command, len: usize| {
+        let mut status = |command: &NvmeCommand, len: usize| {
             let sent = rig.status(&peer, command, &zeros[..len]);
             assert!(sent.is_final());
             sent.code()
         };
-        let format = wire::nvme::fabrics::Connect { recfmt: 1, ..connect };
-        assert_eq!(status(&with(format, sgl), 1024), Status::INCOMPATIBLE_FORMAT);
-        assert_eq!(status(&with(connect, sgl), 1020), Status::SGL_LENGTH_INVALID);
+        let format = wire::nvme::fabrics::ConnectCommand { recfmt: 1, ..connect };
+        assert_eq!(status(&with(format, sgl), 1024), NvmeStatus::INCOMPATIBLE_FORMAT);
+        assert_eq!(status(&with(connect, sgl), 1020), NvmeStatus::SGL_LENGTH_INVALID);
         let short = Sgl::InCapsule { offset: 0, len: 1020 };
-        assert_eq!(status(&with(connect, short), 1020), Status::SGL_LENGTH_INVALID);
+        assert_eq!(status(&with(connect, short), 1020), NvmeStatus::SGL_LENGTH_INVALID);
         let away = Sgl::InCapsule { offset: 4, len: 1024 };
-        assert_eq!(status(&with(connect, away), 1024), Status::SGL_OFFSET_INVALID);
+        assert_eq!(status(&with(connect, away), 1024), NvmeStatus::SGL_OFFSET_INVALID);
         let later = Sgl::Transport { len: 1024 };
-        assert_eq!(status(&with(connect, later), 0), Status::SGL_TYPE_INVALID);
+        assert_eq!(status(&with(connect, later), 0), NvmeStatus::SGL_TYPE_INVALID);
         // Connect has to be first, and only once.
-        let first = Command::new(admin::KEEP_ALIVE, 0, 0).with_data(sgl);
-        assert_eq!(status(&first, 1024), Status::COMMAND_SEQUENCE);
+        let first = NvmeCommand::new(admin::KEEP_ALIVE, 0, 0).with_data(sgl);
+        assert_eq!(status(&first, 1024), NvmeStatus::COMMAND_SEQUENCE);
         assert_eq!(rig.connect(&peer, &ask).status, OK);
         let again = rig.connect(&peer, &ask);
-        assert_eq!(again.status, Status::COMMAND_SEQUENCE.do_not_retry());
+        assert_eq!(again.status, NvmeStatus::COMMAND_SEQUENCE.do_not_retry());
     }
 
     #[test]
@@ -348,7 +371,7 @@ mod connecting {
         let fourth = rig.accept();
         assert_eq!(
             rig.connect(&fourth, &ConnectRequest::default()).status,
-            Status::CONTROLLER_BUSY
+            NvmeStatus::CONTROLLER_BUSY
         );
         let fifth = rig.accept();
         assert_eq!(rig.sent(&fifth), [Sent::End(false)]);
@@ -363,8 +386,8 @@ mod connecting {
         let mut rig = FakeDiskRig::new();
         let admin = rig.accept();
         assert_eq!(rig.connect(&admin, &ConnectRequest::default()).status, OK);
-        let sequence = Status::COMMAND_SEQUENCE.do_not_retry();
-        let keep_alive = Command::new(admin::KEEP_ALIVE, 5, 0);
+        let sequence = NvmeStatus::COMMAND_SEQUENCE.do_not_retry();
+        let keep_alive = NvmeCommand::new(admin::KEEP_ALIVE, 5, 0);
         assert_eq!(rig.status(&admin, &keep_alive, &[]), sequence);
         let queue = rig.accept();
         let ask = ConnectRequest { qid: 1, cntlid: 1, ..ConnectRequest::default() };
@@ -372,9 +395,9 @@ mod connecting {
         // An unsupported command set and unsupported entry sizes.
         let mut set = |value| {
             let set = PropertySet::new(property::CC, value);
-            let set = Fabrics::PropertySet(set).to_command(1, Sgl::NONE);
+            let set = FabricsCommand::PropertySet(set).to_command(1, Sgl::NONE);
             assert_eq!(rig.status(&admin, &set, &[]), OK);
-            let get = Fabrics::PropertyGet(PropertyGet::new(property::CSTS));
+            let get = FabricsCommand::PropertyGet(PropertyGet::new(property::CSTS));
             rig.completed(&admin, &get.to_command(2, Sgl::NONE), &[]).dword0()
         };
         assert_eq!(set(0x0046_0011), 2, "fatal");
@@ -385,7 +408,7 @@ mod connecting {
         assert_eq!(rig.connect(&queue, &ask).status, OK);
         let read = blocks(io::READ, 1, 0, 1);
         assert_eq!(rig.command(&queue, &read, &[]).len(), 2);
-        let off = Fabrics::PropertySet(PropertySet::new(property::CC, 0));
+        let off = FabricsCommand::PropertySet(PropertySet::new(property::CC, 0));
         assert_eq!(rig.status(&admin, &off.to_command(1, Sgl::NONE), &[]), OK);
         assert_eq!(rig.status(&queue, &read, &[]), sequence);
     }
@@ -394,10 +417,11 @@ mod connecting {
     fn unknown_properties_are_refused() {
         let mut rig = FakeDiskRig::new();
         let all = rig.connect_controller(1, 1);
-        let invalid = Status::INVALID_FIELD.do_not_retry();
-        let get = |attribute, offset| Fabrics::PropertyGet(PropertyGet { attribute, offset });
+        let invalid = NvmeStatus::INVALID_FIELD.do_not_retry();
+        let get =
+            |attribute, offset| FabricsCommand::PropertyGet(PropertyGet { attribute, offset });
         let set = |attribute, offset, value| {
-            Fabrics::PropertySet(PropertySet { attribute, offset, value })
+            FabricsCommand::PropertySet(PropertySet { attribute, offset, value })
         };
         for wrong in [
             get(0, property::CAP),
@@ -414,14 +438,14 @@ mod connecting {
             let command = wrong.to_command(1, Sgl::NONE);
             assert_eq!(rig.status(&all[0], &command, &[]), invalid, "{wrong:?}");
         }
-        let opcode = Status::INVALID_OPCODE.do_not_retry();
-        for other in [Fabrics::Other(5), Fabrics::Other(0xc0)] {
+        let opcode = NvmeStatus::INVALID_OPCODE.do_not_retry();
+        for other in [FabricsCommand::Other(5), FabricsCommand::Other(0xc0)] {
             let command = other.to_command(1, Sgl::NONE);
             assert_eq!(rig.status(&all[0], &command, &[]), opcode);
             assert_eq!(rig.status(&all[1], &command, &[]), opcode);
         }
-        let command = Fabrics::Disconnect(0).to_command(1, Sgl::NONE);
-        let queue_type = Status::INVALID_QUEUE_TYPE.do_not_retry();
+        let command = FabricsCommand::Disconnect(0).to_command(1, Sgl::NONE);
+        let queue_type = NvmeStatus::INVALID_QUEUE_TYPE.do_not_retry();
         assert_eq!(rig.status(&all[0], &command, &[]), queue_type, "not on the admin queue");
         let command = get(0, property::VS).to_command(1, Sgl::NONE);
         assert_eq!(rig.status(&all[1], &command, &[]), opcode, "not on an I/O queue");

@@ -21,10 +21,10 @@ fn changed(rig: &mut FakeDiskRig, admin: &ScriptedPeer) -> Vec<u32> {
 
 /// Enables the event for changed namespaces and sends an event request with identifier `cid`.
 fn await_change(rig: &mut FakeDiskRig, admin: &ScriptedPeer, cid: u16) {
-    let set = Command::new(admin::SET_FEATURES, 6, 0);
-    let set = Features::set(feature::ASYNC_EVENT, events::NAMESPACES, set);
+    let set = NvmeCommand::new(admin::SET_FEATURES, 6, 0);
+    let set = FeaturesCommand::set(feature::ASYNC_EVENT, events::NAMESPACES, set);
     assert_eq!(rig.status(admin, &set, &[]), OK);
-    assert_eq!(rig.command(admin, &Command::new(admin::ASYNC_EVENT, cid, 0), &[]), []);
+    assert_eq!(rig.command(admin, &NvmeCommand::new(admin::ASYNC_EVENT, cid, 0), &[]), []);
 }
 
 /// Returns the identifiers of requests completed by the event for changed namespaces.
@@ -47,7 +47,7 @@ fn a_host_is_told_by_its_name_and_its_first_identifier() {
     let queue = rig.accept();
     assert_eq!(rig.connect(&queue, &io).status, OK);
     let command = admin_data(admin::GET_FEATURES, 2, 0, 16);
-    let command = Features::set(feature::HOST_IDENTIFIER, 1, command);
+    let command = FeaturesCommand::set(feature::HOST_IDENTIFIER, 1, command);
     assert_eq!(page(&mut rig, &admin, &command), [1; 16], "that of the admin queue counts");
     assert_eq!(
         rig.server.queues().iter().map(|queue| queue.host_id).collect::<Vec<_>>(),
@@ -116,13 +116,13 @@ fn a_namespace_that_may_not_be_written() {
     let attribute = |rig: &mut FakeDiskRig, nsid| {
         let namespace = identify(rig, &all[0], cns::NAMESPACE, nsid);
         let independent = identify(rig, &all[0], cns::NAMESPACE_INDEPENDENT, nsid);
-        let independent = identify::Independent::parse(&independent);
-        (identify::Namespace::parse(&namespace).nsattr, independent.nsattr)
+        let independent = identify::IndependentNamespace::parse(&independent);
+        (identify::IdentifyNamespace::parse(&namespace).nsattr, independent.nsattr)
     };
     assert_eq!((attribute(&mut rig, 1), attribute(&mut rig, 2)), ((1, 1), (0, 0)));
     rig.moved();
     let before = rig.disk.files[0].clone();
-    let protected = Status::WRITE_PROTECTED.do_not_retry();
+    let protected = NvmeStatus::WRITE_PROTECTED.do_not_retry();
     let queue = &all[1];
     assert_eq!(rig.status(queue, &blocks(io::WRITE, 1, 0, 1), &[]), protected);
     let data = [1; BLOCK_BYTES];
@@ -134,7 +134,7 @@ fn a_namespace_that_may_not_be_written() {
     assert_eq!(rig.moved(), ["errors_command +4"]);
     // Reads, compares and flushes work; a flush does not reach the disk.
     assert_eq!(rig.command(queue, &blocks(io::READ, 5, 0, 1), &[]).len(), 2);
-    assert_eq!(rig.status(queue, &Command::new(io::FLUSH, 6, 1), &[]), OK);
+    assert_eq!(rig.status(queue, &NvmeCommand::new(io::FLUSH, 6, 1), &[]), OK);
     let same = before[..BLOCK_BYTES].to_vec();
     assert_eq!(rig.command(queue, &inline(io::COMPARE, 7, 0, 1), &same), []);
     rig.disk_all();
@@ -160,8 +160,8 @@ fn namespaces_come_and_go() {
     };
     assert_eq!(add(&mut rig, None, &new), Ok(3));
     assert!(reported(&mut rig, admin).is_empty(), "not before it is open");
-    let third = |opcode, cid| Command { nsid: 3, ..blocks(opcode, cid, 0, 1) };
-    assert_eq!(rig.status(queue, &third(io::READ, 1), &[]), Status::NAMESPACE_NOT_READY);
+    let third = |opcode, cid| NvmeCommand { nsid: 3, ..blocks(opcode, cid, 0, 1) };
+    assert_eq!(rig.status(queue, &third(io::READ, 1), &[]), NvmeStatus::NAMESPACE_NOT_READY);
     rig.server.handle_file(now, &mut rig.disk, FileId(2));
     assert_eq!(reported(&mut rig, admin), [31]);
     let active = identify(&mut rig, admin, cns::ACTIVE_NAMESPACES, 0);
@@ -185,12 +185,12 @@ fn namespaces_come_and_go() {
     // The namespace is removed while one write is at the disk and another waits for its data.
     await_change(&mut rig, admin, 32);
     let block = [7; BLOCK_BYTES];
-    let inline = Command { nsid: 3, ..inline(io::WRITE, 3, 0, 1) };
+    let inline = NvmeCommand { nsid: 3, ..inline(io::WRITE, 3, 0, 1) };
     assert_eq!(rig.command(queue, &inline, &block), []);
     let tag = tag_of(&rig.command(queue, &third(io::WRITE, 4), &[]));
     assert_eq!(remove(&mut rig, 3), Ok(()));
     assert_eq!(reported(&mut rig, admin), [32]);
-    let gone = Status::INVALID_NAMESPACE.do_not_retry();
+    let gone = NvmeStatus::INVALID_NAMESPACE.do_not_retry();
     assert_eq!(rig.status(queue, &third(io::READ, 5), &[]), gone);
     assert_eq!(rig.disk.closed, [], "the disk still writes");
     rig.disk_all();
@@ -234,7 +234,7 @@ fn a_namespace_grows_and_shrinks() {
     rig.server.handle_file(now, &mut rig.disk, FileId(3));
     assert_eq!((reported(&mut rig, admin), changed(&mut rig, admin)), (vec![31], vec![1]));
     let size = |rig: &mut FakeDiskRig| {
-        identify::Namespace::parse(&identify(rig, admin, cns::NAMESPACE, 1)).nsze
+        identify::IdentifyNamespace::parse(&identify(rig, admin, cns::NAMESPACE, 1)).nsze
     };
     assert_eq!(size(&mut rig), BLOCKS + 2);
     assert_eq!(rig.command(queue, &blocks(io::READ, 1, BLOCKS + 1, 1), &[]).len(), 2);
@@ -244,7 +244,7 @@ fn a_namespace_grows_and_shrinks() {
     assert_eq!(resize(&mut rig, Some(BLOCK)), Ok(()));
     assert_eq!((reported(&mut rig, admin), size(&mut rig)), (vec![32], 1));
     rig.data(queue, 2, tag, &[7; BLOCK_BYTES], true);
-    let out_of_range = Status::LBA_OUT_OF_RANGE.do_not_retry();
+    let out_of_range = NvmeStatus::LBA_OUT_OF_RANGE.do_not_retry();
     assert_eq!(status_of(&rig.sent(queue)), [(2, out_of_range)]);
     // The file can no longer be opened: the first open stays in use.
     rig.disk.open_fault = Some(FileFault::NotFound);
@@ -277,7 +277,7 @@ fn a_compare_and_a_probe_go_on_with_the_file_of_a_resize() {
         rig.disk.files[0][6 * BLOCK_BYTES - 1] ^= 1;
         rig.disk.files[0][8 * BLOCK_BYTES - 1] ^= 1;
         rig.disk_all();
-        let out_of_range = Status::LBA_OUT_OF_RANGE.do_not_retry();
+        let out_of_range = NvmeStatus::LBA_OUT_OF_RANGE.do_not_retry();
         let sent = rig.sent(queue);
         if cut {
             assert_eq!(status_of(&sent), [(1, out_of_range), (2, out_of_range)]);
@@ -297,8 +297,9 @@ fn the_health_log_has_a_plausible_temperature() {
     let mut rig = FakeDiskRig::new();
     let admin = rig.connect_controller(1, 0).remove(0);
     let health = page(&mut rig, &admin, &log(lid::HEALTH, 512, 0)).try_into().unwrap();
-    let health = wire::nvme::log::Health::parse(&health);
-    let controller = identify::Controller::parse(&identify(&mut rig, &admin, cns::CONTROLLER, 0));
+    let health = wire::nvme::log::HealthLog::parse(&health);
+    let controller =
+        identify::IdentifyController::parse(&identify(&mut rig, &admin, cns::CONTROLLER, 0));
     let [warning, critical] = controller.temperatures;
     assert!((283..warning).contains(&health.temperature) && warning < critical, "{health:?}");
     assert_eq!((health.warnings, health.percent), (0, [100, 0, 0]));

@@ -82,8 +82,9 @@ fn act(rig: &mut FakeDiskRig, asked: &mut RandomTargetRun, step: RandomTargetSte
                     let manage =
                         DatasetManagement { ranges: 1, deallocate: true, integral: (false, false) };
                     let sgl = Sgl::InCapsule { offset: 0, len: 16 };
-                    let command = manage.encode_into(Command::new(opcode, cid, 1).with_data(sgl));
-                    let range = Range { attributes: 0, count, slba };
+                    let command =
+                        manage.encode_into(NvmeCommand::new(opcode, cid, 1).with_data(sgl));
+                    let range = DatasetRange { attributes: 0, count, slba };
                     (command, range.to_bytes().to_vec())
                 }
                 io::WRITE | io::COMPARE if capsule => {
@@ -92,15 +93,18 @@ fn act(rig: &mut FakeDiskRig, asked: &mut RandomTargetRun, step: RandomTargetSte
                 _ => (transport, Vec::new()),
             };
             let nsid = if odd == 0 { 9 } else { 1 };
-            let sqe = Command { nsid, ..command }.to_bytes();
+            let sqe = NvmeCommand { nsid, ..command }.to_bytes();
             let digest_ok = odd != 1;
             let data = data.into();
-            rig.deliver(&asked.peers[peer], Incoming::Command { sqe, data, digest_ok });
+            rig.deliver(&asked.peers[peer], NvmeTransportEvent::Command { sqe, data, digest_ok });
         }
         RandomTargetStep::Entry { peer, entry, data } => {
             let sqe = entry.try_into().unwrap();
             let data = data.into();
-            rig.deliver(&asked.peers[peer], Incoming::Command { sqe, data, digest_ok: true });
+            rig.deliver(
+                &asked.peers[peer],
+                NvmeTransportEvent::Command { sqe, data, digest_ok: true },
+            );
         }
         RandomTargetStep::Data { peer, digest_ok } => {
             if let Some((cid, tag, len)) = asked.r2ts[peer].pop() {
@@ -115,15 +119,21 @@ fn act(rig: &mut FakeDiskRig, asked: &mut RandomTargetRun, step: RandomTargetSte
         RandomTargetStep::Acknowledge(peer) => rig.acknowledge(&asked.peers[peer]),
         RandomTargetStep::Abort { sqid, cid } => {
             let sqe = AbortCommand { sqid, cid }
-                .encode_into(Command::new(admin::ABORT, 50, 0))
+                .encode_into(NvmeCommand::new(admin::ABORT, 50, 0))
                 .to_bytes();
             let data = Bytes::new();
-            rig.deliver(&asked.peers[0], Incoming::Command { sqe, data, digest_ok: true });
+            rig.deliver(
+                &asked.peers[0],
+                NvmeTransportEvent::Command { sqe, data, digest_ok: true },
+            );
         }
         RandomTargetStep::Disconnect(peer) => {
-            let sqe = Fabrics::Disconnect(0).to_command(51, Sgl::NONE).to_bytes();
+            let sqe = FabricsCommand::Disconnect(0).to_command(51, Sgl::NONE).to_bytes();
             let data = Bytes::new();
-            rig.deliver(&asked.peers[peer], Incoming::Command { sqe, data, digest_ok: true });
+            rig.deliver(
+                &asked.peers[peer],
+                NvmeTransportEvent::Command { sqe, data, digest_ok: true },
+            );
             act(rig, asked, RandomTargetStep::Reconnect(peer));
         }
         RandomTargetStep::Reconnect(peer) => {

@@ -9,20 +9,21 @@ use abi::aligned::AlignedBuf;
 use abi::{FileExtent, FileFault, FileId, FileKind, FileStat};
 use base::{Duration, Instant};
 use bytes::Bytes;
-use host::nvme::{Ended, Incoming, Source};
+use host::nvme::{NvmeDataSource, NvmeTransportEnd, NvmeTransportEvent};
 use host::{DiskToken, DiskUser, SocketError};
-use wire::nvme::command::{Command, Completion, Sgl};
+use wire::nvme::command::{NvmeCommand, NvmeCompletion, Sgl};
 use wire::nvme::fabrics::{
-    CNTLID_DYNAMIC, Configuration, Connect, ConnectData, Fabrics, PropertySet, cattr, property,
+    CNTLID_DYNAMIC, ConnectCommand, ConnectData, ControllerConfiguration, FabricsCommand,
+    PropertySet, cattr, property,
 };
 use wire::nvme::nqn::Nqn;
-use wire::nvme::pdu::Fault;
-use wire::nvme::status::Status;
+use wire::nvme::pdu::PduFault;
+use wire::nvme::status::NvmeStatus;
 
-use crate::nvme::channel::{Insecure, NvmePskIdentity};
+use crate::nvme::channel::{NvmePskIdentity, SecureChannelError};
 use crate::nvme::target::backend::{DiskChangeDone, TargetDisk, TargetTransport};
 use crate::nvme::target::server::NvmeTargetServer;
-use crate::nvme::target::{Config, NamespaceConfig, SubsystemConfig};
+use crate::nvme::target::{NamespaceConfig, NvmeTargetConfig, SubsystemConfig};
 
 /// The only user of the disk.
 const DISK_USER: DiskUser = DiskUser(0);
@@ -37,7 +38,7 @@ pub(super) const FILE_BYTES: usize = 64 * BLOCK_BYTES + 100;
 /// PDU or action that the target requested of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Sent {
-    Response(Completion),
+    Response(NvmeCompletion),
     /// Data of a read; `success` if no response follows.
     Data {
         cid: u16,
@@ -49,7 +50,7 @@ pub(super) enum Sent {
         tag: u16,
         len: u32,
     },
-    Terminated(Fault),
+    Terminated(PduFault),
     /// The connection was ended, gently or by a reset.
     End(bool),
 }
@@ -57,7 +58,7 @@ pub(super) enum Sent {
 /// State shared by the two ends of a link.
 #[derive(Debug, Default)]
 pub(super) struct FakeTransportState {
-    pub(super) incoming: VecDeque<Incoming>,
+    pub(super) incoming: VecDeque<NvmeTransportEvent>,
     pub(super) sent: Vec<Sent>,
     mark: u64,
     /// Position up to which the peer has acknowledged.
@@ -75,7 +76,7 @@ pub(super) struct FakeTransport(pub(super) Rc<RefCell<FakeTransportState>>);
 impl TargetTransport for FakeTransport {
     type Host = FakeDisk;
 
-    fn poll(&mut self, _: Instant, _: &mut FakeDisk) -> Option<Incoming> {
+    fn poll(&mut self, _: Instant, _: &mut FakeDisk) -> Option<NvmeTransportEvent> {
         self.0.borrow_mut().incoming.pop_front()
     }
 
@@ -86,7 +87,7 @@ impl TargetTransport for FakeTransport {
     fn send_response(&mut self, _: Instant, _: &mut FakeDisk, entry: &[u8; 16]) -> u64 {
         let mut wire = self.0.borrow_mut();
         wire.mark += 1;
-        wire.sent.push(Sent::Response(Completion::parse(entry)));
+        wire.sent.push(Sent::Response(NvmeCompletion::parse(entry)));
         wire.mark
     }
 
@@ -95,14 +96,14 @@ impl TargetTransport for FakeTransport {
         _: Instant,
         disk: &mut FakeDisk,
         cid: u16,
-        data: &Source,
+        data: &NvmeDataSource,
         success: bool,
     ) -> u64 {
         let mut wire = self.0.borrow_mut();
         wire.mark += 1;
         let bytes = match data {
-            Source::Memory(bytes) => bytes.to_vec(),
-            Source::File { file, offset, len } => {
+            NvmeDataSource::Memory(bytes) => bytes.to_vec(),
+            NvmeDataSource::File { file, offset, len } => {
                 let extent = FileExtent { file: *file, offset: *offset, len: *len };
                 let bytes = disk.bytes(extent).to_vec();
                 let flying = (wire.mark, extent, bytes.clone());
@@ -141,18 +142,18 @@ impl TargetTransport for FakeTransport {
         (false, false)
     }
 
-    fn terminate(&mut self, _: Instant, _: &mut FakeDisk, why: Fault) {
+    fn terminate(&mut self, _: Instant, _: &mut FakeDisk, why: PduFault) {
         let mut wire = self.0.borrow_mut();
         wire.sent.push(Sent::Terminated(why));
         wire.incoming.clear();
-        wire.incoming.push_back(Incoming::Ended(Ended::Terminated(why)));
+        wire.incoming.push_back(NvmeTransportEvent::Ended(NvmeTransportEnd::Terminated(why)));
     }
 
     fn identity(&self) -> Option<NvmePskIdentity> {
         None
     }
 
-    fn insecure(&self) -> Option<Insecure> {
+    fn insecure(&self) -> Option<SecureChannelError> {
         None
     }
 
@@ -376,19 +377,19 @@ impl FakeDiskRig {
         Self::with(|_| {})
     }
 
-    pub(super) fn with(change: impl FnOnce(&mut Config)) -> Self {
+    pub(super) fn with(change: impl FnOnce(&mut NvmeTargetConfig)) -> Self {
         let nqn = subnqn();
         let namespaces = ["a", "b"].map(|path| NamespaceConfig::new(&nqn, path)).to_vec();
         let hosts = Some(vec![hostnqn(1), hostnqn(2)]);
         let serial = String::from("0001");
         let subsystem = SubsystemConfig { nqn, serial, hosts, namespaces };
         let endpoint = wire::Endpoint { addr: [192, 0, 2, 1].into(), port: 4420 };
-        let mut config = Config {
+        let mut config = NvmeTargetConfig {
             subsystems: vec![subsystem],
             addresses: vec![endpoint],
             queues_max: 4,
             controllers_max: 3,
-            ..Config::default()
+            ..NvmeTargetConfig::default()
         };
         change(&mut config);
         config.check().unwrap();
@@ -424,7 +425,7 @@ impl FakeDiskRig {
     }
 
     /// Delivers an event on a connection.
-    pub(super) fn deliver(&mut self, peer: &ScriptedPeer, incoming: Incoming) {
+    pub(super) fn deliver(&mut self, peer: &ScriptedPeer, incoming: NvmeTransportEvent) {
         peer.link.0.borrow_mut().incoming.push_back(incoming);
         self.server.handle_socket(self.now, &mut self.disk, peer.index);
     }
@@ -433,11 +434,14 @@ impl FakeDiskRig {
     pub(super) fn command(
         &mut self,
         peer: &ScriptedPeer,
-        command: &Command,
+        command: &NvmeCommand,
         data: &[u8],
     ) -> Vec<Sent> {
         let data = Bytes::copy_from_slice(data);
-        self.deliver(peer, Incoming::Command { sqe: command.to_bytes(), data, digest_ok: true });
+        self.deliver(
+            peer,
+            NvmeTransportEvent::Command { sqe: command.to_bytes(), data, digest_ok: true },
+        );
         self.sent(peer)
     }
 
@@ -450,9 +454,9 @@ impl FakeDiskRig {
     pub(super) fn completed(
         &mut self,
         peer: &ScriptedPeer,
-        command: &Command,
+        command: &NvmeCommand,
         data: &[u8],
-    ) -> Completion {
+    ) -> NvmeCompletion {
         match self.command(peer, command, data)[..] {
             [Sent::Response(completion)] => {
                 assert_eq!(completion.cid, command.cid);
@@ -463,7 +467,12 @@ impl FakeDiskRig {
     }
 
     /// Delivers a command that is completed at once. Returns its status.
-    pub(super) fn status(&mut self, peer: &ScriptedPeer, command: &Command, data: &[u8]) -> Status {
+    pub(super) fn status(
+        &mut self,
+        peer: &ScriptedPeer,
+        command: &NvmeCommand,
+        data: &[u8],
+    ) -> NvmeStatus {
         self.completed(peer, command, data).status
     }
 
@@ -479,10 +488,16 @@ impl FakeDiskRig {
         let (len, mut buffer) = peer.link.0.borrow_mut().expected.remove(&tag).unwrap();
         assert_eq!(len as usize, bytes.len());
         buffer.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
-        let incoming =
-            Incoming::WriteData { cccid: cid, ttag: tag, offset: 0, len, last: true, digest_ok };
+        let incoming = NvmeTransportEvent::WriteData {
+            cccid: cid,
+            ttag: tag,
+            offset: 0,
+            len,
+            last: true,
+            digest_ok,
+        };
         peer.link.0.borrow_mut().incoming.push_back(incoming);
-        self.deliver(peer, Incoming::Buffer { tag, buffer });
+        self.deliver(peer, NvmeTransportEvent::Buffer { tag, buffer });
     }
 
     /// Executes one disk operation. Returns false if there is none.
@@ -518,17 +533,17 @@ impl FakeDiskRig {
 
     /// Ends a peer's connection.
     pub(super) fn end(&mut self, peer: &ScriptedPeer) {
-        self.deliver(peer, Incoming::Ended(Ended::Closed));
+        self.deliver(peer, NvmeTransportEvent::Ended(NvmeTransportEnd::Closed));
     }
 
     /// Connects a queue. Returns the completion of Connect.
-    pub(super) fn connect(&mut self, peer: &ScriptedPeer, ask: &ConnectRequest) -> Completion {
+    pub(super) fn connect(&mut self, peer: &ScriptedPeer, ask: &ConnectRequest) -> NvmeCompletion {
         let ConnectRequest { host, hostid, qid, cntlid, sqsize, kato, flow, subnqn } = *ask;
         let hostid = hostid.unwrap_or([host; 16]);
         let cattr = if flow { 0 } else { cattr::DISABLE_SQ_FLOW_CONTROL };
-        let connect = Connect { recfmt: 0, qid, sqsize, cattr, kato };
+        let connect = ConnectCommand { recfmt: 0, qid, sqsize, cattr, kato };
         let sgl = Sgl::InCapsule { offset: 0, len: 1024 };
-        let command = Fabrics::Connect(connect).to_command(0, sgl);
+        let command = FabricsCommand::Connect(connect).to_command(0, sgl);
         let subnqn = Some(subnqn);
         let data = ConnectData { hostid, cntlid, subnqn, hostnqn: Some(hostnqn(host)) };
         self.completed(peer, &command, &data.to_bytes())
@@ -539,24 +554,27 @@ impl FakeDiskRig {
     pub(super) fn connect_controller(&mut self, host: u8, queues: u16) -> Vec<ScriptedPeer> {
         let admin = self.accept();
         let connected = self.connect(&admin, &ConnectRequest { host, ..ConnectRequest::default() });
-        assert_eq!(connected.status, Status::SUCCESS);
+        assert_eq!(connected.status, NvmeStatus::SUCCESS);
         let cntlid = u16::try_from(connected.dword0()).unwrap();
-        assert_eq!(self.enable(&admin), Status::SUCCESS);
+        assert_eq!(self.enable(&admin), NvmeStatus::SUCCESS);
         let mut all = vec![admin];
         for qid in 1..=queues {
             let peer = self.accept();
             let connected = self
                 .connect(&peer, &ConnectRequest { host, qid, cntlid, ..ConnectRequest::default() });
-            assert_eq!((connected.status, connected.dword0()), (Status::SUCCESS, cntlid.into()));
+            assert_eq!(
+                (connected.status, connected.dword0()),
+                (NvmeStatus::SUCCESS, cntlid.into())
+            );
             all.push(peer);
         }
         self.moved();
         all
     }
 
-    pub(super) fn enable(&mut self, admin: &ScriptedPeer) -> Status {
-        let set = PropertySet::new(property::CC, Configuration::ENABLED.to_value());
-        self.status(admin, &Fabrics::PropertySet(set).to_command(1, Sgl::NONE), &[])
+    pub(super) fn enable(&mut self, admin: &ScriptedPeer) -> NvmeStatus {
+        let set = PropertySet::new(property::CC, ControllerConfiguration::ENABLED.to_value());
+        self.status(admin, &FabricsCommand::PropertySet(set).to_command(1, Sgl::NONE), &[])
     }
 }
 

@@ -9,11 +9,11 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 
 use crate::aligned::AlignedBuf;
-use crate::{Checksum, Header, PacketBuf};
+use crate::{Checksum, PacketBuf, PacketHeader};
 
 /// Bytes of a frame after its headers: shared, never copied on the way to the link.
 #[derive(Clone, Debug)]
-pub enum Payload {
+pub enum FramePayload {
     /// Memory of the host.
     Host(Bytes),
     /// Part of a block of the device's memory: file content, or output of an engine.
@@ -37,7 +37,7 @@ pub enum Payload {
     },
 }
 
-impl Payload {
+impl FramePayload {
     /// Returns the bytes.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
@@ -77,21 +77,21 @@ impl Payload {
 }
 
 /// Payloads of one frame, in order.
-pub type Payloads = SmallVec<[Payload; 3]>;
+pub type FramePayloads = SmallVec<[FramePayload; 3]>;
 
 /// A frame to be sent.
 #[derive(Clone, Debug)]
 pub struct TxFrame {
     /// Ethernet, network and transport headers.
-    pub header: Header,
+    pub header: PacketHeader,
     /// Payload, which follows the headers.
-    pub payload: Payloads,
+    pub payload: FramePayloads,
     /// Payload bytes of each packet into which the link cuts the frame; zero if it is one packet.
-    /// Nonzero only if the link has [`WireCaps::segmentation`], or for UDP
-    /// [`WireCaps::udp_segmentation`].
+    /// Nonzero only if the link has [`LinkCaps::segmentation`], or for UDP
+    /// [`LinkCaps::udp_segmentation`].
     pub segment_size: u16,
     /// True if the link has to complete the transport checksum, whose field holds the sum of the
-    /// pseudo-header. Only if the link has [`WireCaps::checksum`].
+    /// pseudo-header. Only if the link has [`LinkCaps::checksum`].
     pub checksum_partial: bool,
 }
 
@@ -144,7 +144,7 @@ pub struct RxFrame {
 
 /// Capabilities of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WireCaps {
+pub struct LinkCaps {
     /// The link segments TCP (TSO): it accepts frames with [`TxFrame::segment_size`] set, of up to
     /// 64 KiB, or longer if the device is configured for it.
     pub segmentation: bool,
@@ -159,7 +159,7 @@ pub struct WireCaps {
 /// Result of giving a frame to the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum TxStatus {
+pub enum LinkTxStatus {
     /// The link has taken the frame. Delivery is not guaranteed.
     Sent,
     /// The link has no room at the moment; the same frame may be offered again.

@@ -6,8 +6,8 @@
 //! responses from those of servers.
 
 use apps::proxy::{
-    Balance, Check, Config, HashBy, HeaderPolicy, Insert, Limits, Listener, Mode, Pool, Proxy,
-    Table,
+    ForwardingPolicy, HashBy, HealthCheckConfig, InsertedFields, LoadBalancing, Proxy, ProxyConfig,
+    ProxyLimits, ProxyListener, ProxyMode, ProxyPool, ProxyTable,
 };
 use base::{Duration, Instant, Prng};
 use host::{Host, TcpConfig};
@@ -16,8 +16,8 @@ use wire::Endpoint;
 
 use crate::faults::{NetFaults, Scenario, draw_net, draw_tcp};
 use crate::machines::{address, addresses, device_base};
-use crate::net::Net;
-use crate::node::{App, Node};
+use crate::net::SimNet;
+use crate::node::{App, SimNode};
 use crate::numbers;
 
 /// `Server` field of the proxy's own responses.
@@ -31,7 +31,7 @@ const ENOUGH: u32 = 65_536;
 
 /// The network between the proxy and its servers.
 #[derive(Clone, Debug)]
-pub(crate) struct Back {
+pub(crate) struct BackNetwork {
     /// One-way delay from port to port.
     pub(crate) delay: Duration,
     /// Faults of frames to and from servers.
@@ -40,8 +40,8 @@ pub(crate) struct Back {
 
 /// A proxy between clients and servers.
 #[derive(Clone, Debug)]
-pub(crate) struct Proxied {
-    pub(crate) mode: Mode,
+pub(crate) struct ProxyScenario {
+    pub(crate) mode: ProxyMode,
     /// Number of servers behind it: one or two.
     pub(crate) servers: usize,
     /// Servers are reached over IPv6.
@@ -57,10 +57,10 @@ pub(crate) struct Proxied {
     set_up: bool,
     /// Maximum number of connections that its device tears down at one time.
     flows_max: u32,
-    balance: Balance,
-    insert: Insert,
+    balance: LoadBalancing,
+    insert: InsertedFields,
     keep_alive: bool,
-    check: Check,
+    check: HealthCheckConfig,
     connect_timeout: Duration,
     pub(crate) idle_timeout: Duration,
     retries: u32,
@@ -70,10 +70,10 @@ pub(crate) struct Proxied {
     /// Maximum number of bytes after which aborting clients abort: before a pair is spliced, while
     /// it begins, or afterwards.
     pub(crate) abort_bytes_max: u64,
-    pub(crate) back: Back,
+    pub(crate) back: BackNetwork,
 }
 
-impl Proxied {
+impl ProxyScenario {
     /// Returns whether the device has room for every pair and for all frames that arrive while it
     /// begins.
     pub(crate) const fn has_room(&self) -> bool {
@@ -88,9 +88,9 @@ impl Proxied {
         }
         let look = r.chance(0.6);
         let mode = match (look, tls) {
-            (false, _) => Mode::Tcp,
-            (true, false) => Mode::Http,
-            (true, true) => Mode::Tls,
+            (false, _) => ProxyMode::Tcp,
+            (true, false) => ProxyMode::Http,
+            (true, true) => ProxyMode::Tls,
         };
         let small = r.chance(0.25);
         let field = |r: &mut Prng| r.chance(0.3);
@@ -110,12 +110,12 @@ impl Proxied {
             set_up: r.chance(0.7),
             flows_max: if r.chance(0.2) { r.range(1, 4) as u32 } else { ENOUGH },
             balance: [
-                Balance::RoundRobin,
-                Balance::Least,
-                Balance::Maglev(HashBy::Source),
-                Balance::Maglev(HashBy::Host),
+                LoadBalancing::RoundRobin,
+                LoadBalancing::Least,
+                LoadBalancing::Maglev(HashBy::Source),
+                LoadBalancing::Maglev(HashBy::Host),
             ][r.below(4) as usize],
-            insert: Insert {
+            insert: InsertedFields {
                 x_forwarded_for: field(r),
                 x_forwarded_proto: field(r),
                 forwarded: field(r),
@@ -128,7 +128,7 @@ impl Proxied {
             idle_timeout: Duration::from_secs(r.range(20, 60)),
             tcp: draw_tcp(r, false),
             abort_bytes_max: [1, 1_000, 200_000][r.below(3) as usize],
-            back: Back {
+            back: BackNetwork {
                 delay: Duration::from_micros([5, 50, 500, 5_000][r.below(4) as usize]),
                 faults: if calm { NetFaults::default() } else { draw_back(r, runs) },
             },
@@ -146,40 +146,44 @@ impl Proxied {
 
     /// Returns whether the device is asked to set up connections, and can.
     pub(crate) fn sets_up(&self) -> bool {
-        self.set_up && self.mode != Mode::Tcp
+        self.set_up && self.mode != ProxyMode::Tcp
     }
 
     /// Returns the proxy's configuration, with health checks or without; these continue
     /// indefinitely.
-    pub(crate) fn table(&self, scenario: &Scenario, checks: bool) -> Table {
+    pub(crate) fn table(&self, scenario: &Scenario, checks: bool) -> ProxyTable {
         let port = scenario.port();
         let at = |node| Endpoint { addr: address(node, self.v6), port };
         let backends = scenario.servers().map(at).map(Into::into);
         let interval = if checks { self.check.interval } else { Duration::ZERO };
-        let pool = Pool {
+        let pool = ProxyPool {
             name: String::from("servers"),
             balance: self.balance,
             backends: backends.collect(),
-            check: Check { interval, ..self.check.clone() },
-            ..Pool::default()
+            check: HealthCheckConfig { interval, ..self.check.clone() },
+            ..ProxyPool::default()
         };
-        let listener = Listener {
+        let listener = ProxyListener {
             addr: None,
             port,
             mode: self.mode,
             routes: Vec::new(),
             default: Some(0),
-            insert: if self.mode == Mode::Http { self.insert } else { Insert::default() },
-            policy: HeaderPolicy::Append,
-            keep_alive: self.keep_alive || self.mode != Mode::Http,
+            insert: if self.mode == ProxyMode::Http {
+                self.insert
+            } else {
+                InsertedFields::default()
+            },
+            policy: ForwardingPolicy::Append,
+            keep_alive: self.keep_alive || self.mode != ProxyMode::Http,
         };
-        let limits = Limits {
+        let limits = ProxyLimits {
             connect_timeout: self.connect_timeout,
             idle_timeout: self.idle_timeout,
             retries: self.retries,
-            ..Limits::default()
+            ..ProxyLimits::default()
         };
-        Table { listeners: vec![listener], pools: vec![pool], limits }
+        ProxyTable { listeners: vec![listener], pools: vec![pool], limits }
     }
 }
 
@@ -189,17 +193,17 @@ fn draw_back(r: &mut Prng, runs: bool) -> NetFaults {
     NetFaults { partitions: if r.chance(0.3) { r.range(1, 4) } else { 0 }, ..faults }
 }
 
-fn draw_check(r: &mut Prng, mode: Mode) -> Check {
+fn draw_check(r: &mut Prng, mode: ProxyMode) -> HealthCheckConfig {
     // A directory without its trailing slash is redirected, which counts as a healthy response.
-    let path = if mode == Mode::Http && r.chance(0.5) { "/d" } else { "" };
+    let path = if mode == ProxyMode::Http && r.chance(0.5) { "/d" } else { "" };
     let interval = if r.chance(0.5) { r.range(200, 2_000) } else { 0 };
-    Check {
+    HealthCheckConfig {
         path: String::from(path),
         interval: Duration::from_millis(interval),
         timeout: Duration::from_millis(r.range(200, 2_000)),
         rise: r.range(1, 2) as u32,
         fall: r.range(1, 3) as u32,
-        ..Check::default()
+        ..HealthCheckConfig::default()
     }
 }
 
@@ -207,13 +211,13 @@ fn draw_check(r: &mut Prng, mode: Mode) -> Check {
 pub(crate) fn machine(
     node: usize,
     scenario: &Scenario,
-    proxied: &Proxied,
-    net: &Net,
+    proxied: &ProxyScenario,
+    net: &SimNet,
     rng: &mut Prng,
-) -> Node {
+) -> SimNode {
     let splice = SpliceConfig {
         pairs_max: proxied.pairs_max,
-        kept_max: proxied.kept_max,
+        kept_frames_max: proxied.kept_max,
         ..SpliceConfig::default()
     };
     let teardown = TeardownConfig {
@@ -233,14 +237,14 @@ pub(crate) fn machine(
     };
     let device = Device::new(config, net.wire_caps());
     let ahead = Duration::from_millis(scenario.clock_ahead_ms.wrapping_mul(node as u64 + 1));
-    let config = host::Config {
+    let config = host::HostConfig {
         addrs: addresses(node),
         lazy_tcb: scenario.hand_over.lazy_tcb,
         tcp: numbers::tcp(scenario, node, &proxied.tcp, ahead),
-        ..host::Config::default()
+        ..host::HostConfig::default()
     };
     let mut host = Host::new(config, &device.capabilities(), rng.next_u64());
-    let config = Config {
+    let config = ProxyConfig {
         backlog: scenario.backlog,
         server_name: String::from(NAME),
         unix_epoch: scenario.content.unix_epoch,
@@ -253,5 +257,5 @@ pub(crate) fn machine(
         Ok(proxy) => proxy,
         Err(error) => unreachable!("nobody else listens: {error}"),
     };
-    Node::new(device, host, App::Proxy(Box::new(proxy)), ahead, scenario.rings.slots)
+    SimNode::new(device, host, App::Proxy(Box::new(proxy)), ahead, scenario.rings.slots)
 }

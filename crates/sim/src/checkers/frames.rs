@@ -12,20 +12,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use abi::port::TxFrame;
+use abi::link::TxFrame;
 use abi::splice::{Splice, SpliceId};
 use base::{Instant, SeqNum};
 use wire::checksum::pseudo_header;
-use wire::frame::{Frame, IpPacket, parse, protocol};
-use wire::tcp::{Flags, Segment};
+use wire::frame::{IpPacket, ParsedFrame, parse, protocol};
+use wire::tcp::{TcpFlags, TcpHeader};
 use wire::{ETHERNET_BYTES, Endpoint, UDP_BYTES};
 
 use super::plaintext;
-use super::splice::Spliced;
-use crate::content::Catalogue;
-use crate::faults::{Role, Scenario};
+use super::splice::SplicedStream;
+use crate::content::VersionCatalog;
+use crate::faults::{NodeRole, Scenario};
 use crate::numbers::crosses;
-use crate::report::{Report, StreamRow};
+use crate::report::{RunReport, StreamRow};
 use crate::trace::hash_bytes;
 
 /// Endpoints of a connection: the opener, and the server or the proxy.
@@ -33,7 +33,7 @@ pub(super) type Ends = (Endpoint, Endpoint);
 
 /// One direction of a connection.
 #[derive(Debug, Default)]
-pub(super) struct Stream {
+pub(super) struct ObservedStream {
     iss: SeqNum,
     /// Bytes as first sent, from after the SYN.
     pub(super) sent: Vec<u8>,
@@ -57,7 +57,7 @@ pub(super) struct Stream {
 
 /// Most final message that an end of a connection has sent, in ascending order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-enum Said {
+enum LastMessage {
     /// At most a SYN.
     #[default]
     Nothing,
@@ -69,34 +69,34 @@ enum Said {
 
 /// A connection.
 #[derive(Debug, Default)]
-pub(super) struct Flow {
+pub(super) struct ObservedConnection {
     /// The client's stream, and the server's.
-    pub(super) streams: [Stream; 2],
+    pub(super) streams: [ObservedStream; 2],
     /// Role of the opener; `None` if only resets or responses to forgeries were seen.
-    opened_by: Option<Role>,
+    opened_by: Option<NodeRole>,
     /// Distinguishes successive connections with the same endpoints.
     pub(super) serial: u64,
     /// The splice, if the proxy's device relays this connection.
-    pub(super) spliced: Option<Spliced>,
+    pub(super) spliced: Option<SplicedStream>,
     /// SYN-ACKs of the server: old copies of a SYN cause more than one.
-    offers: Vec<Segment>,
+    offers: Vec<TcpHeader>,
     /// The client has acknowledged one of them.
     pub(super) both: bool,
     /// An end other than the proxy has reset it.
     pub(super) reset_by_peer: bool,
     /// The most final message of each end.
-    said: [Said; 2],
+    said: [LastMessage; 2],
     /// The client reset it, or it was closed in both directions.
     pub(super) over: bool,
 }
 
 /// Watches the frames of all devices.
 #[derive(Debug)]
-pub(crate) struct Wire {
+pub(crate) struct FrameChecker {
     mtu: usize,
     pub(super) server_port: u16,
     /// Role of each node.
-    roles: Vec<Role>,
+    roles: Vec<NodeRole>,
     /// The scenario uses TLS.
     tls: bool,
     /// There is a proxy, whose device may relay.
@@ -106,9 +106,9 @@ pub(crate) struct Wire {
     /// Connections are set up with SYN cookies: while a cookie is valid, an old copy of the
     /// client's first segment after the SYN begins a connection that exists only at the server.
     pub(super) cookies: bool,
-    pub(super) flows: BTreeMap<Ends, Flow>,
+    pub(super) flows: BTreeMap<Ends, ObservedConnection>,
     /// Previous connections whose endpoints were reused.
-    past: Vec<(Ends, Flow)>,
+    past: Vec<(Ends, ObservedConnection)>,
     /// Number of connections seen so far.
     serials: u64,
     /// Number of pairs that the proxy's device has begun to relay.
@@ -124,7 +124,7 @@ pub(crate) struct Wire {
     bytes: Vec<u8>,
 }
 
-impl Wire {
+impl FrameChecker {
     pub(crate) fn new(scenario: &Scenario, nodes: usize) -> Self {
         let proxied = scenario.proxied.as_ref();
         Self {
@@ -147,7 +147,7 @@ impl Wire {
         }
     }
 
-    fn is(&self, node: usize, role: Role) -> bool {
+    fn is(&self, node: usize, role: NodeRole) -> bool {
         self.roles.get(node) == Some(&role)
     }
 
@@ -161,7 +161,7 @@ impl Wire {
     }
 
     /// Returns what the server or the proxy sent on each connection from that endpoint.
-    pub(crate) fn said(&self, client: Endpoint) -> impl Iterator<Item = &[u8]> {
+    pub(crate) fn server_bytes(&self, client: Endpoint) -> impl Iterator<Item = &[u8]> {
         self.of_client(client).map(|flow| &flow.streams[1].sent[..])
     }
 
@@ -169,7 +169,7 @@ impl Wire {
     ///
     /// # Errors
     /// A connection that its peer still has, and that ended without a FIN or a reset.
-    pub(crate) fn count_told(&self, addresses: &[IpAddr]) -> Result<u64, String> {
+    pub(crate) fn count_notified(&self, addresses: &[IpAddr]) -> Result<u64, String> {
         let mut told = 0;
         for (&(opener, server), flow) in self.flows.iter().filter(|(_, flow)| flow.both) {
             let own = match (addresses.contains(&opener.addr), addresses.contains(&server.addr)) {
@@ -178,8 +178,8 @@ impl Wire {
                 _ => continue,
             };
             let (ours, theirs) = (flow.said[own], flow.said[1 - own]);
-            told += u64::from(ours == Said::Reset);
-            if ours == Said::Something && theirs != Said::Reset && !flow.over {
+            told += u64::from(ours == LastMessage::Reset);
+            if ours == LastMessage::Something && theirs != LastMessage::Reset && !flow.over {
                 return Err(format!("ended, and {opener} to {server} was told nothing"));
             }
         }
@@ -192,7 +192,7 @@ impl Wire {
         for ((opener, server), flow) in &mut self.flows {
             for (end, endpoint) in [opener, server].into_iter().enumerate() {
                 if addresses.contains(&endpoint.addr) {
-                    flow.said[end] = Said::Nothing;
+                    flow.said[end] = LastMessage::Nothing;
                 }
             }
         }
@@ -217,7 +217,7 @@ impl Wire {
         f("wire_timestamps_half", stamps[1]);
     }
 
-    fn of_client(&self, client: Endpoint) -> impl Iterator<Item = &Flow> {
+    fn of_client(&self, client: Endpoint) -> impl Iterator<Item = &ObservedConnection> {
         let all = self.flows.iter().chain(self.past.iter().map(|(ends, flow)| (ends, flow)));
         all.filter(move |((opener, _), _)| *opener == client).map(|(_, flow)| flow)
     }
@@ -230,7 +230,7 @@ impl Wire {
     /// Returns what each end of each client's connection sent, with TLS. Connections of the proxy
     /// with servers are left out: their server and port depend on timing.
     pub(crate) fn streams(&self) -> Vec<StreamRow> {
-        let theirs = |flow: &Flow| flow.opened_by == Some(Role::Client);
+        let theirs = |flow: &ObservedConnection| flow.opened_by == Some(NodeRole::Client);
         let flows = self.flows.iter().filter(|(_, flow)| self.tls && theirs(flow));
         let rows = flows.flat_map(|(&(client, _), flow)| {
             [false, true].map(|from_server| {
@@ -246,7 +246,9 @@ impl Wire {
         let flow = self.flows.get(&ends).filter(|flow| flow.both)?;
         let [client, server] = &flow.streams;
         // A sequence number is a position modulo 2^32.
-        let next = |ours: &Stream, theirs: &Stream| ours.iss + 1 + theirs.acknowledged as u32;
+        let next = |ours: &ObservedStream, theirs: &ObservedStream| {
+            ours.iss + 1 + theirs.acknowledged as u32
+        };
         Some([next(client, server), next(server, client)])
     }
 
@@ -258,7 +260,7 @@ impl Wire {
 
     /// Notes that a host was notified of the end of a pair, or of all pairs if `id` is `None`.
     pub(crate) fn splice_closed(&mut self, node: usize, id: Option<SpliceId>) {
-        if self.is(node, Role::Proxy) {
+        if self.is(node, NodeRole::Proxy) {
             super::splice::close(self, id);
         }
     }
@@ -275,14 +277,14 @@ impl Wire {
         now: Instant,
         node: usize,
         frame: &TxFrame,
-        known: &Catalogue,
-        report: &mut Report,
+        known: &VersionCatalog,
+        report: &mut RunReport,
     ) -> [u64; 4] {
         let mut bytes = core::mem::take(&mut self.bytes);
         bytes.clear();
         bytes.resize(frame.len(), 0);
         frame.copy_to(&mut bytes);
-        let result = self.look(node, frame, &bytes, known);
+        let result = self.check_frame(node, frame, &bytes, known);
         self.bytes = bytes;
         result.unwrap_or_else(|what| {
             report.fail(now, "wire", format!("n{node} sent a frame with {what}"));
@@ -290,20 +292,20 @@ impl Wire {
         })
     }
 
-    fn look(
+    fn check_frame(
         &mut self,
         node: usize,
         frame: &TxFrame,
         bytes: &[u8],
-        known: &Catalogue,
+        known: &VersionCatalog,
     ) -> Result<[u64; 4], String> {
         let limit = if frame.segment_size > 0 { 1 << 16 } else { self.mtu };
         if bytes.len() > limit + ETHERNET_BYTES {
             return Err(format!("{} bytes for an MTU of {}", bytes.len(), self.mtu));
         }
         let ip = match parse(bytes) {
-            Ok(Frame::Ip(ip)) => ip,
-            Ok(Frame::Arp { .. }) => return Ok([0, 0, 0, 1]),
+            Ok(ParsedFrame::Ip(ip)) => ip,
+            Ok(ParsedFrame::Arp { .. }) => return Ok([0, 0, 0, 1]),
             Err(error) => return Err(format!("headers that are wrong: {error:?}")),
         };
         if ip.protocol == protocol::UDP {
@@ -320,9 +322,10 @@ impl Wire {
                 return Err(String::from("a wrong TCP checksum"));
             }
         }
-        let (segment, header) = Segment::parse(tcp).map_err(|e| format!("a TCP header: {e:?}"))?;
+        let (segment, header) =
+            TcpHeader::parse(tcp).map_err(|e| format!("a TCP header: {e:?}"))?;
         if self.tls {
-            plaintext::look(&tcp[header..], known)?;
+            plaintext::find_plaintext(&tcp[header..], known)?;
         }
         let field = u64::from(u16::from_be_bytes([tcp[16], tcp[17]]));
         let seen = [segment.flags.0.into(), segment.seq.0.into(), segment.ack.0.into(), field];
@@ -336,7 +339,7 @@ impl Wire {
         frame: &TxFrame,
         bytes: &[u8],
         ip: &IpPacket,
-        known: &Catalogue,
+        known: &VersionCatalog,
     ) -> Result<[u64; 4], String> {
         let udp = &bytes[ip.l4..ip.end];
         let (Some(payload), true) = (udp.get(UDP_BYTES..), self.quic) else {
@@ -349,7 +352,7 @@ impl Wire {
                 return Err(String::from("a wrong UDP checksum"));
             }
         }
-        plaintext::look(payload, known)?;
+        plaintext::find_plaintext(payload, known)?;
         // Equal runs have equal ciphertext.
         Ok([0, 0, 0, hash_bytes(0, payload)])
     }
@@ -358,16 +361,16 @@ impl Wire {
         &mut self,
         node: usize,
         ip: &IpPacket,
-        segment: &Segment,
+        segment: &TcpHeader,
         payload: &[u8],
     ) -> Result<(), String> {
-        let from_server = !self.is(node, Role::Client) && segment.source == self.server_port;
+        let from_server = !self.is(node, NodeRole::Client) && segment.source == self.server_port;
         let source = Endpoint { addr: ip.source, port: segment.source };
         let destination = Endpoint { addr: ip.destination, port: segment.destination };
         let key = if from_server { (destination, source) } else { (source, destination) };
-        if segment.flags.has(Flags::RST) {
+        if segment.flags.has(TcpFlags::RST) {
             // A reset of the server may answer an attacker's forgery.
-            let by_proxy = self.is(node, Role::Proxy);
+            let by_proxy = self.is(node, NodeRole::Proxy);
             if let Some(flow) = self.flows.get_mut(&key) {
                 flow.note_reset(from_server, by_proxy);
                 self.resets.extend(flow.spliced.filter(|_| !by_proxy).map(|pair| pair.number));
@@ -375,7 +378,7 @@ impl Wire {
             return Ok(());
         }
         let flow = self.flows.entry(key).or_default();
-        if segment.flags.has(Flags::SYN) {
+        if segment.flags.has(TcpFlags::SYN) {
             if let Some(before) = flow.begin(from_server, segment) {
                 self.past.extend(before.both.then_some((key, before)));
                 self.serials += 1;
@@ -392,14 +395,20 @@ impl Wire {
         }
         flow.note_said(usize::from(from_server), segment);
         flow.over |= flow.is_closed();
-        let bare = payload.is_empty() && !segment.flags.has(Flags::FIN);
+        let bare = payload.is_empty() && !segment.flags.has(TcpFlags::FIN);
         let over = flow.spliced.is_some_and(|pair| pair.closed);
         let ghost = from_server && (flow.over || over) && self.cookies;
-        if bare && over && self.is(node, Role::Proxy) {
+        if bare && over && self.is(node, NodeRole::Proxy) {
             return Ok(());
         }
-        let relayed = match self.is(node, Role::Proxy) {
-            true => super::splice::look(self, &key, usize::from(from_server), segment, payload)?,
+        let relayed = match self.is(node, NodeRole::Proxy) {
+            true => super::splice::check_segment(
+                self,
+                &key,
+                usize::from(from_server),
+                segment,
+                payload,
+            )?,
             false => None,
         };
         let Some(flow) = self.flows.get_mut(&key) else { return Ok(()) };
@@ -417,7 +426,7 @@ impl Wire {
         }
         // Bytes that were acknowledged before the splice are not compared.
         let old = relayed.map_or(0, |base| base.saturating_sub(at)).min(payload.len() as u64);
-        let fin = segment.flags.has(Flags::FIN);
+        let fin = segment.flags.has(TcpFlags::FIN);
         let recorded = ours.record(at + old, &payload[old as usize..], fin);
         let repeated = if ghost { recorded.unwrap_or(false) } else { recorded? };
         self.compared += relayed.map_or(0, |_| payload.len() as u64 - old);
@@ -426,9 +435,9 @@ impl Wire {
     }
 }
 
-impl Flow {
+impl ObservedConnection {
     /// Notes a SYN or SYN-ACK. Returns the previous state if a new connection begins.
-    fn begin(&mut self, from_server: bool, segment: &Segment) -> Option<Self> {
+    fn begin(&mut self, from_server: bool, segment: &TcpHeader) -> Option<Self> {
         if from_server {
             // An established connection keeps its numbers: another SYN-ACK answers an old copy of
             // the SYN.
@@ -437,7 +446,7 @@ impl Flow {
             }
         } else if self.streams[0].iss != segment.seq || self.streams[0].edge == 0 {
             let before = core::mem::take(self);
-            self.streams[0] = Stream::begin(segment);
+            self.streams[0] = ObservedStream::begin(segment);
             return Some(before);
         }
         None
@@ -445,31 +454,35 @@ impl Flow {
 
     /// Notes a reset by an end.
     const fn note_reset(&mut self, from_server: bool, by_proxy: bool) {
-        self.said[from_server as usize] = Said::Reset;
+        self.said[from_server as usize] = LastMessage::Reset;
         self.over |= !from_server;
         self.reset_by_peer |= !by_proxy;
     }
 
     /// Notes that an end has the connection, or has sent FIN.
-    fn note_said(&mut self, end: usize, segment: &Segment) {
-        let said = if segment.flags.has(Flags::FIN) { Said::Fin } else { Said::Something };
+    fn note_said(&mut self, end: usize, segment: &TcpHeader) {
+        let said = if segment.flags.has(TcpFlags::FIN) {
+            LastMessage::Fin
+        } else {
+            LastMessage::Something
+        };
         self.said[end] = self.said[end].max(said);
     }
 
     /// Returns whether both ends have acknowledged the other's FIN.
     fn is_closed(&self) -> bool {
         let [client, server] = &self.streams;
-        let done = |ours: &Stream, theirs: &Stream| {
+        let done = |ours: &ObservedStream, theirs: &ObservedStream| {
             ours.fin_at.is_some_and(|at| theirs.acknowledged > at as u64)
         };
         done(client, server) && done(server, client)
     }
 
     /// Notes the client's acknowledgment of one of the SYN-ACKs, which establishes the connection.
-    fn agree(&mut self, segment: &Segment) {
-        let answered = |offer: &&Segment| offer.seq + 1 == segment.ack;
+    fn agree(&mut self, segment: &TcpHeader) {
+        let answered = |offer: &&TcpHeader| offer.seq + 1 == segment.ack;
         if let Some(offer) = self.offers.iter().rev().find(answered) {
-            self.streams[1] = Stream::begin(offer);
+            self.streams[1] = ObservedStream::begin(offer);
             self.both = true;
             self.offers = Vec::new();
         }
@@ -478,16 +491,16 @@ impl Flow {
 
 /// Returns the position of a sequence number in a stream, counted from after the SYN; `None` if it
 /// precedes that.
-pub(super) fn position(stream: &Stream, seq: SeqNum) -> Option<u64> {
+pub(super) fn position(stream: &ObservedStream, seq: SeqNum) -> Option<u64> {
     u64::try_from(seq.distance(stream.iss + 1)).ok()
 }
 
 /// Notes a segment's timestamp, acknowledgment and window.
-fn note_window(ours: &mut Stream, theirs: &Stream, segment: &Segment) {
+fn note_window(ours: &mut ObservedStream, theirs: &ObservedStream, segment: &TcpHeader) {
     if let Some(ts) = segment.options.timestamps {
         ours.stamps = Some((ours.stamps.map_or(ts.value, |stamps| stamps.0), ts.value));
     }
-    if !segment.flags.has(Flags::ACK) {
+    if !segment.flags.has(TcpFlags::ACK) {
         return;
     }
     let Some(ack) = position(theirs, segment.ack) else { return };
@@ -496,7 +509,7 @@ fn note_window(ours: &mut Stream, theirs: &Stream, segment: &Segment) {
 }
 
 /// Notes a segment's timestamp and SACK blocks.
-fn note_options(ours: &mut Stream, theirs: &Stream, segment: &Segment) {
+fn note_options(ours: &mut ObservedStream, theirs: &ObservedStream, segment: &TcpHeader) {
     ours.tsvals.extend(segment.options.timestamps.map(|ts| ts.value));
     for block in segment.options.sack() {
         let edges = position(theirs, block.start).zip(position(theirs, block.end));
@@ -505,13 +518,13 @@ fn note_options(ours: &mut Stream, theirs: &Stream, segment: &Segment) {
 }
 
 /// Returns the window that a segment advertises, in bytes.
-pub(super) fn window(ours: &Stream, theirs: &Stream, segment: &Segment) -> u64 {
+pub(super) fn window(ours: &ObservedStream, theirs: &ObservedStream, segment: &TcpHeader) -> u64 {
     let scale = if ours.scaled && theirs.scaled { ours.scale } else { 0 };
     u64::from(segment.window) << scale
 }
 
-impl Stream {
-    fn begin(segment: &Segment) -> Self {
+impl ObservedStream {
+    fn begin(segment: &TcpHeader) -> Self {
         Self {
             iss: segment.seq,
             scale: segment.options.window_scale.unwrap_or(0).min(14),

@@ -6,24 +6,24 @@
 
 use base::Prng;
 
-use super::{SERVER, World};
+use super::{SERVER, SimRun};
 use crate::disk::SimDisk;
-use crate::events::Side;
+use crate::events::NodeHalf;
 use crate::faults::Scenario;
 use crate::machines::address;
-use crate::net::Net;
-use crate::node::{App, Node};
-use crate::storage::{Storage, machines};
-use crate::trace::What;
+use crate::net::SimNet;
+use crate::node::{App, SimNode};
+use crate::storage::{StorageScenario, machines};
+use crate::trace::TraceKind;
 
-impl World {
+impl SimRun {
     /// Kills a machine.
     pub(super) fn kill(&mut self, node: usize, power: bool) {
-        self.note(node, What::Fault, [6, node as u64, power.into(), 0, 0]);
+        self.note(node, TraceKind::Fault, [6, node as u64, power.into(), 0, 0]);
         if self.nodes[node].stopped {
             return;
         }
-        *self.past.entry("machines_killed").or_insert(0) += 1;
+        *self.stopped_counters.entry("machines_killed").or_insert(0) += 1;
         self.stop(node, power);
         if node != SERVER || !power {
             return;
@@ -35,14 +35,14 @@ impl World {
         }
     }
 
-    /// Stops a machine: all state in it is lost, and its counters are added to `past`.
+    /// Stops a machine: all state in it is lost, and its counters are added to `stopped_counters`.
     pub(super) fn stop(&mut self, node: usize, power: bool) {
-        let past = &mut self.past;
+        let past = &mut self.stopped_counters;
         self.nodes[node].visit(&mut |name, value| *past.entry(name).or_insert(0) += value);
         self.nodes[node].kill();
         self.disk.kill(node, power, &mut self.rng);
         self.net.cut(node, true);
-        self.wire.note_killed(&[false, true].map(|v6| address(node, v6)));
+        self.frame_checker.note_killed(&[false, true].map(|v6| address(node, v6)));
     }
 
     /// Starts a stopped machine again.
@@ -56,8 +56,8 @@ impl World {
             self.restart(node);
         }
         self.net.cut(node, false);
-        self.note(node, What::Fault, [7, node as u64, 0, 0, 0]);
-        self.wake_soon(node, Side::Host);
+        self.note(node, TraceKind::Fault, [7, node as u64, 0, 0, 0]);
+        self.wake_soon(node, NodeHalf::Host);
     }
 
     fn start_storage(&mut self, node: usize) {
@@ -81,11 +81,11 @@ impl World {
 /// Builds the machines of a scenario with storage.
 pub(super) fn storage_nodes(
     scenario: &Scenario,
-    storage: &Storage,
-    net: &Net,
+    storage: &StorageScenario,
+    net: &SimNet,
     disk: &mut SimDisk,
     rng: &mut Prng,
-) -> Vec<Node> {
+) -> Vec<SimNode> {
     for (path, size) in storage.namespaces() {
         disk.add_namespace(&path, size);
     }

@@ -7,32 +7,36 @@ use std::collections::{BTreeMap, VecDeque};
 use base::{Duration, Instant, Prng};
 use bytes::Bytes;
 use crypto::Provider;
-use host::nvme::Initiate;
+use host::nvme::NvmeInitiatorParams;
 use host::{Application, Host, Notice, SocketId};
-use testkit::Node;
-use wire::nvme::pdu::{Common, DataHeader, Header, IcReq, IcResp, Rules};
+use testkit::NetworkNode;
+use wire::nvme::pdu::{DataPduHeader, IcReq, IcResp, PduCommonHeader, PduHeader, PduRules};
 
-use crate::machines::{Faults, Machine, Machines, START, machines};
-use crate::transport::{Asker, Command, Server, changing, connect, listen, take, text};
+use crate::machines::{FaultyDiskMachine, FaultyLinkPair, LinkFaultRates, START, machines};
+use crate::transport::{
+    PatternCommand, PatternInitiator, PatternTarget, connect, listen, pattern_bytes, take,
+    tls_with_key_updates,
+};
 
 /// Maximum data length of a PDU.
 const PDU_DATA: u32 = 65_536;
-const RULES: Rules = Rules { header_digest: true, data_digest: true, pda: 0, plen_max: u32::MAX };
+const RULES: PduRules =
+    PduRules { header_digest: true, data_digest: true, pda: 0, plen_max: u32::MAX };
 
-fn pdu(header: &Header, data: &[u8], rules: &Rules) -> Vec<u8> {
+fn pdu(header: &PduHeader, data: &[u8], rules: &PduRules) -> Vec<u8> {
     testkit::pdu(header, data, rules, &Provider).unwrap()
 }
 
 /// An initiator that writes, or a target that is read from, without any offload of NVMe/TCP.
-struct Raw {
+struct SoftwareNvmePeer {
     /// True if it is the initiator.
-    asks: bool,
+    is_initiator: bool,
     /// True once the peer's ICReq or ICResp has come.
-    opened: bool,
+    handshake_done: bool,
     socket: Option<SocketId>,
-    todo: VecDeque<Command>,
+    todo: VecDeque<PatternCommand>,
     depth: usize,
-    running: BTreeMap<u16, Command>,
+    running: BTreeMap<u16, PatternCommand>,
     done: usize,
     got: Vec<u8>,
     out: Vec<u8>,
@@ -41,11 +45,11 @@ struct Raw {
     rng: Prng,
 }
 
-impl Raw {
+impl SoftwareNvmePeer {
     fn new(asks: bool, piece: u64, seed: u64) -> Self {
         Self {
-            asks,
-            opened: false,
+            is_initiator: asks,
+            handshake_done: false,
             socket: None,
             todo: VecDeque::new(),
             depth: 8,
@@ -60,10 +64,10 @@ impl Raw {
 
     /// Handles a whole PDU.
     fn take(&mut self, bytes: &[u8]) {
-        let rules = if matches!(bytes[0], 0 | 1) { Rules::NONE } else { RULES };
-        let common = Common::parse(bytes.first_chunk().unwrap(), &rules).unwrap();
-        match Header::parse(&common, bytes).unwrap() {
-            Header::ICReq(_) => {
+        let rules = if matches!(bytes[0], 0 | 1) { PduRules::NONE } else { RULES };
+        let common = PduCommonHeader::parse(bytes.first_chunk().unwrap(), &rules).unwrap();
+        match PduHeader::parse(&common, bytes).unwrap() {
+            PduHeader::ICReq(_) => {
                 let response = IcResp {
                     pfv: 0,
                     cpda: 0,
@@ -71,53 +75,62 @@ impl Raw {
                     data_digest: true,
                     maxh2cdata: PDU_DATA,
                 };
-                self.out.extend(pdu(&Header::ICResp(response), &[], &Rules::NONE));
+                self.out.extend(pdu(&PduHeader::ICResp(response), &[], &PduRules::NONE));
             }
-            Header::CapsuleCmd(sqe) => {
-                let (cid, command) = Command::of(&sqe);
+            PduHeader::CapsuleCmd(sqe) => {
+                let (cid, command) = PatternCommand::of(&sqe);
                 assert!(!command.write, "this target is only read from");
-                self.data(command, 0, |data| DataHeader { cccid: cid, success: data.last, ..data });
+                self.data(command, 0, |data| DataPduHeader {
+                    cccid: cid,
+                    success: data.last,
+                    ..data
+                });
             }
-            Header::R2T(r2t) => {
+            PduHeader::R2T(r2t) => {
                 let command = self.running[&r2t.cccid];
                 assert_eq!((r2t.offset, r2t.len), (0, command.len));
                 let (cccid, ttag) = (r2t.cccid, r2t.ttag);
-                self.data(command, 1, |data| DataHeader { cccid, ttag, ..data });
+                self.data(command, 1, |data| DataPduHeader { cccid, ttag, ..data });
             }
-            Header::CapsuleResp(cqe) => {
+            PduHeader::CapsuleResp(cqe) => {
                 let cid = u16::from_le_bytes([cqe[12], cqe[13]]);
                 self.running.remove(&cid).expect("it was asked for");
                 self.done += 1;
             }
-            Header::ICResp(_) => {}
+            PduHeader::ICResp(_) => {}
             other => panic!("{other:?}"),
         }
-        self.opened |= matches!(bytes[0], 0 | 1);
+        self.handshake_done |= matches!(bytes[0], 0 | 1);
         self.ask();
     }
 
     fn ask(&mut self) {
-        while self.opened && self.running.len() < self.depth {
+        while self.handshake_done && self.running.len() < self.depth {
             let Some(command) = self.todo.pop_front() else { return };
             let cid = (0..).find(|cid| !self.running.contains_key(cid)).unwrap();
             self.running.insert(cid, command);
-            self.out.extend(pdu(&Header::CapsuleCmd(command.sqe(cid)), &[], &RULES));
+            self.out.extend(pdu(&PduHeader::CapsuleCmd(command.sqe(cid)), &[], &RULES));
         }
     }
 
     /// Queues all data of a command, in PDUs of random lengths.
-    fn data(&mut self, command: Command, version: u64, of: impl Fn(DataHeader) -> DataHeader) {
+    fn data(
+        &mut self,
+        command: PatternCommand,
+        version: u64,
+        of: impl Fn(DataPduHeader) -> DataPduHeader,
+    ) {
         let mut offset = 0;
         while offset < command.len {
             let most = u64::from(PDU_DATA / 4).min(u64::from(command.len - offset) / 4);
             let len = 4 * (1 + u32::try_from(self.rng.next_u64() % most).unwrap());
             let last = offset + len == command.len;
-            let header = DataHeader { cccid: 0, ttag: 0, offset, len, last, success: false };
-            let header = match (self.asks, of(header)) {
-                (true, header) => Header::H2CData(header),
-                (false, header) => Header::C2HData(header),
+            let header = DataPduHeader { cccid: 0, ttag: 0, offset, len, last, success: false };
+            let header = match (self.is_initiator, of(header)) {
+                (true, header) => PduHeader::H2CData(header),
+                (false, header) => PduHeader::C2HData(header),
             };
-            let data = text(command.at + u64::from(offset), len, version);
+            let data = pattern_bytes(command.at + u64::from(offset), len, version);
             self.out.extend(pdu(&header, &data, &RULES));
             offset += len;
         }
@@ -148,33 +161,35 @@ impl Raw {
     }
 }
 
-impl Application for Raw {
+impl Application for SoftwareNvmePeer {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         let (Notice::Accepted(_, socket) | Notice::Socket(socket)) = notice else { return };
-        let first =
-            self.asks && self.out.is_empty() && self.got.is_empty() && self.socket.is_none();
+        let first = self.is_initiator
+            && self.out.is_empty()
+            && self.got.is_empty()
+            && self.socket.is_none();
         self.socket = Some(socket);
         if first {
             let (header_digest, data_digest) = (true, true);
             let request = IcReq { pfv: 0, hpda: 0, header_digest, data_digest, maxr2t: 0 };
-            self.out.extend(pdu(&Header::ICReq(request), &[], &Rules::NONE));
+            self.out.extend(pdu(&PduHeader::ICReq(request), &[], &PduRules::NONE));
         }
         self.work(now, host);
     }
 }
 
-/// Parameters of a run against a [`Raw`] peer: rounds of commands, with a second between them.
+/// Parameters of a run against a [`SoftwareNvmePeer`] peer: rounds of commands, with a second between them.
 #[derive(Clone, Copy, Debug)]
-struct Run {
+struct RenewalRunParams {
     seed: u64,
     /// True if the peer writes and the transport is a target's; otherwise the transport reads from
     /// the peer.
-    writes: bool,
+    peer_writes: bool,
     /// TLS records per key; `None` on plain TCP.
     key_records: Option<u64>,
     /// Maximum length of a piece that the peer sends at one time.
     piece: u64,
-    faults: Faults,
+    faults: LinkFaultRates,
     rounds: usize,
     /// Commands of a round.
     commands: usize,
@@ -185,14 +200,14 @@ struct Run {
     out_of_order: bool,
 }
 
-impl Default for Run {
+impl Default for RenewalRunParams {
     fn default() -> Self {
         Self {
             seed: 1,
-            writes: false,
+            peer_writes: false,
             key_records: None,
             piece: 20_000,
-            faults: Faults::default(),
+            faults: LinkFaultRates::default(),
             rounds: 4,
             commands: 16,
             depth: 8,
@@ -203,22 +218,22 @@ impl Default for Run {
 }
 
 /// Both machines of a run, by the transport's role.
-enum Ends {
-    Reads(Machines<Asker, Raw>),
-    Writes(Machines<Raw, Server>),
+enum RenewalRun {
+    Reads(FaultyLinkPair<PatternInitiator, SoftwareNvmePeer>),
+    Writes(FaultyLinkPair<SoftwareNvmePeer, PatternTarget>),
 }
 
-impl Ends {
-    fn ask(&mut self, more: Vec<Command>) {
+impl RenewalRun {
+    fn ask(&mut self, more: Vec<PatternCommand>) {
         match self {
             Self::Reads(net) => {
                 let now = net.now;
-                let Node { machine, app } = &mut net.client;
+                let NetworkNode { machine, app } = &mut net.client;
                 app.ask(now, machine.host(), more.into_iter());
             }
             Self::Writes(net) => {
                 let now = net.now;
-                let Node { machine, app } = &mut net.client;
+                let NetworkNode { machine, app } = &mut net.client;
                 app.todo.extend(more);
                 app.ask();
                 app.work(now, machine.host());
@@ -235,7 +250,7 @@ impl Ends {
     }
 
     /// Returns the machine with the transport.
-    const fn machine(&self) -> &Machine {
+    const fn machine(&self) -> &FaultyDiskMachine {
         match self {
             Self::Reads(net) => net.both()[0],
             Self::Writes(net) => net.both()[1],
@@ -264,49 +279,50 @@ impl Ends {
     }
 }
 
-impl Run {
-    fn start(self) -> Ends {
+impl RenewalRunParams {
+    fn start(self) -> RenewalRun {
         let (mut client, mut server) = machines(self.seed, &|_, device| {
             if let Some(l5o) = &mut device.l5o {
                 l5o.out_of_order = self.out_of_order;
             }
         });
-        let shake = self.key_records.map(changing);
+        let shake = self.key_records.map(tls_with_key_updates);
         listen(server.host(), shake.as_ref().map(|(server, _)| server));
         let tls = shake.map(|(_, client)| client);
-        let mut raw = Raw::new(self.writes, self.piece, self.seed);
+        let mut raw = SoftwareNvmePeer::new(self.peer_writes, self.piece, self.seed);
         raw.depth = self.depth;
-        if self.writes {
+        if self.peer_writes {
             connect(START, client.host(), tls.as_ref());
-            let target = Server::new(0, Prng::new(self.seed));
-            let mut net = Machines::new(self.seed, (client, raw), (server, target));
+            let target = PatternTarget::new(0, Prng::new(self.seed));
+            let mut net = FaultyLinkPair::new(self.seed, (client, raw), (server, target));
             net.set_faults(self.faults);
-            Ends::Writes(net)
+            RenewalRun::Writes(net)
         } else {
-            let params = Initiate { header_digest: true, data_digest: true, hpda: 0, maxr2t: 0 };
-            let mut asker = Asker::new(params, self.depth, VecDeque::new());
+            let params =
+                NvmeInitiatorParams { header_digest: true, data_digest: true, hpda: 0, maxr2t: 0 };
+            let mut asker = PatternInitiator::new(params, self.depth, VecDeque::new());
             asker.client = tls;
             asker.connect(START, client.host());
-            let mut net = Machines::new(self.seed, (client, asker), (server, raw));
+            let mut net = FaultyLinkPair::new(self.seed, (client, asker), (server, raw));
             net.set_faults(self.faults);
-            Ends::Reads(net)
+            RenewalRun::Reads(net)
         }
     }
 
     /// Runs all commands to their end. Returns the machines, for their counters, and the bytes
     /// placed in each round.
-    fn whole(self) -> (Ends, Vec<u64>) {
+    fn run_to_end(self) -> (RenewalRun, Vec<u64>) {
         let mut ends = self.start();
         let mut rng = Prng::new(self.seed);
         let sizes = [4096, 16_384, 65_536, 131_072 + 512, 262_144];
-        let mut command = || Command {
-            write: self.writes,
+        let mut command = || PatternCommand {
+            write: self.peer_writes,
             at: (rng.next_u64() % 1000) * 512,
             len: sizes[usize::try_from(rng.next_u64() % 5).unwrap()],
         };
         let (long, mut placed) = (Duration::from_secs(300), vec![]);
         for round in 0..self.rounds {
-            let before = ends.machine().count("nvme_rx_placed_bytes");
+            let before = ends.machine().sum_counters("nvme_rx_placed_bytes");
             ends.ask((0..self.commands).map(|_| command()).collect());
             let (begun, all) = (round * self.commands, (round + 1) * self.commands);
             if self.resets {
@@ -315,32 +331,38 @@ impl Run {
             }
             assert!(ends.run(long, all), "{self:?}: round {round}");
             ends.run(Duration::from_secs(1), all + 1);
-            let after = ends.machine().count("nvme_rx_placed_bytes");
+            let after = ends.machine().sum_counters("nvme_rx_placed_bytes");
             placed.push(after - before);
         }
         let (bad_digests, ended) = match &ends {
-            Ends::Reads(net) => (net.client.app.bad_digests, net.client.app.ended),
-            Ends::Writes(net) => (net.server.app.bad_digests, net.server.app.ended),
+            RenewalRun::Reads(net) => (net.client.app.bad_digests, net.client.app.ended),
+            RenewalRun::Writes(net) => (net.server.app.bad_digests, net.server.app.ended),
         };
         assert_eq!((bad_digests, ended), (0, None));
         let machine = ends.machine();
-        let contexts = machine.count("nvme_rx_renewed") + machine.count("nvme_rx_device");
-        assert_eq!(machine.count("rx_nvmeotcp_sk_add"), contexts, "{self:?}");
-        assert_eq!(machine.count("nvme_tcp_buffers"), 0, "all came back: {self:?}");
+        let contexts =
+            machine.sum_counters("nvme_rx_renewed") + machine.sum_counters("nvme_rx_device");
+        assert_eq!(machine.sum_counters("rx_nvmeotcp_sk_add"), contexts, "{self:?}");
+        assert_eq!(machine.sum_counters("nvme_tcp_buffers"), 0, "all came back: {self:?}");
         (ends, placed)
     }
 }
 
 /// Key lifetime beyond the length of a run.
 const LONG: Option<u64> = Some(1 << 20);
-const LOSSY: Faults = Faults { loss: 0.02, reorder: 0.02, duplicate: 0.01 };
+const LOSSY: LinkFaultRates = LinkFaultRates { loss: 0.02, reorder: 0.02, duplicate: 0.01 };
 
 #[test]
 fn devices_are_reset_with_hundreds_of_commands_under_way() {
     for (writes, key_records) in [(false, None), (true, None), (false, LONG), (true, LONG)] {
-        let run = Run { writes, key_records, resets: true, ..Run::default() };
-        let run = Run { commands: 300, depth: 300, rounds: 1, ..run };
-        let (ends, placed) = run.whole();
+        let run = RenewalRunParams {
+            peer_writes: writes,
+            key_records,
+            resets: true,
+            ..RenewalRunParams::default()
+        };
+        let run = RenewalRunParams { commands: 300, depth: 300, rounds: 1, ..run };
+        let (ends, placed) = run.run_to_end();
         let machine = ends.machine();
         for (name, is) in [
             // Counted by the host and by the device.
@@ -351,12 +373,12 @@ fn devices_are_reset_with_hundreds_of_commands_under_way() {
             ("nvme_ddp_refused", 0),
             ("nvme_data_digest_errors", 0),
         ] {
-            assert_eq!(machine.count(name), is, "{name}: {run:?}");
+            assert_eq!(machine.sum_counters(name), is, "{name}: {run:?}");
         }
         if key_records.is_none() {
-            assert_eq!(machine.count("rx_nvmeotcp_drop"), 0, "nothing was searched for");
+            assert_eq!(machine.sum_counters("rx_nvmeotcp_drop"), 0, "nothing was searched for");
         }
-        let copied = machine.count("nvme_rx_copied_bytes");
+        let copied = machine.sum_counters("nvme_rx_copied_bytes");
         assert!(copied > 0 && copied < placed[0] / 10, "{copied} {placed:?}: {run:?}");
     }
 }
@@ -366,10 +388,15 @@ fn devices_are_reset_with_hundreds_of_commands_under_way() {
 fn keys_change_within_a_pdu() {
     for writes in [false, true] {
         for (out_of_order, share) in [(false, 4), (true, 2)] {
-            let run = Run { writes, key_records: Some(100), out_of_order, ..Run::default() };
-            let (ends, placed) = run.whole();
+            let run = RenewalRunParams {
+                peer_writes: writes,
+                key_records: Some(100),
+                out_of_order,
+                ..RenewalRunParams::default()
+            };
+            let (ends, placed) = run.run_to_end();
             let machine = ends.machine();
-            let changes = machine.count("tls_rx_rekey_ok");
+            let changes = machine.sum_counters("tls_rx_rekey_ok");
             assert_eq!(changes, 7);
             for (name, is) in [
                 ("nvme_rx_lost", changes),
@@ -378,10 +405,10 @@ fn keys_change_within_a_pdu() {
                 ("tls_rx_device_put_off", 0),
                 ("nvme_data_digest_errors", 0),
             ] {
-                assert_eq!(machine.count(name), is, "{name}: {run:?}");
+                assert_eq!(machine.sum_counters(name), is, "{name}: {run:?}");
             }
-            assert!(machine.count("nvme_tcp_streams_stopped") > 0);
-            let all = placed.iter().sum::<u64>() + machine.count("nvme_rx_copied_bytes");
+            assert!(machine.sum_counters("nvme_tcp_streams_stopped") > 0);
+            let all = placed.iter().sum::<u64>() + machine.sum_counters("nvme_rx_copied_bytes");
             assert!(
                 placed.iter().all(|placed| *placed > all / 4 / 4 / share),
                 "{placed:?} of {all}"
@@ -394,11 +421,17 @@ fn keys_change_within_a_pdu() {
 fn keys_change_under_loss() {
     for seed in 1..=3 {
         for writes in [false, true] {
-            let run = Run { seed, writes, key_records: Some(100), faults: LOSSY, ..Run::default() };
-            let (ends, placed) = Run { resets: seed == 3, ..run }.whole();
+            let run = RenewalRunParams {
+                seed,
+                peer_writes: writes,
+                key_records: Some(100),
+                faults: LOSSY,
+                ..RenewalRunParams::default()
+            };
+            let (ends, placed) = RenewalRunParams { resets: seed == 3, ..run }.run_to_end();
             let machine = ends.machine();
-            let renewed = machine.count("nvme_rx_renewed");
-            assert!(renewed >= machine.count("nvme_rx_lost") && renewed >= 5, "{renewed}");
+            let renewed = machine.sum_counters("nvme_rx_renewed");
+            assert!(renewed >= machine.sum_counters("nvme_rx_lost") && renewed >= 5, "{renewed}");
             assert!(ends.dropped() > 0);
             assert!(placed.iter().all(|placed| *placed > 100_000), "{placed:?}");
         }
@@ -410,33 +443,38 @@ fn keys_change_under_loss() {
 #[test]
 fn keys_that_change_all_the_time() {
     for writes in [false, true] {
-        let run = Run { writes, key_records: Some(3), piece: 1000, ..Run::default() };
-        let (ends, _) = run.whole();
+        let run = RenewalRunParams {
+            peer_writes: writes,
+            key_records: Some(3),
+            piece: 1000,
+            ..RenewalRunParams::default()
+        };
+        let (ends, _) = run.run_to_end();
         let machine = ends.machine();
         let seconds = ends.now().since(START).as_secs() + 1;
-        let changes = machine.count("tls_rx_rekey_ok");
+        let changes = machine.sum_counters("tls_rx_rekey_ok");
         assert!(changes > 1000, "{changes}");
-        let contexts = machine.count("rx_nvmeotcp_sk_add");
+        let contexts = machine.sum_counters("rx_nvmeotcp_sk_add");
         assert!(contexts > 4 && contexts <= 4 * seconds, "{contexts} in {seconds} s");
-        let opened = machine.count("rx_tls_ctx");
+        let opened = machine.sum_counters("rx_tls_ctx");
         assert!(opened <= 64 * seconds, "{opened} in {seconds} s");
-        assert!(machine.count("nvme_rx_put_off") > 0);
-        assert!(machine.count("tls_rx_device_put_off") > 0);
+        assert!(machine.sum_counters("nvme_rx_put_off") > 0);
+        assert!(machine.sum_counters("tls_rx_device_put_off") > 0);
     }
 }
 
 /// Random mixtures of key changes, resets and faults.
 #[test]
-fn whatever_happens_no_byte_is_wrong() {
+fn random_mixtures_corrupt_no_byte() {
     for seed in 0..40 {
         let mut rng = Prng::new(seed);
         let mut pick = |of: &[u64]| of[usize::try_from(rng.next_u64()).unwrap_or(0) % of.len()];
-        let run = Run {
+        let run = RenewalRunParams {
             seed,
-            writes: pick(&[0, 1]) == 1,
+            peer_writes: pick(&[0, 1]) == 1,
             key_records: Some(pick(&[0, 4, 20, 60, 200, 1000])).filter(|records| *records > 0),
             piece: pick(&[300, 3000, 20_000, 100_000]),
-            faults: [Faults::default(), LOSSY, Faults { loss: 0.1, ..LOSSY }]
+            faults: [LinkFaultRates::default(), LOSSY, LinkFaultRates { loss: 0.1, ..LOSSY }]
                 [usize::try_from(pick(&[0, 1, 2])).unwrap()],
             rounds: usize::try_from(pick(&[1, 2, 4])).unwrap(),
             commands: usize::try_from(pick(&[4, 12])).unwrap(),
@@ -444,6 +482,6 @@ fn whatever_happens_no_byte_is_wrong() {
             resets: pick(&[0, 1]) == 1,
             out_of_order: pick(&[0, 1, 1]) == 1,
         };
-        run.whole();
+        run.run_to_end();
     }
 }

@@ -3,29 +3,31 @@
 
 use std::sync::Arc;
 
-use apps::nvme::Insecure;
-use apps::nvme::handshake::{Agreed, Handshake, Handshakes, Progress};
-use apps::nvme::initiator::{Event, Initiator, Loss, State};
+use apps::nvme::SecureChannelError;
+use apps::nvme::handshake::{
+    NvmeHandshakeProgress, NvmeHandshakeResult, NvmeTlsHandshake, NvmeTlsHandshakeFactory,
+};
+use apps::nvme::initiator::{AssociationLoss, Initiator, InitiatorEvent, InitiatorState};
 use base::{Duration, Instant};
 use bytes::Bytes;
 use crypto::Provider;
-use host::nvme::Ended;
+use host::nvme::NvmeTransportEnd;
 use host::{
-    Alert, Application, Host, Notice, SocketError, SocketId, TlsDirection, TlsKeys, TlsVersion,
+    Application, Host, Notice, SocketError, SocketId, TlsAlert, TlsDirection, TlsKeys, TlsVersion,
 };
-use outboard_sim::storage::user::Load;
-use testkit::Node;
-use wire::nvme::status::Status;
+use outboard_sim::storage::user::UserLoad;
+use testkit::NetworkNode;
+use wire::nvme::status::NvmeStatus;
 use wire::tls::fatal_alert;
 
-use crate::machines::Faults;
-use crate::storage::{HOST, LONG, REMOTE, Run, SUBSYSTEM, Stage, tls};
+use crate::machines::LinkFaultRates;
+use crate::storage::{HOST, LONG, REMOTE, SUBSYSTEM, StorageRun, StorageRunParams, tls};
 
 /// One end of a fake handshake with the shape of TLS: the client's hello, two records of the
 /// server, of which the second is marked as encrypted, and the client's last record. Alerts are
 /// those of TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Script {
+pub(crate) struct FakePsk {
     /// The key. Both ends must have the same.
     pub(crate) key: u8,
     /// NQN of the host to which the target believes the key belongs.
@@ -33,19 +35,20 @@ pub(crate) struct Script {
     /// Content length of each record: longer than a segment, or shorter.
     pub(crate) bulk: usize,
     /// True if no handshake can be created.
-    pub(crate) broken: bool,
+    pub(crate) unavailable: bool,
 }
 
-impl Script {
-    pub(crate) const RIGHT: Self = Self { key: 7, host: HOST, bulk: 200, broken: false };
+impl FakePsk {
+    pub(crate) const RIGHT: Self = Self { key: 7, host: HOST, bulk: 200, unavailable: false };
 
-    pub(crate) fn shared(self) -> Arc<dyn Handshakes> {
+    pub(crate) fn shared(self) -> Arc<dyn NvmeTlsHandshakeFactory> {
         Arc::new(self)
     }
 
-    fn make(self, client: bool) -> Option<Box<dyn Handshake>> {
-        let end: Box<dyn Handshake> = Box::new(End { script: self, client, spoke: false });
-        Some(end).filter(|_| !self.broken)
+    fn make(self, client: bool) -> Option<Box<dyn NvmeTlsHandshake>> {
+        let end: Box<dyn NvmeTlsHandshake> =
+            Box::new(FakeHandshake { script: self, client, spoke: false });
+        Some(end).filter(|_| !self.unavailable)
     }
 
     fn record(self, kind: u8, word: u8) -> Vec<u8> {
@@ -56,48 +59,48 @@ impl Script {
     }
 }
 
-impl Handshakes for Script {
-    fn server(&self) -> Option<Box<dyn Handshake>> {
+impl NvmeTlsHandshakeFactory for FakePsk {
+    fn server(&self) -> Option<Box<dyn NvmeTlsHandshake>> {
         self.make(false)
     }
 
-    fn client(&self) -> Option<Box<dyn Handshake>> {
+    fn client(&self) -> Option<Box<dyn NvmeTlsHandshake>> {
         self.make(true)
     }
 }
 
 /// The state of one end of the fake handshake.
-struct End {
-    script: Script,
+struct FakeHandshake {
+    script: FakePsk,
     client: bool,
     spoke: bool,
 }
 
 /// Content type of ChangeCipherSpec, which is ignored, as in TLS 1.3.
-const CHANGE: u8 = 20;
+const CHANGE_CIPHER_SPEC: u8 = 20;
 const HELLO: u8 = 22;
-const SEALED: u8 = 23;
+const ENCRYPTED: u8 = 23;
 /// The fatal alert `decrypt_error`: the binder was made with another key.
 const DECRYPT_ERROR: [u8; 7] = fatal_alert(51);
 
-impl End {
-    fn agreed(&self) -> Box<Agreed> {
+impl FakeHandshake {
+    fn agreed(&self) -> Box<NvmeHandshakeResult> {
         let direction = |text: u8| TlsDirection::new(&[text; 32], [self.script.key; 12], 0);
         let (a, b) = (direction(1), direction(2));
         let (tx, rx) = if self.client { (a, b) } else { (b, a) };
         let (version, suite) = (TlsVersion::Tls13, abi::crypto::Suite::Aes128Gcm);
         let keys = TlsKeys { version, suite, tx, rx, crypto: Arc::new(Provider) };
         let identity = format!("NVMe1R01 {} {SUBSYSTEM} digest", self.script.host).into_bytes();
-        Box::new(Agreed { keys, identity })
+        Box::new(NvmeHandshakeResult { keys, identity })
     }
 }
 
-impl Handshake for End {
-    fn advance(&mut self, received: &[u8], out: &mut Vec<u8>) -> Progress {
-        if received.first() == Some(&CHANGE) {
-            return Progress::More { used: 6 };
+impl NvmeTlsHandshake for FakeHandshake {
+    fn advance(&mut self, received: &[u8], out: &mut Vec<u8>) -> NvmeHandshakeProgress {
+        if received.first() == Some(&CHANGE_CIPHER_SPEC) {
+            return NvmeHandshakeProgress::More { used: 6 };
         }
-        let Script { key, bulk, .. } = self.script;
+        let FakePsk { key, bulk, .. } = self.script;
         let whole = 5 + bulk;
         let is = |at: usize, kind: u8| {
             let record = received.get(at * whole..(at + 1) * whole);
@@ -107,55 +110,59 @@ impl Handshake for End {
         let count = received.len() / whole;
         if self.client && !spoke {
             out.extend(self.script.record(HELLO, key));
-            return Progress::More { used: 0 };
+            return NvmeHandshakeProgress::More { used: 0 };
         }
         if received.first() == Some(&21) {
-            return Progress::Failed { used: 7 };
+            return NvmeHandshakeProgress::Failed { used: 7 };
         }
         match (self.client, spoke, count) {
             // Unused bytes are passed again, with more appended.
             (_, _, 0) | (true, _, 1) => {
                 self.spoke = self.client;
-                Progress::More { used: 0 }
+                NvmeHandshakeProgress::More { used: 0 }
             }
-            (true, ..) if is(0, HELLO) && is(1, SEALED) => {
-                out.extend(self.script.record(SEALED, key));
-                Progress::Done { used: 2 * whole, agreed: self.agreed() }
+            (true, ..) if is(0, HELLO) && is(1, ENCRYPTED) => {
+                out.extend(self.script.record(ENCRYPTED, key));
+                NvmeHandshakeProgress::Done { used: 2 * whole, result: self.agreed() }
             }
             (false, false, _) if is(0, HELLO) => {
                 out.extend(self.script.record(HELLO, key));
-                out.extend(self.script.record(SEALED, key));
-                Progress::More { used: whole }
+                out.extend(self.script.record(ENCRYPTED, key));
+                NvmeHandshakeProgress::More { used: whole }
             }
-            (false, true, _) if is(0, SEALED) => {
-                Progress::Done { used: whole, agreed: self.agreed() }
+            (false, true, _) if is(0, ENCRYPTED) => {
+                NvmeHandshakeProgress::Done { used: whole, result: self.agreed() }
             }
             _ => {
                 out.extend(DECRYPT_ERROR);
-                Progress::Failed { used: received.len() }
+                NvmeHandshakeProgress::Failed { used: received.len() }
             }
         }
     }
 }
 
 /// Returns a run in which both ends have the same key.
-fn keyed() -> Run {
-    Run { psk: (Some(Script::RIGHT), Some(Script::RIGHT)), requests: 60, ..Run::default() }
+fn keyed() -> StorageRunParams {
+    StorageRunParams {
+        psk: (Some(FakePsk::RIGHT), Some(FakePsk::RIGHT)),
+        requests: 60,
+        ..StorageRunParams::default()
+    }
 }
 
-fn counts<const N: usize>(stage: &Stage, names: [&str; N]) -> [u64; N] {
+fn counts<const N: usize>(stage: &StorageRun, names: [&str; N]) -> [u64; N] {
     names.map(|name| stage.net.server.count(name))
 }
 
 /// Checks that the devices encrypted and decrypted all connections, or the hosts without offload.
-fn check_tls(stage: &Stage, connections: u64) {
-    let Run { offload, .. } = stage.run;
+fn check_tls(stage: &StorageRun, connections: u64) {
+    let StorageRunParams { offload, .. } = stage.run;
     for machine in stage.net.both() {
         let names = ["tls_tx_device", "tls_rx_device", "tls_tx_sw", "tls_rx_sw"];
         let [device, host] = if offload { [connections, 0] } else { [0, connections] };
-        assert_eq!(names.map(|name| machine.count(name)), [device, device, host, host]);
+        assert_eq!(names.map(|name| machine.sum_counters(name)), [device, device, host, host]);
         for name in ["tls_decrypt_error", "tls_alerts_sent", "tls_alerts_received"] {
-            assert_eq!(machine.count(name), 0, "{name}");
+            assert_eq!(machine.sum_counters(name), 0, "{name}");
         }
     }
 }
@@ -163,8 +170,9 @@ fn check_tls(stage: &Stage, connections: u64) {
 #[test]
 fn keys_that_both_have() {
     for (offload, bulk) in [(true, 200), (false, 200), (true, 5000), (true, 1)] {
-        let script = Script { bulk, ..Script::RIGHT };
-        let stage = Run { psk: (Some(script), Some(script)), offload, ..keyed() }.whole();
+        let script = FakePsk { bulk, ..FakePsk::RIGHT };
+        let stage = StorageRunParams { psk: (Some(script), Some(script)), offload, ..keyed() }
+            .run_checked();
         stage.check_counters();
         // The admin queue and two I/O queues.
         check_tls(&stage, 3);
@@ -177,11 +185,12 @@ fn keys_that_both_have() {
 #[test]
 fn keys_on_a_bad_wire() {
     for seed in 1..=4 {
-        let faults = Faults { loss: 0.05, reorder: 0.05, duplicate: 0.02 };
+        let faults = LinkFaultRates { loss: 0.05, reorder: 0.05, duplicate: 0.02 };
         let bulk = if seed % 2 == 0 { 4000 } else { 200 };
-        let script = Script { bulk, ..Script::RIGHT };
+        let script = FakePsk { bulk, ..FakePsk::RIGHT };
         let psk = (Some(script), Some(script));
-        let stage = Run { seed, faults, psk, offload: seed < 4, ..keyed() }.whole();
+        let stage =
+            StorageRunParams { seed, faults, psk, offload: seed < 4, ..keyed() }.run_checked();
         assert!(stage.net.dropped() > 0);
         assert_eq!(stage.net.server.count("nvmet_tls_handshakes"), 3);
     }
@@ -190,7 +199,9 @@ fn keys_on_a_bad_wire() {
 #[test]
 fn certificates() {
     for offload in [true, false] {
-        let stage = Run { tls: true, offload, requests: 60, ..Run::default() }.whole();
+        let stage =
+            StorageRunParams { tls: true, offload, requests: 60, ..StorageRunParams::default() }
+                .run_checked();
         stage.check_counters();
         check_tls(&stage, 3);
         assert_eq!(stage.net.server.count("tls_handshakes"), 3);
@@ -203,8 +214,8 @@ fn certificates() {
 /// Every new connection has a handshake of its own.
 #[test]
 fn a_target_with_keys_that_dies() {
-    let load = Load { depth: 64, bytes_max: 32_768, changes: 5 };
-    let mut stage = Run { load, requests: 600, ..keyed() }.start();
+    let load = UserLoad { depth: 64, bytes_max: 32_768, changes: 5 };
+    let mut stage = StorageRunParams { load, requests: 600, ..keyed() }.start();
     for round in 1..=3 {
         stage.until_busy(round * 120, 40);
         stage.restart_target(round == 2);
@@ -219,15 +230,16 @@ fn a_target_with_keys_that_dies() {
 
 #[test]
 fn a_certificate_that_is_not_trusted() {
-    let mut stage = Run { tls: true, requests: 0, ..Run::default() }.start();
-    stage.until(|user| user.events == [Event::Connected]);
+    let mut stage =
+        StorageRunParams { tls: true, requests: 0, ..StorageRunParams::default() }.start();
+    stage.until(|user| user.events == [InitiatorEvent::Connected]);
     // The initiator trusts another certificate.
     let stranger = stage.run.initiator(Some(&tls()));
     stage.net.client.app.initiator = Initiator::new(stranger, REMOTE);
     stage.connect();
     stage.until(|user| user.events.len() > 1);
-    let lost = Ended::Lost(SocketError::TlsHandshake);
-    assert_eq!(stage.user().events[1], Event::Lost(Loss::Connection(lost)));
+    let lost = NvmeTransportEnd::Lost(SocketError::TlsHandshake);
+    assert_eq!(stage.user().events[1], InitiatorEvent::Lost(AssociationLoss::Connection(lost)));
     assert!(stage.net.run_until(LONG, |net| net.server.count("nvmet_tls_handshakes_failed") > 0));
     assert_eq!(stage.net.server.count("nvmet_tls_plain"), 0);
     assert_eq!(stage.net.server.count("tls_handshake_failures"), 1);
@@ -235,10 +247,10 @@ fn a_certificate_that_is_not_trusted() {
 
 /// Runs an attempt to connect that fails. Returns why it failed, and the run with its target, to
 /// which others may still connect.
-fn refused(run: Run) -> (Loss, Stage) {
-    let mut stage = Run { requests: 0, ..run }.start();
+fn run_refused(run: StorageRunParams) -> (AssociationLoss, StorageRun) {
+    let mut stage = StorageRunParams { requests: 0, ..run }.start();
     stage.until(|user| !user.events.is_empty());
-    let (Event::Lost(loss) | Event::Failed(loss)) = stage.user().events[0] else {
+    let (InitiatorEvent::Lost(loss) | InitiatorEvent::Failed(loss)) = stage.user().events[0] else {
         panic!("it did connect: {run:?}");
     };
     // Wait until the target has closed the connection, too.
@@ -247,16 +259,16 @@ fn refused(run: Run) -> (Loss, Stage) {
 }
 
 /// Connects an initiator with the target's own keys, and checks that it succeeds.
-fn comes_in(stage: &mut Stage) {
-    let run = Run { psk: (stage.run.psk.1, stage.run.psk.1), ..stage.run };
+fn connect_with_right_keys(stage: &mut StorageRun) {
+    let run = StorageRunParams { psk: (stage.run.psk.1, stage.run.psk.1), ..stage.run };
     let now = stage.net.now;
-    let Node { machine, app: user } = &mut stage.net.client;
+    let NetworkNode { machine, app: user } = &mut stage.net.client;
     user.initiator.close(now, machine.host());
     user.events.clear();
     user.restart(run.initiator(stage.tls.as_ref()), REMOTE);
     stage.connect();
     stage.finish();
-    assert_eq!(stage.user().events, [Event::Connected]);
+    assert_eq!(stage.user().events, [InitiatorEvent::Connected]);
 }
 
 const FAILED: [&str; 4] =
@@ -264,35 +276,39 @@ const FAILED: [&str; 4] =
 
 #[test]
 fn another_key() {
-    let wrong = Script { key: 8, ..Script::RIGHT };
-    let (loss, mut stage) = refused(Run { psk: (Some(wrong), Some(Script::RIGHT)), ..keyed() });
-    assert_eq!(loss, Loss::Insecure(Insecure::Handshake(Some(51))));
+    let wrong = FakePsk { key: 8, ..FakePsk::RIGHT };
+    let (loss, mut stage) =
+        run_refused(StorageRunParams { psk: (Some(wrong), Some(FakePsk::RIGHT)), ..keyed() });
+    assert_eq!(loss, AssociationLoss::Insecure(SecureChannelError::Handshake(Some(51))));
     assert!(loss.to_string().contains("the keys differ"), "{loss}");
     assert_eq!(counts(&stage, FAILED), [0, 1, 0, 0]);
     assert_eq!(stage.user().count("nvmei_tls_handshakes_failed"), 1);
-    comes_in(&mut stage);
+    connect_with_right_keys(&mut stage);
 }
 
 #[test]
-fn no_handshake_to_be_had() {
-    let broken = Script { broken: true, ..Script::RIGHT };
-    let (loss, stage) = refused(Run { psk: (Some(Script::RIGHT), Some(broken)), ..keyed() });
-    assert_eq!(loss, Loss::Connection(Ended::Closed));
+fn no_handshake_available() {
+    let broken = FakePsk { unavailable: true, ..FakePsk::RIGHT };
+    let (loss, stage) =
+        run_refused(StorageRunParams { psk: (Some(FakePsk::RIGHT), Some(broken)), ..keyed() });
+    assert_eq!(loss, AssociationLoss::Connection(NvmeTransportEnd::Closed));
     assert_eq!(counts(&stage, FAILED), [0, 1, 0, 0]);
-    let (loss, stage) = refused(Run { psk: (Some(broken), Some(Script::RIGHT)), ..keyed() });
-    assert_eq!(loss, Loss::Insecure(Insecure::Handshake(None)));
+    let (loss, stage) =
+        run_refused(StorageRunParams { psk: (Some(broken), Some(FakePsk::RIGHT)), ..keyed() });
+    assert_eq!(loss, AssociationLoss::Insecure(SecureChannelError::Handshake(None)));
     assert_eq!(stage.user().count("nvmei_tls_handshakes_failed"), 1);
 }
 
 #[test]
 fn a_key_of_another_host() {
-    let other = Script { host: "nqn.2026-11.example:other", ..Script::RIGHT };
-    let mut stage = Run { psk: (Some(other), Some(other)), requests: 0, ..keyed() }.start();
+    let other = FakePsk { host: "nqn.2026-11.example:other", ..FakePsk::RIGHT };
+    let mut stage =
+        StorageRunParams { psk: (Some(other), Some(other)), requests: 0, ..keyed() }.start();
     stage.until(|user| !user.events.is_empty());
-    let State::Failed(loss) = stage.user().initiator.state() else { panic!("it may not") };
+    let InitiatorState::Failed(loss) = stage.user().initiator.state() else { panic!("it may not") };
     let step = "connect of the admin queue";
-    let status = Status::INVALID_HOST.do_not_retry();
-    assert_eq!(loss, Loss::Refused { step, status });
+    let status = NvmeStatus::INVALID_HOST.do_not_retry();
+    assert_eq!(loss, AssociationLoss::Refused { step, status });
     let names = ["nvmet_tls_handshakes", "nvmet_refused_identity", "nvmet_refused_host"];
     assert_eq!(counts(&stage, names), [1, 1, 1]);
     assert_eq!(stage.net.server.count("nvmet_controllers"), 0);
@@ -300,55 +316,65 @@ fn a_key_of_another_host() {
 
 #[test]
 fn a_plain_host_at_a_target_with_keys() {
-    let (loss, mut stage) = refused(Run { psk: (None, Some(Script::RIGHT)), ..keyed() });
-    assert_eq!(loss, Loss::Insecure(Insecure::Tls));
+    let (loss, mut stage) =
+        run_refused(StorageRunParams { psk: (None, Some(FakePsk::RIGHT)), ..keyed() });
+    assert_eq!(loss, AssociationLoss::Insecure(SecureChannelError::Tls));
     assert_eq!(counts(&stage, FAILED), [0, 1, 1, 0]);
-    comes_in(&mut stage);
+    connect_with_right_keys(&mut stage);
 }
 
 #[test]
 fn a_plain_host_at_a_target_with_certificates() {
-    let mut stage = Run { tls: true, requests: 0, ..Run::default() }.start();
+    let mut stage =
+        StorageRunParams { tls: true, requests: 0, ..StorageRunParams::default() }.start();
     let plain = stage.run.initiator(None);
-    stage.until(|user| user.events == [Event::Connected]);
+    stage.until(|user| user.events == [InitiatorEvent::Connected]);
     stage.net.client.app.initiator = Initiator::new(plain, REMOTE);
     stage.connect();
     stage.until(|user| user.events.len() > 1);
-    assert_eq!(stage.user().events[1], Event::Lost(Loss::Insecure(Insecure::Tls)));
+    assert_eq!(
+        stage.user().events[1],
+        InitiatorEvent::Lost(AssociationLoss::Insecure(SecureChannelError::Tls))
+    );
     assert!(stage.net.run_until(LONG, |net| net.server.count("nvmet_tls_plain") > 0));
     assert_eq!(counts(&stage, FAILED), [0, 1, 1, 1]);
 }
 
 #[test]
 fn a_host_with_keys_at_a_plain_target() {
-    let (loss, mut stage) = refused(Run { psk: (Some(Script::RIGHT), None), ..keyed() });
-    assert_eq!(loss, Loss::Insecure(Insecure::Plain));
+    let (loss, mut stage) =
+        run_refused(StorageRunParams { psk: (Some(FakePsk::RIGHT), None), ..keyed() });
+    assert_eq!(loss, AssociationLoss::Insecure(SecureChannelError::Plain));
     assert_eq!(stage.net.server.count("nvmet_connections_terminated"), 1);
-    comes_in(&mut stage);
+    connect_with_right_keys(&mut stage);
 }
 
 #[test]
 fn a_host_with_certificates_at_a_plain_target() {
-    let mut stage = Run { tls: true, requests: 0, ..Run::default() }.start();
+    let mut stage =
+        StorageRunParams { tls: true, requests: 0, ..StorageRunParams::default() }.start();
     let secure = stage.run.initiator(stage.tls.as_ref());
-    let plain = Run { requests: 0, ..Run::default() }.start();
+    let plain = StorageRunParams { requests: 0, ..StorageRunParams::default() }.start();
     stage.net = plain.net;
     stage.net.client.app.initiator = Initiator::new(secure, REMOTE);
     stage.connect();
     stage.until(|user| !user.events.is_empty());
-    let why = SocketError::Tls(Alert::UnexpectedMessage);
-    assert_eq!(stage.user().events, [Event::Lost(Loss::Connection(Ended::Lost(why)))]);
+    let why = SocketError::Tls(TlsAlert::UnexpectedMessage);
+    assert_eq!(
+        stage.user().events,
+        [InitiatorEvent::Lost(AssociationLoss::Connection(NvmeTransportEnd::Lost(why)))]
+    );
 }
 
 /// A peer of the target that sends each piece in a packet of its own, and keeps what it receives.
-struct Raw {
+struct RawTlsPeer {
     socket: SocketId,
     pieces: Vec<Vec<u8>>,
     got: Vec<u8>,
     ended: bool,
 }
 
-impl Application for Raw {
+impl Application for RawTlsPeer {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, _: Notice) {
         let ready = host.readiness(self.socket);
         if ready.writable && !self.pieces.is_empty() {
@@ -373,17 +399,18 @@ impl Application for Raw {
 /// Returns its answer, and the time until it ended the connection. Other connections are not
 /// disturbed.
 fn answer(pieces: Vec<Vec<u8>>, counted: [u64; 4]) -> (Vec<u8>, Duration) {
-    let mut stage = Run { requests: 20, ..keyed() }.start();
-    stage.until(|user| user.events == [Event::Connected]);
-    let Stage { run, mut net, tls } = stage;
+    let mut stage = StorageRunParams { requests: 20, ..keyed() }.start();
+    stage.until(|user| user.events == [InitiatorEvent::Connected]);
+    let StorageRun { run, mut net, tls } = stage;
     let began = net.now;
     let socket = net.client.host().connect(began, REMOTE).unwrap();
     // The user does not run meanwhile: its connections wait.
-    let (mut net, user) = net.with_client(Raw { socket, pieces, got: Vec::new(), ended: false });
+    let (mut net, user) =
+        net.with_client(RawTlsPeer { socket, pieces, got: Vec::new(), ended: false });
     assert!(net.run_until(LONG, |net| net.client.app.ended), "it was ended");
     let took = net.now.since(began);
     let (net, raw) = net.with_client(user);
-    let mut stage = Stage { run, net, tls };
+    let mut stage = StorageRun { run, net, tls };
     stage.pump();
     assert_eq!(counts(&stage, FAILED), counted);
     stage.finish();
@@ -395,8 +422,8 @@ const RECORD_OVERFLOW: [u8; 7] = fatal_alert(22);
 const SHORT: Duration = Duration::from_secs(1);
 
 #[test]
-fn nonsense_is_answered_by_an_alert() {
-    let right = Script::RIGHT;
+fn garbage_is_answered_by_an_alert() {
+    let right = FakePsk::RIGHT;
     let with = |failed, plain| [3, failed, plain, 1];
     // An ICReq and other bytes that are no TLS record, also if only one byte of them has come.
     for piece in [vec![0; 128], vec![b'G'], b"GET / HTTP/1.1\r\n\r\n".to_vec()] {
@@ -409,17 +436,17 @@ fn nonsense_is_answered_by_an_alert() {
     assert_eq!(got, RECORD_OVERFLOW);
     assert!(took < SHORT);
     // More records than any handshake has. The handshake itself ignores them.
-    let (got, took) = answer(vec![[CHANGE, 3, 3, 0, 1, 1].repeat(6000)], with(1, 0));
+    let (got, took) = answer(vec![[CHANGE_CIPHER_SPEC, 3, 3, 0, 1, 1].repeat(6000)], with(1, 0));
     assert_eq!(got, RECORD_OVERFLOW);
     assert!(took < SHORT);
     // A hello with another key, and a last record with another key.
-    let wrong = Script { key: 9, ..right };
+    let wrong = FakePsk { key: 9, ..right };
     let (got, _) = answer(vec![wrong.record(HELLO, 9)], with(1, 0));
     assert_eq!(got, DECRYPT_ERROR);
-    let (got, _) = answer(vec![right.record(HELLO, 7), right.record(SEALED, 9)], with(1, 0));
+    let (got, _) = answer(vec![right.record(HELLO, 7), right.record(ENCRYPTED, 9)], with(1, 0));
     assert_eq!(
         got,
-        [right.record(HELLO, 7), right.record(SEALED, 7), DECRYPT_ERROR.into()].concat()
+        [right.record(HELLO, 7), right.record(ENCRYPTED, 7), DECRYPT_ERROR.into()].concat()
     );
     // Plain bytes in the middle of the handshake.
     let (got, _) = answer(vec![right.record(HELLO, 7), vec![4; 64]], with(1, 1));
@@ -427,8 +454,8 @@ fn nonsense_is_answered_by_an_alert() {
 }
 
 #[test]
-fn who_says_nothing_is_let_go() {
-    let right = Script::RIGHT;
+fn silent_peers_are_disconnected() {
+    let right = FakePsk::RIGHT;
     let half = right.record(HELLO, 7)[..100].to_vec();
     for pieces in [vec![], vec![vec![22]], vec![half], vec![right.record(HELLO, 7)]] {
         // The time limit of the Connect command applies. No handshake is counted as failed.
@@ -443,8 +470,8 @@ fn who_says_nothing_is_let_go() {
 #[test]
 fn records_in_any_pieces() {
     for step in [1, 2, 5, 6, 199, 204, 205, 206, 409] {
-        let right = Script::RIGHT;
-        let bytes = [right.record(HELLO, 7), right.record(SEALED, 7)].concat();
+        let right = FakePsk::RIGHT;
+        let bytes = [right.record(HELLO, 7), right.record(ENCRYPTED, 7)].concat();
         let pieces = bytes.chunks(step).map(<[u8]>::to_vec).collect();
         // The handshake succeeds, and then the peer is silent.
         let (got, took) = answer(pieces, [3, 0, 0, 1]);

@@ -8,13 +8,13 @@
 
 use base::{Duration, Instant, Prng};
 
-use super::World;
-use crate::events::{Event, Side};
+use super::SimRun;
+use crate::events::{NodeHalf, SimEvent};
 use crate::faults::Scenario;
 use crate::machines::{address, server};
 use crate::node::App;
-use crate::proxied;
-use crate::trace::What;
+use crate::proxy_scenario;
+use crate::trace::TraceKind;
 
 /// Deadline of a termination; reads of a disk may stall for seconds.
 const LIMIT: Duration = Duration::from_secs(8);
@@ -27,43 +27,43 @@ const SALT: u64 = 0x000e_4d50;
 pub(super) fn plan(scenario: &Scenario) -> Option<(usize, Instant)> {
     let r = &mut Prng::new(scenario.seed ^ SALT);
     let after = r.below(scenario.fault_time.as_nanos());
-    scenario.ends.map(|node| (node, Instant::ZERO + Duration::from_nanos(after)))
+    scenario.terminates.map(|node| (node, Instant::ZERO + Duration::from_nanos(after)))
 }
 
-impl World {
+impl SimRun {
     /// Asks the program on a node to terminate.
     pub(super) fn end_host(&mut self, node: usize) {
-        self.note(node, What::Fault, [8, node as u64, 0, 0, 0]);
-        if self.nodes[node].stopped || self.nodes[node].ends {
+        self.note(node, TraceKind::Fault, [8, node as u64, 0, 0, 0]);
+        if self.nodes[node].stopped || self.nodes[node].terminating {
             return;
         }
         self.nodes[node].end(self.now);
-        self.queue.push(self.now + LIMIT, Event::EndLimit(node));
-        self.wake_soon(node, Side::Host);
+        self.queue.push(self.now + LIMIT, SimEvent::EndLimit(node));
+        self.wake_soon(node, NodeHalf::Host);
     }
 
     /// Reports a violation if the program has not terminated by its deadline.
     pub(super) fn check_end_limit(&mut self, node: usize) {
-        if self.nodes[node].ends {
+        if self.nodes[node].terminating {
             self.report.fail(self.now, "ends", format!("n{node} has not ended within {LIMIT}"));
         }
     }
 
     /// Stops the node if its host has terminated with its last turn, and schedules its restart.
     pub(super) fn finish_end(&mut self, node: usize) {
-        if !self.nodes[node].ends || !self.nodes[node].host().has_ended() {
+        if !self.nodes[node].terminating || !self.nodes[node].host().has_ended() {
             return;
         }
         let addresses = [false, true].map(|v6| address(node, v6));
-        match self.wire.count_told(&addresses) {
-            Ok(told) => *self.past.entry("peers_told").or_insert(0) += told,
+        match self.frame_checker.count_notified(&addresses) {
+            Ok(told) => *self.stopped_counters.entry("peers_told").or_insert(0) += told,
             Err(what) => self.report.fail(self.now, "ends", format!("n{node} {what}")),
         }
-        *self.past.entry("hosts_ended").or_insert(0) += 1;
+        *self.stopped_counters.entry("hosts_ended").or_insert(0) += 1;
         self.stop(node, false);
         let r = &mut Prng::new(self.scenario.seed ^ SALT ^ 1);
         let down = Duration::from_millis(r.range(1, DOWN_MAX_MS));
-        self.queue.push(self.now + down, Event::Start(node));
+        self.queue.push(self.now + down, SimEvent::Start(node));
     }
 
     /// Starts a server or a proxy again.
@@ -71,7 +71,7 @@ impl World {
         let rng = &mut Prng::new(self.scenario.seed ^ SALT ^ 2);
         let mut fresh = match &self.scenario.proxied {
             Some(proxied) if self.scenario.proxy() == Some(node) => {
-                proxied::machine(node, &self.scenario, proxied, &self.net, rng)
+                proxy_scenario::machine(node, &self.scenario, proxied, &self.net, rng)
             }
             _ => server(node, &self.scenario, &self.net, rng),
         };

@@ -5,7 +5,7 @@
 //! no disks that fail, no clients that abort.
 
 use crate::faults::Scenario;
-use crate::report::{Row, StreamRow};
+use crate::report::{ResponseRow, StreamRow};
 
 /// Returns whether the responses of a scenario are independent of timing.
 pub(crate) fn applies(scenario: &Scenario) -> bool {
@@ -15,14 +15,14 @@ pub(crate) fn applies(scenario: &Scenario) -> bool {
     !scenario.may_fail()
         && scenario.crowd.abort == 0.0
         && scenario.crowd.vanish == 0
-        && scenario.ends.is_none()
+        && scenario.terminates.is_none()
 }
 
 /// Compares the responses that the clients of two runs received.
 ///
 /// # Errors
 /// The first difference.
-pub(crate) fn compare(mut on: Vec<Row>, mut off: Vec<Row>) -> Result<(), String> {
+pub(crate) fn compare(mut on: Vec<ResponseRow>, mut off: Vec<ResponseRow>) -> Result<(), String> {
     on.sort_unstable();
     off.sort_unstable();
     if on == off {
@@ -40,7 +40,10 @@ pub(crate) fn compare(mut on: Vec<Row>, mut off: Vec<Row>) -> Result<(), String>
 ///
 /// # Errors
 /// The first difference.
-pub(crate) fn compare_storage(mut on: Vec<Row>, mut off: Vec<Row>) -> Result<(), String> {
+pub(crate) fn compare_storage(
+    mut on: Vec<ResponseRow>,
+    mut off: Vec<ResponseRow>,
+) -> Result<(), String> {
     for (a, b) in on.iter_mut().zip(&mut off) {
         if a.version.is_none() || b.version.is_none() {
             (a.version, b.version) = (None, None);

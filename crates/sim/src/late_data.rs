@@ -16,7 +16,7 @@ const CHANCE: f64 = 0.7;
 const PIECE_BYTES_MAX: [u64; 4] = [20, 1_400, 1_400, 16_000];
 
 #[derive(Debug)]
-struct Piece {
+struct LatePiece {
     /// Number of bytes of the response to read before the piece is sent.
     after: u64,
     bytes: Bytes,
@@ -24,13 +24,13 @@ struct Piece {
 
 /// The data, in pieces.
 #[derive(Debug, Default)]
-pub(crate) struct Late {
-    pieces: Vec<Piece>,
+pub(crate) struct LateRequestData {
+    pieces: Vec<LatePiece>,
     /// Pieces sent on the present connection.
     sent: usize,
 }
 
-impl Late {
+impl LateRequestData {
     /// Draws the late data of a session; often none.
     pub(crate) fn draw(rng: &mut Prng) -> Self {
         if !rng.chance(CHANCE) {
@@ -50,7 +50,7 @@ impl Late {
                     vec![b'x'; rng.range(1, most) as usize].into()
                 }
             };
-            Piece { after, bytes }
+            LatePiece { after, bytes }
         });
         Self { pieces: pieces.collect(), sent: 0 }
     }

@@ -5,34 +5,34 @@
 //! empty; then all gauges must be zero. The simulation is single-threaded and depends on its seed
 //! alone.
 
-mod ends;
 mod kills;
+mod terminations;
 
 use std::collections::BTreeMap;
 
 use abi::Checksum;
 use base::{Duration, Instant, Prng};
 use wire::Endpoint;
-use wire::frame::{Frame, parse, protocol};
+use wire::frame::{ParsedFrame, parse, protocol};
 
-use crate::Options;
-use crate::checkers::performance::Performance;
-use crate::checkers::progress::Progress;
-use crate::checkers::wire::Wire;
+use crate::RunOptions;
+use crate::attacker;
+use crate::checkers::frames::FrameChecker;
+use crate::checkers::performance::PerformanceChecker;
+use crate::checkers::progress::ProgressChecker;
 use crate::checkers::{alarms, conserve, counters, proxy, storage};
-use crate::disk::{Asker, SimDisk, Work};
-use crate::events::{Arrival, Event, Queue, Side};
+use crate::disk::{DiskClient, SimDisk, SimDiskRequest};
+use crate::events::{NodeHalf, SimEvent, SimEventQueue, SimLinkFrame};
 use crate::faults::Scenario;
-use crate::hostile;
 use crate::machines::{address, client, mac, server};
-use crate::net::Net;
-use crate::node::{App, Around, Node, Turned};
+use crate::net::SimNet;
+use crate::node::{App, NodeTurnResult, SimNode, TurnEnv};
 use crate::numbers;
-use crate::proxied;
-use crate::report::Report;
-use crate::storage::Storage;
+use crate::proxy_scenario;
+use crate::report::RunReport;
+use crate::storage::StorageScenario;
 use crate::tls;
-use crate::trace::What;
+use crate::trace::TraceKind;
 
 /// Node of the server.
 const SERVER: usize = 0;
@@ -48,42 +48,42 @@ const DOWN_MAX_MS: u64 = 1_500;
 const CHECKS_END: Duration = Duration::from_secs(10);
 
 /// State of one run.
-pub(crate) struct World {
+pub(crate) struct SimRun {
     pub(crate) scenario: Scenario,
     pub(crate) now: Instant,
-    queue: Queue,
-    pub(crate) nodes: Vec<Node>,
-    pub(crate) net: Net,
+    queue: SimEventQueue,
+    pub(crate) nodes: Vec<SimNode>,
+    pub(crate) net: SimNet,
     pub(crate) disk: SimDisk,
-    pub(crate) report: Report,
-    pub(crate) wire: Wire,
-    progress: Progress,
-    pub(crate) performance: Performance,
+    pub(crate) report: RunReport,
+    pub(crate) frame_checker: FrameChecker,
+    progress: ProgressChecker,
+    pub(crate) performance: PerformanceChecker,
     /// For the scheduling of threads and for attackers.
     rng: Prng,
     /// A frame that crossed the network, for attackers to copy.
     seen: Vec<u8>,
     /// `quic_tx_sealed` of the server's device at the last NAT rebinding.
-    sealed_before: Option<u64>,
+    quic_encrypted_before: Option<u64>,
     /// A QUIC datagram that crossed the network, for attackers to copy.
     seen_quic: Vec<u8>,
     pub(crate) events: u64,
     /// Pairs that the proxy had spliced when the faults ended.
     pub(crate) spliced_before: u64,
     /// Counters of machines that were killed or terminated, summed.
-    pub(crate) past: BTreeMap<&'static str, u64>,
+    pub(crate) stopped_counters: BTreeMap<&'static str, u64>,
 }
 
-impl World {
+impl SimRun {
     /// Builds the initial state of a scenario.
-    pub(crate) fn new(scenario: Scenario, options: &Options) -> Self {
+    pub(crate) fn new(scenario: Scenario, options: &RunOptions) -> Self {
         let mut rng = Prng::new(scenario.seed);
         tls::begin(scenario.seed);
         let clients = scenario.crowd.clients;
         let others = scenario.proxied.as_ref().map_or(0, |proxied| proxied.servers);
         // One port more, for the attacker.
         let macs: Vec<_> = (0..clients + others + 2).map(mac).collect();
-        let net = Net::new(&scenario, &macs, rng.fork());
+        let net = SimNet::new(&scenario, &macs, rng.fork());
         let mut disk =
             SimDisk::new(scenario.disk.clone(), scenario.seed, scenario.files, rng.fork());
         if let Some(bytes) = scenario.file_bytes() {
@@ -97,13 +97,13 @@ impl World {
             nodes.push(client(node, &scenario, &net, &disk, &mut rng));
         }
         if let Some(proxied) = &scenario.proxied {
-            nodes.push(proxied::machine(nodes.len(), &scenario, proxied, &net, &mut rng));
+            nodes.push(proxy_scenario::machine(nodes.len(), &scenario, proxied, &net, &mut rng));
             for node in scenario.servers().filter(|&node| node != SERVER) {
                 nodes.push(server(node, &scenario, &net, &mut rng));
             }
         }
         nodes.iter_mut().for_each(|node| node.odd.late_answers = scenario.late_answers);
-        let mut report = Report::new(options.trace);
+        let mut report = RunReport::new(options.trace);
         if let Some(proxied) = &scenario.proxied {
             report.grace = proxied.idle_timeout + LAST_PROXIED - Duration::from_secs(1);
         }
@@ -114,24 +114,24 @@ impl World {
             // Connections that the device was tearing down are lost in its reset.
             || (scenario.hand_over.tear_down && scenario.resets > 0);
         report.failures_allowed = scenario.may_fail();
-        report.programs_end = scenario.ends.is_some();
+        report.programs_end = scenario.terminates.is_some();
         let mut world = Self {
             now: Instant::ZERO,
-            queue: Queue::default(),
+            queue: SimEventQueue::default(),
             nodes,
             net,
             disk,
             report,
-            wire: Wire::new(&scenario, macs.len()),
-            progress: Progress::default(),
-            performance: Performance::default(),
+            frame_checker: FrameChecker::new(&scenario, macs.len()),
+            progress: ProgressChecker::default(),
+            performance: PerformanceChecker::default(),
             rng,
             seen: Vec::new(),
-            sealed_before: None,
+            quic_encrypted_before: None,
             seen_quic: Vec::new(),
             events: 0,
             spliced_before: 0,
-            past: BTreeMap::new(),
+            stopped_counters: BTreeMap::new(),
             scenario,
         };
         world.plan();
@@ -146,10 +146,10 @@ impl World {
         for _ in 0..self.scenario.lost_contexts {
             let after = r.below(self.scenario.fault_time.as_nanos());
             let at = Instant::ZERO + Duration::from_nanos(after);
-            self.queue.push(at, Event::LoseContext(SERVER));
+            self.queue.push(at, SimEvent::LoseContext(SERVER));
         }
-        if let Some((node, at)) = ends::plan(&self.scenario) {
-            self.queue.push(at, Event::End(node));
+        if let Some((node, at)) = terminations::plan(&self.scenario) {
+            self.queue.push(at, SimEvent::End(node));
         }
     }
 
@@ -164,7 +164,7 @@ impl World {
         let (queue, r) = (&mut self.queue, &mut self.rng);
         let at = |r: &mut Prng| Instant::ZERO + Duration::from_nanos(r.below(end.as_nanos()));
         for _ in 0..self.scenario.disk.changes {
-            queue.push(at(r), Event::Change);
+            queue.push(at(r), SimEvent::Change);
         }
         for reset in 0..self.scenario.resets {
             let node = match proxy {
@@ -174,49 +174,49 @@ impl World {
                 None if everybody => reset % (clients + 1),
                 None => 0,
             };
-            queue.push(at(r), Event::Reset(node as usize));
+            queue.push(at(r), SimEvent::Reset(node as usize));
         }
         for _ in 0..self.scenario.net.partitions {
             let (client, from) = (r.range(1, clients) as usize, at(r));
-            queue.push(from, Event::Partition(client, true));
+            queue.push(from, SimEvent::Partition(client, true));
             let to = from + Duration::from_nanos(r.below(end.as_nanos()));
-            queue.push(to, Event::Partition(client, false));
+            queue.push(to, SimEvent::Partition(client, false));
         }
         let back = self.scenario.proxied.as_ref().map_or(0, |p| p.back.faults.partitions);
         for _ in 0..back {
             let pick = r.below(self.scenario.servers().count() as u64) as usize;
             let server = self.scenario.servers().nth(pick).unwrap_or(SERVER);
             let from = at(r);
-            queue.push(from, Event::Partition(server, true));
+            queue.push(from, SimEvent::Partition(server, true));
             let to = from + Duration::from_nanos(r.below(end.as_nanos()));
-            queue.push(to, Event::Partition(server, false));
+            queue.push(to, SimEvent::Partition(server, false));
         }
         for _ in 0..self.scenario.quic.as_ref().map_or(0, |quic| quic.rebindings) {
             let client = r.range(1, clients) as usize;
-            queue.push(at(r), Event::Rebind(client));
+            queue.push(at(r), SimEvent::Rebind(client));
         }
         for _ in 0..self.scenario.crowd.vanish {
             let client = r.range(1, clients) as usize;
-            queue.push(at(r), Event::Vanish(client));
+            queue.push(at(r), SimEvent::Vanish(client));
         }
         if self.scenario.proxied.as_ref().is_some_and(|proxied| proxied.server_stops) {
             let last = self.scenario.servers().last().unwrap_or(SERVER);
-            queue.push(at(r), Event::Vanish(last));
+            queue.push(at(r), SimEvent::Vanish(last));
         }
         if self.scenario.hostile.interval.is_some() {
-            queue.push(at(r), Event::Attack);
+            queue.push(at(r), SimEvent::Attack);
         }
-        for (kills, nodes) in self.scenario.storage.iter().flat_map(Storage::kills) {
+        for (kills, nodes) in self.scenario.storage.iter().flat_map(StorageScenario::kills) {
             for _ in 0..kills {
                 let (node, from) = (r.range(nodes.0, nodes.1) as usize, at(r));
-                queue.push(from, Event::Kill(node, r.chance(0.5)));
+                queue.push(from, SimEvent::Kill(node, r.chance(0.5)));
                 let down = Duration::from_millis(r.range(1, DOWN_MAX_MS));
-                queue.push(from + down, Event::Start(node));
+                queue.push(from + down, SimEvent::Start(node));
             }
         }
-        queue.push(Instant::ZERO + end, Event::Heal);
+        queue.push(Instant::ZERO + end, SimEvent::Heal);
         for node in 0..self.nodes.len() {
-            self.wake(node, Side::Host, Instant::ZERO);
+            self.wake(node, NodeHalf::Host, Instant::ZERO);
         }
     }
 
@@ -235,81 +235,81 @@ impl World {
         self.check_end();
     }
 
-    fn handle(&mut self, event: Event) {
+    fn handle(&mut self, event: SimEvent) {
         match event {
-            Event::Frame(to, frame) => self.arrive(to, frame),
-            Event::Turn(node, side) => {
+            SimEvent::Frame(to, frame) => self.arrive(to, frame),
+            SimEvent::Turn(node, side) => {
                 if self.nodes[node].turns[side as usize] == self.now {
                     self.nodes[node].turns[side as usize] = Instant::FAR_FUTURE;
                     self.turn(node, side);
                 }
             }
-            Event::Disk(by, life, work) => {
+            SimEvent::Disk(by, life, work) => {
                 if self.nodes[by.0].life == life {
                     self.disk_done(by, work);
                 }
             }
-            Event::Change => {
+            SimEvent::Change => {
                 let (file, how, size) = self.disk.change();
-                self.note(SERVER, What::Change, [file as u64, how, size, 0, 0]);
+                self.note(SERVER, TraceKind::Change, [file as u64, how, size, 0, 0]);
             }
-            Event::Reset(node) => {
-                self.note(node, What::Fault, [1, node as u64, 1, 0, 0]);
+            SimEvent::Reset(node) => {
+                self.note(node, TraceKind::Fault, [1, node as u64, 1, 0, 0]);
                 if !self.nodes[node].stopped {
                     self.nodes[node].reset_device();
-                    self.wake_soon(node, Side::Device);
+                    self.wake_soon(node, NodeHalf::Device);
                 }
             }
-            Event::LoseContext(node) => {
-                self.note(node, What::Fault, [6, node as u64, 1, 0, 0]);
+            SimEvent::LoseContext(node) => {
+                self.note(node, TraceKind::Fault, [6, node as u64, 1, 0, 0]);
                 if !self.nodes[node].stopped {
                     self.nodes[node].lose_context();
-                    self.wake_soon(node, Side::Device);
+                    self.wake_soon(node, NodeHalf::Device);
                 }
             }
-            Event::Partition(node, cut) => {
-                self.note(node, What::Fault, [2, node as u64, cut.into(), 0, 0]);
+            SimEvent::Partition(node, cut) => {
+                self.note(node, TraceKind::Fault, [2, node as u64, cut.into(), 0, 0]);
                 if !self.nodes[node].stopped {
                     self.net.cut(node, cut);
                 }
             }
-            Event::Rebind(node) => {
-                self.note(node, What::Fault, [5, node as u64, 1, 0, 0]);
-                self.sealed_before = Some(self.nodes[SERVER].counter("quic_tx_sealed"));
+            SimEvent::Rebind(node) => {
+                self.note(node, TraceKind::Fault, [5, node as u64, 1, 0, 0]);
+                self.quic_encrypted_before = Some(self.nodes[SERVER].counter("quic_tx_sealed"));
                 self.net.rebind(node, self.scenario.quic.as_ref().is_some_and(|q| q.forgets));
             }
-            Event::Vanish(node) => {
-                self.note(node, What::Fault, [3, node as u64, 1, 0, 0]);
+            SimEvent::Vanish(node) => {
+                self.note(node, TraceKind::Fault, [3, node as u64, 1, 0, 0]);
                 self.nodes[node].stopped = true;
                 self.disk.crash(node, &mut self.rng);
                 self.net.cut(node, true);
             }
-            Event::Kill(node, power) => self.kill(node, power),
-            Event::Start(node) => self.start(node),
-            Event::End(node) => self.end_host(node),
-            Event::EndLimit(node) => self.check_end_limit(node),
-            Event::Attack => self.attack(),
-            Event::Heal => self.heal(),
-            Event::StopChecks => self.stop_checks(),
+            SimEvent::Kill(node, power) => self.kill(node, power),
+            SimEvent::Start(node) => self.start(node),
+            SimEvent::End(node) => self.end_host(node),
+            SimEvent::EndLimit(node) => self.check_end_limit(node),
+            SimEvent::Attack => self.attack(),
+            SimEvent::Heal => self.heal(),
+            SimEvent::StopChecks => self.stop_checks(),
         }
     }
 
     /// Reports a violation of a performance bound.
-    fn bounded(&mut self, node: usize, result: Result<(), String>) {
+    fn report_performance(&mut self, node: usize, result: Result<(), String>) {
         if let Err(what) = result {
             self.report.fail(self.now, "performance", format!("n{node}: {what}"));
         }
     }
 
-    fn note(&mut self, node: usize, what: What, fields: [u64; 5]) {
+    fn note(&mut self, node: usize, what: TraceKind, fields: [u64; 5]) {
         self.report.trace.note(self.now, node, what, fields);
     }
 
     fn heal(&mut self) {
-        self.note(SERVER, What::Fault, [4, 0, 0, 0, 0]);
+        self.note(SERVER, TraceKind::Fault, [4, 0, 0, 0, 0]);
         self.report.healed_at = Some(self.now);
         let bounded = self.performance.healed(&self.scenario, &self.nodes, &self.net);
-        self.bounded(SERVER, bounded);
+        self.report_performance(SERVER, bounded);
         self.net.heal();
         self.disk.heal();
         let mut at = self.now + LAST_SESSION;
@@ -317,7 +317,7 @@ impl World {
             at = self.now + proxied.idle_timeout + LAST_PROXIED;
             self.net.cut(SERVER, false);
             self.spliced_before = self.nodes[proxy].counter("proxy_spliced");
-            self.queue.push(at, Event::StopChecks);
+            self.queue.push(at, SimEvent::StopChecks);
         }
         for node in 1..self.nodes.len() {
             let local = self.nodes[node].local(at);
@@ -336,7 +336,7 @@ impl World {
             {
                 client.add_last(&self.disk.files(), local);
             }
-            self.wake_soon(node, Side::Host);
+            self.wake_soon(node, NodeHalf::Host);
         }
     }
 
@@ -347,40 +347,40 @@ impl World {
         else {
             return;
         };
-        let busy = |node: &Node| match &node.app {
+        let busy = |node: &SimNode| match &node.app {
             App::Client(client) => !node.stopped && !client.is_done(),
             _ => false,
         };
         if self.nodes.iter().any(busy) {
-            return self.queue.push(self.now + CHECKS_END, Event::StopChecks);
+            return self.queue.push(self.now + CHECKS_END, SimEvent::StopChecks);
         }
         let table = proxied.table(&self.scenario, false);
         self.nodes[proxy].apply(self.now, table);
-        self.wake_soon(proxy, Side::Host);
+        self.wake_soon(proxy, NodeHalf::Host);
     }
 
-    fn arrive(&mut self, to: usize, frame: Arrival) {
+    fn arrive(&mut self, to: usize, frame: SimLinkFrame) {
         if to >= self.nodes.len() || self.nodes[to].stopped {
             return;
         }
         let tcp = crate::trace::hash_bytes(0, &frame.bytes[..frame.bytes.len().min(100)]);
         let fields = [0, tcp, 0, frame.bytes.len() as u64, frame.from as u64];
-        self.note(to, What::Arrive, fields);
+        self.note(to, TraceKind::Arrive, fields);
         let paths = (&self.scenario, &self.net);
         let node = (to, &self.nodes[to]);
         let bounded = self.performance.arrived(self.now, node, paths, &frame.bytes);
-        self.bounded(to, bounded);
+        self.report_performance(to, bounded);
         self.nodes[to].receive(frame);
-        self.wake_soon(to, Side::Device);
+        self.wake_soon(to, NodeHalf::Device);
     }
 
-    fn disk_done(&mut self, by: Asker, work: Work) {
+    fn disk_done(&mut self, by: DiskClient, work: SimDiskRequest) {
         let (index, side) = by;
         let (kind, offset) = match &work {
-            Work::Open { .. } => (0, 0),
-            Work::Read { offset, .. } => (1, *offset),
-            Work::Write { offset, .. } => (2, *offset),
-            Work::Flush { .. } => (3, 0),
+            SimDiskRequest::Open { .. } => (0, 0),
+            SimDiskRequest::Read { offset, .. } => (1, *offset),
+            SimDiskRequest::Write { offset, .. } => (2, *offset),
+            SimDiskRequest::Flush { .. } => (3, 0),
         };
         let completion = self.disk.complete(by, work);
         let (bytes, fault) = match &completion {
@@ -392,17 +392,17 @@ impl World {
             | abi::disk::DiskCompletion::Flushed { result, .. }
             | abi::disk::DiskCompletion::Zeroed { result, .. } => (0, u64::from(result.is_err())),
         };
-        self.note(index, What::Disk, [side as u64, kind, offset, bytes, fault]);
+        self.note(index, TraceKind::Disk, [side as u64, kind, offset, bytes, fault]);
         let node = &mut self.nodes[index];
         if node.stopped {
-            return self.disk.forget(index);
+            return self.disk.close_all_of(index);
         }
         node.complete(side, completion);
         self.wake_soon(index, side);
     }
 
     /// Wakes a sleeping thread: usually within microseconds, sometimes much later.
-    fn wake_soon(&mut self, node: usize, side: Side) {
+    fn wake_soon(&mut self, node: usize, side: NodeHalf) {
         let mut after = Duration::from_nanos(300 + self.rng.below(1_200));
         if self.report.healed_at.is_none() && self.rng.chance(self.scenario.rings.late) {
             after += Duration::from_nanos(self.rng.below(self.scenario.rings.late_max.as_nanos()));
@@ -411,31 +411,31 @@ impl World {
     }
 
     /// Schedules a turn of half of a node, unless it has an earlier one.
-    fn wake(&mut self, node: usize, side: Side, at: Instant) {
+    fn wake(&mut self, node: usize, side: NodeHalf, at: Instant) {
         let turn = &mut self.nodes[node].turns[side as usize];
         if at < *turn {
             *turn = at;
-            self.queue.push(at, Event::Turn(node, side));
+            self.queue.push(at, SimEvent::Turn(node, side));
         }
     }
 
     /// Draws how many frames a port accepts in a turn, apart from what its rate allows.
-    fn port_room(&mut self, side: Side) -> usize {
+    fn port_room(&mut self, side: NodeHalf) -> usize {
         let full = self.scenario.links.full;
-        if side == Side::Host || full == 0.0 || self.report.healed_at.is_some() {
+        if side == NodeHalf::Host || full == 0.0 || self.report.healed_at.is_some() {
             return usize::MAX;
         }
         if self.rng.chance(full) { self.rng.below(4) as usize } else { usize::MAX }
     }
 
-    fn turn(&mut self, index: usize, side: Side) {
+    fn turn(&mut self, index: usize, side: NodeHalf) {
         if self.nodes[index].stopped {
             return;
         }
         let disk_room = self.disk.room((index, side));
         let port_room = self.port_room(side);
         let node = &mut self.nodes[index];
-        let mut around = Around {
+        let mut around = TurnEnv {
             now: self.now,
             node: index,
             port_ready: self.net.ready_at(self.now, index),
@@ -450,37 +450,37 @@ impl World {
             port_refused: false,
         };
         let turn = match side {
-            Side::Device => node.device_turn(&mut around),
-            Side::Host => node.host_turn(&mut around),
+            NodeHalf::Device => node.device_turn(&mut around),
+            NodeHalf::Host => node.host_turn(&mut around),
         };
         self.net.counters.net_port_full += u64::from(around.port_refused);
         let (requests, frames, spliced) = (around.requests, around.frames, around.spliced);
-        around.unspliced.iter().for_each(|id| self.wire.splice_closed(index, *id));
+        around.unspliced.iter().for_each(|id| self.frame_checker.splice_closed(index, *id));
         self.note_turn(index, side, &turn, frames.len());
         for splice in &spliced {
-            self.note(index, What::Splice, [splice.id.0, 0, 0, 0, 0]);
-            self.wire.spliced(splice);
+            self.note(index, TraceKind::Splice, [splice.id.0, 0, 0, 0, 0]);
+            self.frame_checker.spliced(splice);
         }
         let paths = (&self.scenario, &self.net);
         let node = &self.nodes[index];
         let bounded = match side {
-            Side::Device => self.performance.device_worked(node, &self.scenario),
-            Side::Host => self.performance.host_worked((index, node), paths),
+            NodeHalf::Device => self.performance.device_worked(node, &self.scenario),
+            NodeHalf::Host => self.performance.host_worked((index, node), paths),
         };
-        self.bounded(index, bounded);
+        self.report_performance(index, bounded);
         let worked = turn.taken != [0; 3] || !frames.is_empty() || !requests.is_empty();
         self.progress.turn(self.now, index, side, worked, turn.next, &mut self.report);
         for request in requests {
             if let Some((after, work)) = self.disk.submit((index, side), request) {
                 let life = self.nodes[index].life;
-                self.queue.push(self.now + after, Event::Disk((index, side), life, work));
+                self.queue.push(self.now + after, SimEvent::Disk((index, side), life, work));
             }
         }
         for frame in &frames {
             self.transmit(index, frame);
         }
         if turn.ring {
-            let other = if side == Side::Device { Side::Host } else { Side::Device };
+            let other = if side == NodeHalf::Device { NodeHalf::Host } else { NodeHalf::Device };
             self.wake_soon(index, other);
         }
         if let Some(at) = turn.next {
@@ -489,27 +489,27 @@ impl World {
         self.finish_end(index);
     }
 
-    fn note_turn(&mut self, node: usize, side: Side, turn: &Turned, frames: usize) {
+    fn note_turn(&mut self, node: usize, side: NodeHalf, turn: &NodeTurnResult, frames: usize) {
         let [a, b, c] = turn.taken;
         match side {
-            Side::Device => self.note(node, What::DeviceTurn, [a, b, c, frames as u64, 0]),
-            Side::Host => {
+            NodeHalf::Device => self.note(node, TraceKind::DeviceTurn, [a, b, c, frames as u64, 0]),
+            NodeHalf::Host => {
                 let next = turn.next.map_or(0, |at| at.since(self.now).as_micros());
-                self.note(node, What::HostTurn, [a, b, c, next, 0]);
+                self.note(node, TraceKind::HostTurn, [a, b, c, next, 0]);
             }
         }
     }
 
-    fn transmit(&mut self, node: usize, frame: &abi::port::TxFrame) {
+    fn transmit(&mut self, node: usize, frame: &abi::link::TxFrame) {
         let [flags, seq, ack, sum] = {
             let known = &self.disk.catalogue;
-            self.wire.sent(self.now, node, frame, known, &mut self.report)
+            self.frame_checker.sent(self.now, node, frame, known, &mut self.report)
         };
         let fields = [flags, seq, ack, frame.len() as u64, sum];
-        self.note(node, What::Send, fields);
+        self.note(node, TraceKind::Send, fields);
         let from = (node, &self.nodes[node]);
         let bounded = self.performance.sent(self.now, from, &self.scenario, frame);
-        self.bounded(node, bounded);
+        self.report_performance(node, bounded);
         if self.scenario.hostile.interval.is_some() {
             self.seen.resize(frame.len(), 0);
             frame.copy_to(&mut self.seen);
@@ -525,22 +525,22 @@ impl World {
 
     fn note_fates(&mut self) {
         for (fate, from, len) in std::mem::take(&mut self.net.fates) {
-            self.note(from, What::Fate, [fate as u64, from as u64, len, 0, 0]);
+            self.note(from, TraceKind::Fate, [fate as u64, from as u64, len, 0, 0]);
         }
     }
 
     /// Returns the number of QUIC packets that the server's device encrypted since the last NAT
     /// rebinding.
-    pub(crate) fn sealed_after_rebinding(&self) -> u64 {
+    pub(crate) fn encrypted_after_rebinding(&self) -> u64 {
         let now = self.nodes[SERVER].counter("quic_tx_sealed");
-        self.sealed_before.map_or(0, |before| now.saturating_sub(before))
+        self.quic_encrypted_before.map_or(0, |before| now.saturating_sub(before))
     }
 
     /// Returns the number of bytes that devices encrypted or decrypted in records with large
     /// numbers.
     pub(crate) fn tls_bytes_near_limits(&self) -> u64 {
         let names = ["tx_tls_encrypted_bytes", "rx_tls_decrypted_bytes"];
-        let of = |node: &Node| names.iter().map(|name| node.counter(name)).sum::<u64>();
+        let of = |node: &SimNode| names.iter().map(|name| node.counter(name)).sum::<u64>();
         let large = numbers::has_large_records(&self.scenario);
         self.nodes.iter().filter(|_| large).map(of).sum()
     }
@@ -575,8 +575,9 @@ impl World {
             _ => (None, v4_server),
         };
         let from = self.nodes.len();
-        let numbers = victim_end.and_then(|(_, client)| self.wire.expected((client, server)));
-        let target = hostile::Target {
+        let numbers =
+            victim_end.and_then(|(_, client)| self.frame_checker.expected((client, server)));
+        let target = attacker::AttackTarget {
             source_mac: mac(from),
             server_mac,
             server,
@@ -587,16 +588,17 @@ impl World {
             seen: &self.seen,
         };
         let quic = self.scenario.quic.is_some() && self.rng.chance(0.7);
-        let quic = quic.then(|| hostile::quic(&mut self.rng, &self.seen_quic, mac(from))).flatten();
+        let quic =
+            quic.then(|| attacker::quic(&mut self.rng, &self.seen_quic, mac(from))).flatten();
         self.net.counters.net_hostile_quic += u64::from(quic.is_some());
         let kinds = self.scenario.hostile.kinds;
-        let bytes = quic.unwrap_or_else(|| hostile::frame(&mut self.rng, kinds, &target));
+        let bytes = quic.unwrap_or_else(|| attacker::frame(&mut self.rng, kinds, &target));
         self.net.counters.net_hostile += 1;
-        let frame = Arrival { from, bytes, checksum: Checksum::Unchecked, segment_size: 0 };
+        let frame = SimLinkFrame { from, bytes, checksum: Checksum::Unchecked, segment_size: 0 };
         self.net.carry(self.now, frame, &mut self.queue);
         self.note_fates();
         let after = Duration::from_nanos(self.rng.range(1, interval.as_nanos() * 2));
-        self.queue.push(self.now + after, Event::Attack);
+        self.queue.push(self.now + after, SimEvent::Attack);
     }
 
     /// Checks, when no events are left, that everything has completed.
@@ -628,16 +630,16 @@ impl World {
             let what = format!("{open} files are open on the disk; {bad} wrong handles");
             self.report.fail(now, "counters", what);
         }
-        conserve::check(now, &self.wire, &mut self.report);
+        conserve::check(now, &self.frame_checker, &mut self.report);
     }
 
     fn check_proxy(&mut self) {
         let Some(proxied) = &self.scenario.proxied else { return };
-        let asks = |node: &Node| matches!(node.app, App::Client(_)) && !node.stopped;
+        let asks = |node: &SimNode| matches!(node.app, App::Client(_)) && !node.stopped;
         let asks_again = self.report.healed_at.is_some() && self.scenario.calm.is_none();
         let asked = asks_again && self.nodes.iter().any(asks);
-        let reset = self.wire.pairs_reset();
-        let known = proxy::Known { before: self.spliced_before, asked, reset };
+        let reset = self.frame_checker.pairs_reset();
+        let known = proxy::ProxyExpectations { before: self.spliced_before, asked, reset };
         let Some(node) = self.scenario.proxy().and_then(|proxy| self.nodes.get(proxy)) else {
             return;
         };
@@ -647,5 +649,5 @@ impl World {
 
 /// Returns whether a frame is a UDP datagram.
 fn is_datagram(frame: &[u8]) -> bool {
-    matches!(parse(frame), Ok(Frame::Ip(ip)) if ip.protocol == protocol::UDP)
+    matches!(parse(frame), Ok(ParsedFrame::Ip(ip)) if ip.protocol == protocol::UDP)
 }

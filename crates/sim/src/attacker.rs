@@ -6,15 +6,15 @@
 use core::net::{IpAddr, Ipv4Addr};
 
 use base::{Prng, SeqNum};
-use wire::emit::{self, Link};
-use wire::frame::{Frame, parse, protocol};
-use wire::segment::{Layout, tcp_packet_of};
-use wire::tcp::{Flags, Segment, Timestamps};
+use wire::emit::{self, EthernetAddrs};
+use wire::frame::{ParsedFrame, parse, protocol};
+use wire::segment::{HeaderLayout, tcp_packet_from_peer};
+use wire::tcp::{TcpFlags, TcpHeader, TcpTimestamps};
 use wire::{ETHERNET_BYTES, Endpoint, Tuple, UDP_BYTES};
 
 /// Knowledge of the attacker.
 #[derive(Debug)]
-pub(crate) struct Target<'a> {
+pub(crate) struct AttackTarget<'a> {
     /// The attacker's MAC address.
     pub(crate) source_mac: [u8; 6],
     pub(crate) server_mac: [u8; 6],
@@ -31,7 +31,7 @@ pub(crate) struct Target<'a> {
 }
 
 /// Returns a frame of one of the kinds whose bits are set in `kinds`.
-pub(crate) fn frame(rng: &mut Prng, kinds: u8, target: &Target<'_>) -> Vec<u8> {
+pub(crate) fn frame(rng: &mut Prng, kinds: u8, target: &AttackTarget<'_>) -> Vec<u8> {
     for _ in 0..16 {
         let kind = rng.below(4);
         if kinds >> kind & 1 == 1 {
@@ -47,7 +47,7 @@ pub(crate) fn frame(rng: &mut Prng, kinds: u8, target: &Target<'_>) -> Vec<u8> {
 }
 
 /// Random bytes after an EtherType that the stack accepts.
-fn noise(rng: &mut Prng, target: &Target<'_>) -> Vec<u8> {
+fn noise(rng: &mut Prng, target: &AttackTarget<'_>) -> Vec<u8> {
     let len = 14 + rng.below(200) as usize;
     let mut bytes: Vec<u8> = (0..len).map(|_| (rng.next_u64() & 0xff) as u8).collect();
     bytes[..6].copy_from_slice(&target.server_mac);
@@ -69,20 +69,20 @@ fn noise(rng: &mut Prng, target: &Target<'_>) -> Vec<u8> {
 }
 
 /// A SYN from an unused address.
-fn flood(rng: &mut Prng, target: &Target<'_>) -> Vec<u8> {
+fn flood(rng: &mut Prng, target: &AttackTarget<'_>) -> Vec<u8> {
     // An unused address on the link, so that the server must resolve its neighbor.
     let addr = Ipv4Addr::new(10, 0, 200, (rng.below(250) + 1) as u8);
     let source = Endpoint { addr: addr.into(), port: rng.range(1, 65_535) as u16 };
-    let mut segment = Segment {
+    let mut segment = TcpHeader {
         seq: SeqNum(rng.next_u32()),
-        flags: Flags::SYN,
+        flags: TcpFlags::SYN,
         window: 65_535,
-        ..Segment::default()
+        ..TcpHeader::default()
     };
     segment.options.mss = Some(rng.below(3_000) as u16);
     segment.options.sack_permitted = rng.chance(0.5);
     if rng.chance(0.5) {
-        segment.options.timestamps = Some(Timestamps { value: rng.next_u32(), echo: 0 });
+        segment.options.timestamps = Some(TcpTimestamps { value: rng.next_u32(), echo: 0 });
         segment.options.window_scale = Some(rng.below(20) as u8);
     }
     tcp(target, target.server_mac, source, target.v4_server, segment, 0)
@@ -93,27 +93,27 @@ const NEAR: u32 = 1 << 21;
 
 /// A segment with guessed numbers on another node's connection, to either endpoint. It carries data
 /// only if the expected numbers are known: with a window of 1 MiB one guess in 4096 would hit.
-fn forged(rng: &mut Prng, target: &Target<'_>) -> Vec<u8> {
+fn forged(rng: &mut Prng, target: &AttackTarget<'_>) -> Vec<u8> {
     let Some((victim_mac, victim)) = target.victim else { return flood(rng, target) };
     let flags = [
-        Flags::RST,
-        Flags::RST.with(Flags::ACK),
-        Flags::SYN,
-        Flags::SYN.with(Flags::ACK),
-        Flags::ACK,
-        Flags::FIN.with(Flags::ACK),
-        Flags::NONE,
+        TcpFlags::RST,
+        TcpFlags::RST.with(TcpFlags::ACK),
+        TcpFlags::SYN,
+        TcpFlags::SYN.with(TcpFlags::ACK),
+        TcpFlags::ACK,
+        TcpFlags::FIN.with(TcpFlags::ACK),
+        TcpFlags::NONE,
     ];
-    let mut segment = Segment {
+    let mut segment = TcpHeader {
         seq: SeqNum(rng.next_u32()),
         ack: SeqNum(rng.next_u32()),
         flags: flags[rng.below(flags.len() as u64) as usize],
         window: rng.below(65_536) as u16,
-        ..Segment::default()
+        ..TcpHeader::default()
     };
     if rng.chance(0.3) {
         let (value, echo) = (rng.next_u32(), rng.next_u32());
-        segment.options.timestamps = Some(Timestamps { value, echo });
+        segment.options.timestamps = Some(TcpTimestamps { value, echo });
     }
     let to_server = rng.chance(0.5);
     let data = target.numbers.map_or(0, |numbers| {
@@ -129,7 +129,7 @@ fn forged(rng: &mut Prng, target: &Target<'_>) -> Vec<u8> {
 }
 
 /// A copy of a recorded frame, truncated or with a flipped bit, so that its checksum fails.
-fn damaged(rng: &mut Prng, target: &Target<'_>) -> Vec<u8> {
+fn damaged(rng: &mut Prng, target: &AttackTarget<'_>) -> Vec<u8> {
     let mut bytes = target.seen.to_vec();
     if bytes.len() < 40 || bytes.get(12..14) == Some(&[0x08, 0x06]) {
         return noise(rng, target);
@@ -151,7 +151,7 @@ fn damaged(rng: &mut Prng, target: &Target<'_>) -> Vec<u8> {
 /// datagram with a payload.
 pub(crate) fn quic(rng: &mut Prng, seen: &[u8], source_mac: [u8; 6]) -> Option<Vec<u8>> {
     let mut bytes = seen.to_vec();
-    let Ok(Frame::Ip(ip)) = parse(&bytes) else { return None };
+    let Ok(ParsedFrame::Ip(ip)) = parse(&bytes) else { return None };
     let at = ip.l4 + UDP_BYTES;
     let len = ip.end.checked_sub(at).filter(|&len| len > 0 && ip.protocol == protocol::UDP)?;
     bytes.truncate(ip.end);
@@ -180,20 +180,20 @@ pub(crate) fn quic(rng: &mut Prng, seen: &[u8], source_mac: [u8; 6]) -> Option<V
         // 9.3.2).
         _ => bytes[ip.l4 + 1] ^= 1,
     }
-    let layout = Layout { l3: ip.l3, l4: ip.l4, protocol: protocol::UDP };
+    let layout = HeaderLayout { l3: ip.l3, l4: ip.l4, protocol: protocol::UDP };
     layout.complete(&mut bytes, rng.next_u32() as u16);
     Some(bytes)
 }
 
 fn tcp(
-    target: &Target<'_>,
+    target: &AttackTarget<'_>,
     to_mac: [u8; 6],
     source: Endpoint,
     destination: Endpoint,
-    segment: Segment,
+    segment: TcpHeader,
     data: usize,
 ) -> Vec<u8> {
-    let link = Link { source: target.source_mac, destination: to_mac };
+    let link = EthernetAddrs { source: target.source_mac, destination: to_mac };
     let tuple = Tuple { local: destination, remote: source };
-    tcp_packet_of(&tuple, &link, &segment, &vec![b'x'; data])
+    tcp_packet_from_peer(&tuple, &link, &segment, &vec![b'x'; data])
 }

@@ -15,34 +15,36 @@ use base::SeqNum;
 
 /// A transmit context of the device, which encrypts.
 #[derive(Clone, Copy, Debug)]
-enum Seals {
+enum TransmitContext {
     Tls(L5oId),
     Quic(QuicId),
 }
 
 /// An answer to `L5oResyncRxReq`: context, sequence number and record number.
-type Answer = (L5oId, SeqNum, Option<u64>);
+type LateResyncAnswer = (L5oId, SeqNum, Option<u64>);
 
 /// The operation filter of a node.
 #[derive(Debug, Default)]
-pub(crate) struct OddHost {
+pub(crate) struct MisbehavingHost {
     /// Resynchronization requests are answered one turn late, twice.
     pub(crate) late_answers: bool,
-    answers: Vec<Answer>,
+    answers: Vec<LateResyncAnswer>,
     /// The transmit context most recently created.
-    seals: Option<Seals>,
+    last_tx_context: Option<TransmitContext>,
     /// The next batch of QUIC packets is submitted twice.
-    repeats: bool,
+    repeat_next: bool,
 }
 
-impl OddHost {
+impl MisbehavingHost {
     /// Destroys the transmit context most recently created without the host's knowledge. For QUIC,
     /// the first call instead repeats the next packets, and the next call destroys the context.
     pub(crate) fn lose_context(&mut self, ring: &mut VecDeque<Op>) {
-        match self.seals.take() {
-            Some(Seals::Tls(context)) => ring.push_back(Op::L5oDestroy { context }),
-            Some(Seals::Quic(quic)) if self.repeats => ring.push_back(Op::QuicRemove { quic }),
-            Some(Seals::Quic(_)) => self.repeats = true,
+        match self.last_tx_context.take() {
+            Some(TransmitContext::Tls(context)) => ring.push_back(Op::L5oDestroy { context }),
+            Some(TransmitContext::Quic(quic)) if self.repeat_next => {
+                ring.push_back(Op::QuicRemove { quic })
+            }
+            Some(TransmitContext::Quic(_)) => self.repeat_next = true,
             None => {}
         }
     }
@@ -61,17 +63,17 @@ impl OddHost {
     /// Puts an operation into the ring, or delays or repeats it.
     pub(crate) fn pass(&mut self, op: Op, ring: &mut VecDeque<Op>) {
         match &op {
-            Op::L5oCreate(made) if matches!(made.direction, l5o::Direction::Transmit) => {
-                self.seals = Some(Seals::Tls(made.context));
+            Op::L5oCreate(made) if matches!(made.direction, l5o::L5oDirection::Transmit) => {
+                self.last_tx_context = Some(TransmitContext::Tls(made.context));
             }
-            Op::QuicAdd(made) if matches!(made.direction, quic::Direction::Transmit) => {
-                self.seals = Some(Seals::Quic(made.quic));
+            Op::QuicAdd(made) if matches!(made.direction, quic::QuicDirection::Transmit) => {
+                self.last_tx_context = Some(TransmitContext::Quic(made.quic));
             }
             &Op::L5oResyncRxResp { context, tcpsn, number } if self.late_answers => {
                 return self.answers.push((context, tcpsn, number));
             }
-            Op::Transmit(transmit) if self.repeats && transmit.protect.is_some() => {
-                self.repeats = false;
+            Op::Transmit(transmit) if self.repeat_next && transmit.quic.is_some() => {
+                self.repeat_next = false;
                 let again = copy(transmit);
                 ring.push_back(op);
                 return ring.push_back(Op::Transmit(again));
@@ -92,6 +94,6 @@ fn copy(transmit: &Transmit) -> Transmit {
         timestamp: transmit.timestamp,
         echo: None,
         retransmission: true,
-        protect: transmit.protect.clone(),
+        quic: transmit.quic.clone(),
     }
 }
