@@ -48,6 +48,8 @@ lint:
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- \
 		$(if $(findstring rustc $(LINT_RUST).,$(shell rustc --version)),-D warnings)
+	RUSTDOCFLAGS="$(if $(findstring rustc $(LINT_RUST).,$(shell rustc --version)),-D warnings)" \
+		cargo doc --quiet --workspace --no-deps --document-private-items
 
 # The house rules and the architecture: see xtask/src/main.rs.
 checks:

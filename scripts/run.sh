@@ -10,7 +10,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 outboard=${CARGO_TARGET_DIR:-target}/release/outboard
-serve=(serve examples/site --wire tap:ob0
+serve=(serve examples/site --link tap:ob0
     --addr 10.77.0.2/24 --peer 10.77.0.1/24
     --addr fd77::2/64 --peer fd77::1/64)
 CMD=${CMD:-}

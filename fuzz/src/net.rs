@@ -36,7 +36,7 @@ fn machine(number: u8, offload: bool) -> TestMachine<MemDisk> {
 
 /// An application under test.
 pub(crate) trait FuzzSubject: Application {
-    /// True if the peer may send its next piece.
+    /// Returns whether the peer may send its next piece.
     fn is_ready(&self) -> bool {
         true
     }

@@ -1,5 +1,5 @@
-//! Fuzzes a [`NvmeTransport`] of either role with PDUs from any peer: the results are the same with a
-//! device that parses PDUs, verifies digests and places data, and without one.
+//! Fuzzes a [`NvmeTransport`] of either role with PDUs from any peer: the results are the same with
+//! a device that parses PDUs, verifies digests and places data, and without one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -27,7 +27,7 @@ impl Counters {
     /// whose names are joined by dots.
     ///
     /// # Errors
-    /// Describes what is wrong with the text.
+    /// Describes the fault of the text.
     pub fn parse(json: &str) -> Result<Self, String> {
         let value: serde_json::Value =
             serde_json::from_str(json).map_err(|e| format!("not JSON: {e}: {json}"))?;

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use crate::{Counters, Netns, PEER, TestServer, outboard};
 
 /// Network options of an initiator; the kernel forwards between it and the target
-/// ([`Netns::forward`]).
+/// ([`Netns::enable_ipv4_forwarding`]).
 const INITIATOR: [&str; 8] = [
-    "--wire",
+    "--link",
     "tap:ob1",
     "--addr",
     "10.78.0.2/24",

@@ -1,7 +1,7 @@
 //! The program under test, as a child process in a namespace of its own.
 //!
-//! [`TestServer::start`] waits for the line that reports readiness. Dropping the server ends it as a
-//! user would (SIGTERM), and asserts exit code 0.
+//! [`TestServer::start`] waits for the line that reports readiness. Dropping the server ends it as
+//! a user would (SIGTERM), and asserts exit code 0.
 
 use crate::{Counters, Netns, tool};
 use std::ffi::OsString;
@@ -21,7 +21,7 @@ pub const PEER: &str = "10.77.0.1";
 
 const ADDR_CIDR: &str = "10.77.0.2/24";
 const PEER_CIDR: &str = "10.77.0.1/24";
-const WIRE: &str = "tap:ob0";
+const LINK: &str = "tap:ob0";
 
 /// Time limit that no working program reaches; prevents that a broken one blocks forever.
 const WATCHDOG: Duration = Duration::from_secs(60);
@@ -379,7 +379,7 @@ fn serve_args(folder: &Path, control: &Path) -> Vec<OsString> {
 
 fn common_args(control: &Path) -> Vec<OsString> {
     let options =
-        ["--wire", WIRE, "--addr", ADDR_CIDR, "--peer", PEER_CIDR, "--seed", "1", "--control"];
+        ["--link", LINK, "--addr", ADDR_CIDR, "--peer", PEER_CIDR, "--seed", "1", "--control"];
     let mut args = Vec::from(options.map(OsString::from));
     args.push(control.into());
     args

@@ -70,7 +70,7 @@ fn server_clients_are_reset_at_exit() {
             let options = ["--threads", threads, "--offload", offload, "--drain", "1"];
             let (seen, said) = observe_shutdown(TestServer::start(files.path(), &options));
             assert_eq!(seen, [CLIENTS, 0, 0], "{threads} {offload}: {said}");
-            assert!(said.contains("connections are reset"), "{said}");
+            assert!(said.contains("outboard: resetting "), "{said}");
         }
     }
 }
@@ -116,7 +116,7 @@ fn target_hosts_are_notified_at_exit() {
             assert_eq!((reset + closed, silent), (HOSTS, 0), "{threads} {drain}: {said}");
             let log = std::fs::read_to_string(&log).expect("a log");
             let count = |what: &str| log.lines().filter(|line| line.contains(what)).count();
-            let lines = (count(" connected host="), count("the target ends"));
+            let lines = (count(" connected host="), count("the target is stopping"));
             assert_eq!(lines, (HOSTS, HOSTS), "{threads} {drain}: {log}");
         }
     }

@@ -87,7 +87,7 @@ fn connection_of_a_killed_client_is_removed() {
     assert!(connections[0].is_object(), "{connections:?}");
     download.kill_client();
     // The kernel resets a connection whose owner ended with unread bytes. Each request of the list
-    // starts a process, which gives the reset time to arrive.
+    // starts a process, which leaves the reset time to arrive.
     let gone = (0..1000).any(|_| server.connections().is_empty());
     assert!(gone, "{:?}", server.connections());
 }

@@ -72,10 +72,10 @@ const FAULTS: [(&[&str], &[&str]); 5] = [
     (&["--dup", "0.02"], &["fault_tx_duplicated", "fault_rx_duplicated"]),
     (&["--corrupt", "0.01"], &["fault_tx_corrupted", "fault_rx_corrupted"]),
 ];
-/// Whether the link of the target has faults, and that of the initiator.
+/// For the link of the target and that of the initiator: true if it has faults.
 const BAD_WIRES: [[bool; 2]; 5] =
     [[true, false], [false, true], [true, true], [false, true], [true, false]];
-/// Whether the device of the target has offloads, and that of the initiator.
+/// For the device of the target and that of the initiator: true if it has offloads.
 const OFFLOADS: [[bool; 2]; 5] =
     [[true, true], [true, false], [false, true], [false, false], [true, true]];
 
@@ -307,7 +307,7 @@ fn errors_are_one_line_and_an_exit_code() {
         command.args([
             "nvme",
             "target",
-            "--wire",
+            "--link",
             "tap:ob5",
             "--addr",
             "10.80.0.2/24",
@@ -317,9 +317,9 @@ fn errors_are_one_line_and_an_exit_code() {
     }
     // Another target serves the disk already.
     let mut command = outboard(lab.server.netns());
-    command.args(["nvme", "target", "--wire", "tap:ob5", "--addr", "10.80.0.2/24", "--namespace"]);
+    command.args(["nvme", "target", "--link", "tap:ob5", "--addr", "10.80.0.2/24", "--namespace"]);
     command.arg(lab.path("disk")).arg("--control").arg(lab.path("second"));
-    fails(&mut command, 69, "it is served already");
+    fails(&mut command, 69, "already in use by a target");
     let none = "10.77.0.2:81";
     for verb in ["list", "discover"] {
         let control = lab.path("initiator");
@@ -382,21 +382,21 @@ fn nbd_reports_loss_and_reconnection() {
     let mut waits = server.command("nbdinfo");
     waits.args(["--size", &uri]).stdout(Stdio::piped()).stderr(Stdio::piped());
     let waits = waits.spawn().expect("it runs");
-    let refused = "outboard: NBD clients cannot be accepted: Too many open files";
+    let refused = "outboard: cannot accept NBD clients: Too many open files";
     let said = line(&mut stderr);
     assert!(said.starts_with(refused), "{said}");
     limit("1024");
     assert_eq!(expect_success(&wait_with_time_limit(waits)).trim(), DISK.to_string());
     assert!(size().status.success());
     server.stop();
-    let lost = "outboard: the controller is lost: ";
+    let lost = "outboard: controller lost: ";
     let said = line(&mut stderr);
-    assert!(said.starts_with(lost) && said.ends_with("; connecting again\n"), "{said}");
+    assert!(said.starts_with(lost) && said.ends_with("; reconnecting\n"), "{said}");
     let server = target();
-    assert_eq!(line(&mut stderr), "outboard: connected again\n");
+    assert_eq!(line(&mut stderr), "outboard: reconnected\n");
     run_for_output(server.command("nbdinfo").args(["--size", &uri]));
     server.stop();
-    assert!(line(&mut stderr).ends_with("; connecting again\n"));
+    assert!(line(&mut stderr).ends_with("; reconnecting\n"));
     // Only one more line, however often it has tried.
     let said = line(&mut stderr);
     assert!(said.starts_with(lost) && !said.contains(';'), "{said}");
@@ -417,7 +417,7 @@ fn fio_ends_with_its_target() {
     let output = wait_with_time_limit(fio);
     assert_eq!(output.status.code(), Some(69), "{output:?}");
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.starts_with("outboard: the controller is lost: "), "{said}");
+    assert!(said.starts_with("outboard: controller lost: "), "{said}");
     assert_eq!(said.lines().count(), 1, "{said}");
 }
 

@@ -142,9 +142,9 @@ fn certificates() {
         );
         let discovery = lab.run("discover", &["--tls", "--tls-ca", &cert, "--tls-name", "x.org"]);
         assert_eq!(discovery.status.code(), Some(69), "{}", output_text(&discovery));
-        lab.expect_refused(&["--tls", "--tls-ca", &key], 66, "no certificate in it");
-        lab.expect_refused(&["--tls-psk", KEY, "--hostnqn", HOST], 69, "the same key of this");
-        lab.expect_refused(&[], 69, "the peer speaks TLS only; see --tls");
+        lab.expect_refused(&["--tls", "--tls-ca", &key], 66, "no certificate found");
+        lab.expect_refused(&["--tls-psk", KEY, "--hostnqn", HOST], 69, "the same key for this");
+        lab.expect_refused(&[], 69, "the peer requires TLS; see --tls");
         let counters = lab.server.stat();
         assert_eq!(counters.get("nvmet_tls_plain"), 1);
         counters.expect_nonzero(&["nvmet_tls_handshakes_failed"]);
@@ -226,7 +226,7 @@ fn peers_without_the_key_are_refused() {
     let other = with(&["--tls-psk", KEY, "--tls-psk-derivation", "libnvme"]);
     lab.expect_refused(&other, 69, "it does not know the key");
     lab.expect_refused(&["--hostnqn", OTHER, "--tls-psk", KEY], 69, "it does not know the key");
-    lab.expect_refused(&with(&[]), 69, "the peer speaks TLS only; see --tls");
+    lab.expect_refused(&with(&[]), 69, "the peer requires TLS; see --tls");
     lab.expect_refused(
         &with(&["--tls", "--insecure"]),
         69,
@@ -268,7 +268,7 @@ fn key_file_is_reloaded() {
     lab.read_and_verify(&two, "200");
     let ended = lab.server.stop();
     assert!(ended.status.success(), "{ended:?}");
-    let wrong = format!("{path}, line 1: what comes first is no name of a host; the old keys stay");
+    let wrong = format!("{path}, line 1: invalid host NQN; keeping the old keys");
     assert!(ended.stderr.contains(&wrong), "{}", ended.stderr);
     assert!(!ended.stderr.contains(&KEY[16..40]), "{}", ended.stderr);
 }

@@ -100,7 +100,7 @@ fn backends_on_a_separate_link() {
     run(&mut netns.command("sysctl"), &["-qw", "net.ipv4.conf.all.arp_ignore=1"]);
     let _nginx = ThirdPartyServer::nginx(&netns, scratch.path(), files.path(), &PORTS[..1], "");
     let backend = format!("10.78.0.1:{}", PORTS[0]);
-    let options = ["--listen", ":80", "--backend", &backend, "--backend-wire", "tap:ob1"];
+    let options = ["--listen", ":80", "--backend", &backend, "--backend-link", "tap:ob1"];
     let lab = ProxyFixture {
         server: TestServer::proxy(netns, &options),
         backends: Vec::new(),
@@ -154,7 +154,7 @@ fn many_connections() {
 /// As many connections as in the paper (section 6.1.2).
 #[test]
 fn eight_thousand_connections() {
-    // Long timeouts, because slow handshakes on this machine are not what is tested.
+    // Long timeouts, because slow handshakes on this machine are not under test.
     let patient = ["--idle-timeout", "600", "--connect-timeout", "60", "--header-timeout", "60"];
     let lab = ProxyFixture::start(&patient);
     let before = lab.server.stat();
@@ -454,8 +454,8 @@ fn drain_waits_for_connections() {
             let ended = lab.server.wait();
             assert!(ended.status.success(), "{}", ended.status);
             assert!(
-                ended.stderr.contains("1 connections are reset")
-                    || ended.stderr.contains("2 connections are reset"),
+                ended.stderr.contains("resetting 1 connections")
+                    || ended.stderr.contains("resetting 2 connections"),
                 "{}",
                 ended.stderr
             );
@@ -468,7 +468,7 @@ fn drain_waits_for_connections() {
         assert!(status.success() && received == interop::pattern(64 << 20), "{status}");
         let ended = lab.server.wait();
         assert!(ended.status.success(), "{}", ended.status);
-        assert!(ended.stderr.contains("waiting for"), "{}", ended.stderr);
+        assert!(ended.stderr.contains("draining "), "{}", ended.stderr);
     }
 }
 

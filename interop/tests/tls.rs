@@ -191,7 +191,7 @@ fn certificates_by_name_and_reload() {
     assert_eq!(get(&server, "two.example", &pairs[1].0), "hello\n");
     let ended = server.stop();
     assert!(
-        ended.status.success() && ended.stderr.contains("the old certificates stay"),
+        ended.status.success() && ended.stderr.contains("keeping the old certificates"),
         "{ended:?}"
     );
 }
@@ -219,8 +219,8 @@ fn invalid_certificates_are_reported() {
     let folder = files.path().to_string_lossy().into_owned();
     let empty = keys.write("empty.pem", "").to_string_lossy().into_owned();
     let cases = [
-        (vec!["--tls-cert", &one, "--tls-key", &two_key], 66, "does not go with"),
-        (vec!["--tls-cert", &empty, "--tls-key", &one_key], 66, "no certificate in it"),
+        (vec!["--tls-cert", &one, "--tls-key", &two_key], 66, "does not match certificate"),
+        (vec!["--tls-cert", &empty, "--tls-key", &one_key], 66, "no certificate found"),
         (vec!["--tls-cert", &one, "--tls-key", &empty], 66, "empty.pem: "),
         (
             vec!["--tls-cert", &one, "--tls-cert", &one, "--tls-key", &one_key],

@@ -31,28 +31,32 @@ const fn all_but(krate: &'static str, names: &'static [&'static str], why: &'sta
 }
 
 const RULES: &[Rule] = &[
-    only("base", &[], "the vocabulary of all other crates stands on nothing"),
-    only("structures", &[], "data structures, of the papers and for all, know nothing of packets"),
-    only("wire", &["base", "smoltcp"], "formats know nothing of who speaks them"),
+    only("base", &[], "the base of all other crates has no dependencies"),
+    only("structures", &[], "general data structures are independent of packets"),
+    only(
+        "wire",
+        &["base", "smoltcp"],
+        "packet formats are independent of protocol implementations",
+    ),
     only(
         "tcp-rules",
         &["base", "siphasher", "wire"],
-        "rules that host and device share know neither, nor the contract between them",
+        "rules shared by host and device depend on neither, nor on the contract between them",
     ),
     only(
         "abi",
         &["base", "bytes", "loom", "smallvec", "wire", "zeroize"],
-        "the contract says how memory is shared and nothing about either side",
+        "the contract describes shared memory and depends on neither side",
     ),
     only(
         "crypto",
         &["abi", "aes", "aws-lc-rs", "base", "chacha20", "crc-fast", "ctr", "polyval", "zeroize"],
-        "ciphers and digests by libraries, for a device and a host that know none",
+        "library ciphers and digests, injected into device and host",
     ),
     only(
         "nic",
         &["abi", "base", "bytes", "hashbrown", "smallvec", "structures", "tcp-rules", "wire"],
-        "the device sees the contract and never the host, the OS or a crypto library",
+        "the device depends on the contract, and not on the host, an OS or a crypto library",
     ),
     only(
         "host",
@@ -71,60 +75,64 @@ const RULES: &[Rule] = &[
             "wire",
             "zeroize",
         ],
-        "the host sees the contract and never the device or the OS",
+        "the host depends on the contract, and not on the device or an OS",
     ),
     only(
         "node",
         &["abi", "base", "host", "nic"],
-        "the driver joins host and device, and leaves threads, clocks and I/O to its caller",
+        "the driver connects host and device, and leaves threads, clocks and I/O to its caller",
     ),
     only(
         "quic",
         &["abi", "base", "bytes", "host", "quinn-proto", "rustls", "smallvec", "wire", "zeroize"],
-        "QUIC is spoken above the host's sockets and sees the device only through the contract",
+        "QUIC runs above the host's sockets and uses the device only through the contract",
     ),
     all_but(
         "apps",
         &["io", "libc", "nic", "outboard", "sim", "testkit"],
-        "applications are handlers over the host's sockets, so that the simulator runs them too",
+        "applications use only the host's sockets, so that the simulator can run them",
     ),
     all_but(
         "io",
         &["apps", "host", "nic", "outboard", "sim", "testkit"],
-        "packet and disk I/O serve both sides and know neither",
+        "packet and disk I/O serve both sides and depend on neither",
     ),
     all_but(
         "sim",
         &["libc", "outboard"],
-        "a simulation depends on its seed and never on the machine",
+        "a simulation depends on its seed, and not on the machine",
     ),
     only(
         "nvme-psk",
         &["aws-lc-rs", "base64", "crc-fast", "thiserror", "zeroize"],
-        "keys and their derivation, whoever configures or uses them",
+        "keys and their derivation are independent of configuration and use",
     ),
     only(
         "tls-psk",
         &["abi", "libc", "s2n-tls", "thiserror", "wire", "zeroize"],
-        "a handshake passes bytes and keys, whoever runs it",
+        "a handshake is independent of the code that transports its bytes",
     ),
-    all_but("testkit", &["io", "libc", "outboard", "sim"], "tests of hosts and devices need no OS"),
-    only(
-        "cli",
-        &["thiserror"],
-        "failures and exit codes of the programs, and nothing that they do",
+    all_but(
+        "testkit",
+        &["io", "libc", "outboard", "sim"],
+        "tests of hosts and devices must not need an OS",
     ),
+    only("cli", &["thiserror"], "only failures and exit codes shared by the programs"),
     all_but(
         "stack",
         &["apps", "crypto", "outboard", "sim", "testkit"],
-        "threads, links and signals serve any application and know none",
+        "threads, links and signals are independent of applications",
     ),
     all_but(
         "outboard",
         &["hierarchical_hash_wheel_timer", "sim", "splay_tree", "testkit"],
-        "what only measures, simulates or tests is not shipped",
+        "code that only measures, simulates or tests is not shipped",
     ),
-    all_but("lab", &["outboard", "testkit"], "measurements and simulations, not tests"),
+    all_but(
+        "lab",
+        &["outboard", "testkit"],
+        "measurements and simulations do not depend on the product binary or test helpers",
+    ),
 ];
 
 /// Runs the check on the tree.
@@ -144,7 +152,7 @@ pub(crate) fn run() -> Result<CheckReport, String> {
 
 fn check(name: &str, path: &str, dependencies: &[Dependency], report: &mut CheckReport) {
     let Some(rule) = RULES.iter().find(|rule| rule.krate == name) else {
-        report.error(path, 0, "no rule for this crate: add one to xtask/src/deps.rs, with why");
+        report.error(path, 0, "no rule for this crate; add one with a reason to xtask/src/deps.rs");
         return;
     };
     for dependency in dependencies {
@@ -158,7 +166,9 @@ fn check(name: &str, path: &str, dependencies: &[Dependency], report: &mut Check
             report.error(path, dependency.line, message);
         }
         if !dependency.from_workspace {
-            let message = format!("{known}: write `{known}.workspace = true`, one version for all");
+            let message = format!(
+                "{known}: use `{known}.workspace = true`, so that all crates share one version"
+            );
             report.error(path, dependency.line, message);
         }
     }

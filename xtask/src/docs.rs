@@ -1,9 +1,9 @@
-//! Checks that README.md and ARCHITECTURE.md name only existing paths, and that ARCHITECTURE.md
-//! mentions every crate.
+//! Checks that README.md and ARCHITECTURE.md name only existing paths, that a name followed by its
+//! file is defined in that file, and that ARCHITECTURE.md mentions every crate.
 //!
 //! Called by `ci`. Reads text in backticks and link targets outside code blocks. A name counts as a
 //! path if it begins with a folder of the tree or has the extension of a source file. Commands,
-//! types and options are not checked.
+//! options, and names without a file are not checked.
 
 use crate::report::CheckReport;
 use crate::tree;
@@ -27,6 +27,7 @@ pub(crate) fn run() -> Result<CheckReport, String> {
             continue;
         };
         paths += check_paths(document, &text, &files, &mut report);
+        check_definitions(document, &text, &mut report, |path| tree::read(path).ok());
         if document == "ARCHITECTURE.md" {
             check_crates(document, &text, &tree::crates(&files), &mut report);
         }
@@ -46,6 +47,48 @@ fn check_paths(document: &str, text: &str, files: &[String], report: &mut CheckR
         }
     }
     paths.len()
+}
+
+/// Checks each name that is followed by its file, as in "`Device::handle_op`
+/// (`crates/nic/src/device.rs`)": the file has to define the name's last part.
+fn check_definitions(
+    document: &str,
+    text: &str,
+    report: &mut CheckReport,
+    read: impl Fn(&str) -> Option<String>,
+) {
+    let parts: Vec<&str> = text.split('`').collect();
+    for (index, window) in parts.windows(3).enumerate() {
+        let [name, between, path] = window else { continue };
+        if index % 2 == 0 || between.trim() != "(" || !path.ends_with(".rs") {
+            continue;
+        }
+        let last = name.rsplit("::").next().unwrap_or_default();
+        let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
+        // A file that does not exist is reported with the paths.
+        let Some(code) = read(path).filter(|_| name.chars().all(is_name)) else { continue };
+        if !defines(&code, last) {
+            let line = parts[..=index].iter().map(|part| part.matches('\n').count()).sum::<usize>();
+            report.error(document, line + 1, format!("`{path}` does not define `{name}`"));
+        }
+    }
+}
+
+/// Returns whether Rust code defines an item, a field or a variant of this name.
+fn defines(code: &str, name: &str) -> bool {
+    const KEYWORDS: [&str; 8] = ["fn", "struct", "enum", "trait", "type", "const", "static", "mod"];
+    code.lines().map(str::trim).filter(|line| !line.starts_with("//")).any(|line| {
+        let follows = |rest: &str| !rest.starts_with(|c: char| c.is_alphanumeric() || c == '_');
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let is_item = words.windows(2).any(|pair| {
+            KEYWORDS.contains(&pair[0]) && pair[1].strip_prefix(name).is_some_and(follows)
+        });
+        let member = line.strip_prefix("pub ").unwrap_or(line);
+        let is_member = member
+            .strip_prefix(name)
+            .is_some_and(|rest| [":", ",", "(", " {"].iter().any(|end| rest.starts_with(end)));
+        is_item || is_member
+    })
 }
 
 fn check_crates(document: &str, text: &str, crates: &[String], report: &mut CheckReport) {
@@ -142,6 +185,27 @@ mod tests {
         assert_eq!(missing("a\n`crates/none`"), ["README.md:2: `crates/none` does not exist"]);
         assert_eq!(missing("`p.rs`").len(), 1);
         assert_eq!(missing("[x](docs/a.md)").len(), 1);
+    }
+
+    #[test]
+    fn names_are_defined_in_their_files() {
+        let read = |path: &str| {
+            (path == "a.rs").then(|| {
+                "pub(crate) fn run<T>() {}\nstruct Taken {\n    pub limit: u32,\n}\n\
+                 // fn gone() {}\nfn runs() {}\nenum State {\n    Idle,\n}\n"
+                    .to_owned()
+            })
+        };
+        let errors = |text: &str| {
+            let mut report = CheckReport::default();
+            check_definitions("a.md", text, &mut report, read);
+            report.errors.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        for name in ["run", "Host::run", "Taken", "limit", "State::Idle", "State"] {
+            assert_eq!(errors(&format!("`x`: `{name}`\n(`a.rs`)")), [""; 0], "{name}");
+        }
+        assert_eq!(errors("`x`\n`A::gone` (`a.rs`)"), ["a.md:2: `a.rs` does not define `A::gone`"]);
+        assert_eq!(errors("`ru` (`a.rs`), `--limit N` (`a.rs`), `none` (`b.rs`)").len(), 1);
     }
 
     #[test]

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod ci;
+mod comments;
 mod deps;
 mod docs;
 mod imports;
@@ -33,6 +34,8 @@ usage: cargo run -p xtask -- VERB
   ci     all of these in order, one line each
   mutants [--only NAME] [--seeds N] [--json] [--simulate]
          whether the simulator, or a test, finds each of the planted faults
+  comments CRATE COUNT SEED
+         draws comments of a crate at random, to be read against the code
 ";
 
 fn main() -> ExitCode {
@@ -46,6 +49,10 @@ fn main() -> ExitCode {
                 usage()
             })
         }
+        ["comments", args @ ..] => comments::run(args).unwrap_or_else(|message| {
+            eprintln!("{message}");
+            usage()
+        }),
         ["mutants", args @ ..] => mutants::run(args),
         [verb] => match ci::CHECKS.iter().find(|step| step.name == *verb) {
             Some(step) => ci::run_one(step),

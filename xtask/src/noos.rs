@@ -52,7 +52,11 @@ pub(crate) fn run() -> Result<CheckReport, String> {
     let packages = packages(&folder)?;
     for package in &packages {
         if OS_PACKAGES.contains(&package.as_str()) {
-            report.error(CRATE, 0, format!("{package} came in, and with it the OS"));
+            report.error(
+                CRATE,
+                0,
+                format!("depends on {package}, which needs an operating system"),
+            );
         }
     }
     report.summary = format!("{} packages linked", packages.len());

@@ -13,8 +13,8 @@ use crate::teardown::TeardownLimits;
 /// Capabilities that a device announces. The host reads them once, before it opens a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Most payload bytes in one [`crate::Transmit`]; with segmentation (TSO) more than one
-    /// packet's worth.
+    /// Maximum number of payload bytes in one [`crate::Transmit`]; with segmentation (TSO) more
+    /// than one packet's worth.
     pub transmit_bytes_max: u32,
     /// MTU of the link: most bytes of a frame above its Ethernet header.
     pub mtu: u16,
@@ -42,12 +42,12 @@ pub struct FileLimits {
 }
 
 impl FileLimits {
-    /// Most separate file extents in one [`crate::Transmit`]: an extent that begins where the
-    /// previous one ended is not counted. A transmit with more is refused. Bounds the buffers that
-    /// one transmit can need at one time.
+    /// Maximum number of separate file extents in one [`crate::Transmit`]: an extent that begins
+    /// where the previous one ended is not counted. A transmit with more is refused. Bounds the
+    /// buffers that one transmit can need at one time.
     pub const EXTENTS_PER_TRANSMIT_MAX: usize = 8;
-    /// Most file extents in one transmit, contiguous ones included: a batch of datagrams has one
-    /// for each.
+    /// Maximum number of file extents in one transmit, contiguous ones included: a batch of
+    /// datagrams has one for each.
     pub const EXTENTS_TOTAL_MAX: usize = 64;
 }
 

@@ -163,7 +163,8 @@ pub trait Aead: Send + Sync {
         sum: &AuthSum,
     ) -> [u8; TAG_BYTES];
 
-    /// Encrypts a range in place and adds it to `sum`: [`Aead::apply_keystream`], then [`Aead::absorb_ciphertext`].
+    /// Encrypts a range in place and adds it to `sum`: [`Aead::apply_keystream`], then
+    /// [`Aead::absorb_ciphertext`].
     fn seal_range(
         &self,
         nonce: &[u8; NONCE_BYTES],

@@ -95,8 +95,8 @@ pub struct ReceivedFrame {
     pub packet: PacketBuf,
     /// Result of the transport checksum verification.
     pub checksum: Checksum,
-    /// RSS hash of the tuple, or of the connection ID with [`quic::Steering`]. Zero for frames that
-    /// are neither TCP nor UDP, and if there is only one queue.
+    /// RSS hash of the tuple, or of the connection ID with [`crate::quic::QuicSteering`]. Zero for
+    /// frames that are neither TCP nor UDP, and if there is only one queue.
     pub flow_hash: u32,
     /// Payload bytes of each packet that was merged into this frame; zero for a single packet.
     pub segment_size: u16,
@@ -183,7 +183,7 @@ pub struct TransmitDone {
     /// Time from the device's taking of the transmit until its first byte left: the wait for the
     /// disk.
     pub delay: Duration,
-    /// How the transmit ended.
+    /// Result of the transmit.
     pub outcome: TransmitOutcome,
 }
 

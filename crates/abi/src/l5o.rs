@@ -96,8 +96,8 @@ impl fmt::Debug for TlsState {
 
 /// Part of a transmit: a range of a run of consecutive messages, which a context completes.
 ///
-/// The host supplies the content; the device adds headers and trailers and encrypts. One `RecordRange`
-/// covers any number of records, so the host's cost does not grow with their number.
+/// The host supplies the content; the device adds headers and trailers and encrypts. One
+/// `RecordRange` covers any number of records, so the host's cost does not grow with their number.
 ///
 /// The trailer of a message depends on all of its content. If the range begins within a message at
 /// the byte that the context expects next, the device has the state of the preceding content.
@@ -159,9 +159,9 @@ impl L5oContent {
 /// decrypted in place; headers, explicit nonces and tags are unchanged. Decrypted is not verified:
 /// `verified` names the messages of which the device has decrypted every byte exactly once and
 /// whose tag was correct, with this frame as the last. A message that was decrypted but not
-/// verified has to be encrypted again ([`crate::crypto::Aead::apply`] is its own inverse) and then
-/// decrypted and verified by the host, and so has a message of which another frame delivered
-/// encrypted bytes.
+/// verified has to be encrypted again ([`crate::crypto::Aead::apply_keystream`] is its own inverse)
+/// and then decrypted and verified by the host, and so has a message of which another frame
+/// delivered encrypted bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct L5oDecrypted {
     /// The context that decrypted the bytes.
@@ -228,7 +228,7 @@ pub enum ResyncRequest {
     AsyncCancel,
 }
 
-/// How a receive context resynchronizes.
+/// Resynchronization of a receive context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum ResyncMode {
     /// The device scans the stream and asks the host to confirm: Linux's `DRIVER_REQ`, the paper's
@@ -247,7 +247,7 @@ pub enum ResyncMode {
 pub struct L5oLimits {
     /// Contexts at one time, over all queues and both directions.
     pub contexts_max: u32,
-    /// How receive contexts resynchronize.
+    /// Resynchronization of receive contexts.
     pub resync: ResyncMode,
     /// The engine encrypts TLS records.
     pub tls_tx: bool,

@@ -37,9 +37,9 @@ pub struct NvmeTcpState {
     pub tls: Option<TlsCarrier>,
 }
 
-/// Start of a stream that is carried by TLS records: the first content byte of record `first_record`,
-/// whose first byte has the sequence number [`crate::l5o::L5oCreate::tcpsn`]. That sequence number
-/// is also the stream position of the first content byte.
+/// Start of a stream that is carried by TLS records: the first content byte of record
+/// `first_record`, whose first byte has the sequence number [`crate::l5o::L5oCreate::tcpsn`]. That
+/// sequence number is also the stream position of the first content byte.
 ///
 /// The stream continues over records of application data without padding. A receive context that
 /// meets any other record stops permanently.
@@ -107,7 +107,7 @@ pub struct DdpTeardownDone {
     pub id: DdpId,
     /// The memory.
     pub buffer: AlignedBuf,
-    /// Why the device refused the buffer; `None` if it was registered.
+    /// Reason for which the device refused the buffer; `None` if it was registered.
     pub refused: Option<Refusal>,
 }
 
@@ -226,8 +226,8 @@ impl PduDataSource {
 /// Length of a data digest in bytes.
 pub const DIGEST_BYTES: u32 = 4;
 
-/// Most bytes of [`PduRange::prefix`] over all ranges of one transmit; a transmit with more is
-/// refused. For PDUs with more data the host computes the digest.
+/// Maximum number of bytes of [`PduRange::prefix`] over all ranges of one transmit; a transmit with
+/// more is refused. For PDUs with more data the host computes the digest.
 pub const PREFIX_BYTES_MAX: u32 = 1 << 20;
 
 /// Limits of the NVMe/TCP offload (`struct ulp_ddp_limits`).

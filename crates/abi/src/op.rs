@@ -85,7 +85,7 @@ pub enum Op {
         /// The context.
         context: L5oId,
     },
-    /// `l5o_resync_rx_resp`: answers a resync request, or gives an unsolicited hint
+    /// `l5o_resync_rx_resp`: answers a resync request, or sends an unsolicited hint
     /// ([`crate::l5o::ResyncMode::NextHint`]).
     L5oResyncRxResp {
         /// The context.
@@ -153,7 +153,7 @@ pub enum Op {
     CountFlow {
         /// The flow, whether host or device has the connection.
         tuple: Box<Tuple>,
-        /// What to do.
+        /// The request.
         request: CountRequest,
     },
     /// Prepares for the end of the host: resets every connection of this queue that the device has

@@ -129,7 +129,7 @@ impl QuicSteering {
 impl fmt::Debug for QuicSteering {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Leaves out the key.
-        f.debug_struct("Steering").field("port", &self.port).finish_non_exhaustive()
+        f.debug_struct("QuicSteering").field("port", &self.port).finish_non_exhaustive()
     }
 }
 

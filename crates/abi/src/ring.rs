@@ -363,7 +363,7 @@ mod loom_tests {
             waker.prepare_sleep();
             let sleeps = rx.pop().is_none();
             if !sleeps {
-                waker.awake();
+                waker.mark_awake();
             }
             let wakes = producer.join().unwrap();
             assert!(!sleeps || wakes, "the consumer slept on a value that nobody will wake it for");

@@ -28,9 +28,9 @@ pub struct SetupListen {
     pub window_scale: u8,
     /// MSS to offer over IPv4 and over IPv6.
     pub mss: [u16; 2],
-    /// Whether to accept SACK.
+    /// True to accept SACK.
     pub sack: bool,
-    /// Whether to accept ECN (RFC 3168 section 6.1.1).
+    /// True to accept ECN (RFC 3168 section 6.1.1).
     pub ecn: bool,
     /// `TCP_DEFER_ACCEPT`: the connection reaches the host with its first payload; the bare
     /// acknowledgment that completes the handshake is not delivered.
@@ -38,7 +38,7 @@ pub struct SetupListen {
 }
 
 impl SetupListen {
-    /// Most addresses of one listener; one with more is refused.
+    /// Maximum number of addresses of one listener; one with more is refused.
     pub const ADDRS_MAX: usize = 64;
 }
 

@@ -74,11 +74,11 @@ pub struct SpliceClosed {
     pub bytes: [u64; 2],
     /// Packets relayed from each side.
     pub packets: [u64; 2],
-    /// How the splice ended.
+    /// Reason for the end of the splice.
     pub end: SpliceEnd,
 }
 
-/// How a splice ended.
+/// Reason for the end of a splice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpliceEnd {
     /// Both directions were closed and acknowledged.

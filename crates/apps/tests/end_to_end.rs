@@ -4,16 +4,16 @@
 //! Faults and time are the simulator's part; here requests take the whole path once, with the
 //! device reading the files and with the host reading them.
 
-mod world;
+mod machines;
 
 use abi::Refusal;
 use base::{Duration, Instant};
 use bytes::Bytes;
 use host::{Application, Host, Notice, SocketError, SocketId};
+use machines::{CLIENT, SERVER, content, machine};
 use outboard_apps::content::{ContentServer, ContentServerConfig};
 use testkit::TwoMachineNetwork;
 use wire::Endpoint;
-use world::{CLIENT, SERVER, content, machine};
 
 /// A client's connection.
 #[derive(Default)]
@@ -122,23 +122,23 @@ fn get(path: &str, fields: &str) -> String {
 
 /// A sequence of requests: whole files, ranges, pipelining, errors, and an orderly close.
 fn visit(file_offload: Result<(), Refusal>) {
-    let mut world = ContentRig::new(file_offload);
+    let mut bed = ContentRig::new(file_offload);
     let big = content(1_000_000);
-    world.net.server.disk.insert("index.html", b"<p>hello".to_vec(), 1);
-    world.net.server.disk.insert("big.bin", big.clone(), 2);
-    world.net.server.disk.insert("empty", Vec::new(), 3);
-    let socket = world.connect();
+    bed.net.server.disk.insert("index.html", b"<p>hello".to_vec(), 1);
+    bed.net.server.disk.insert("big.bin", big.clone(), 2);
+    bed.net.server.disk.insert("empty", Vec::new(), 3);
+    let socket = bed.connect();
 
-    let (head, body) = world.response(socket, &get("/", ""));
+    let (head, body) = bed.response(socket, &get("/", ""));
     assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
     assert!(head.contains("\r\nContent-Type: text/html; charset=utf-8\r\n"), "{head}");
     assert_eq!(body, b"<p>hello");
-    let (_, body) = world.response(socket, &get("/big.bin", ""));
+    let (_, body) = bed.response(socket, &get("/big.bin", ""));
     assert!(body == big, "a million bytes, each in its place");
-    let (head, body) = world.response(socket, &get("/big.bin", "Range: bytes=999990-\r\n"));
+    let (head, body) = bed.response(socket, &get("/big.bin", "Range: bytes=999990-\r\n"));
     assert!(head.starts_with("HTTP/1.1 206"), "{head}");
     assert_eq!(body, big[999_990..]);
-    let (head, body) = world.response(socket, &get("/big.bin", "Range: bytes=5-9,70000-80000\r\n"));
+    let (head, body) = bed.response(socket, &get("/big.bin", "Range: bytes=5-9,70000-80000\r\n"));
     let boundary = head.split_once("boundary=").expect("a boundary").1.lines().next().expect("");
     let mut expected = Vec::new();
     for (first, last) in [(5, 9), (70_000, 80_000)] {
@@ -151,30 +151,30 @@ fn visit(file_offload: Result<(), Refusal>) {
     }
     expected.extend(format!("\r\n--{boundary}--\r\n").bytes());
     assert!(body == expected, "heads and extents alternate");
-    assert_eq!(world.response(socket, &get("/empty", "")).1, b"");
-    assert!(world.response(socket, &get("/none", "")).0.starts_with("HTTP/1.1 404"));
+    assert_eq!(bed.response(socket, &get("/empty", "")).1, b"");
+    assert!(bed.response(socket, &get("/none", "")).0.starts_with("HTTP/1.1 404"));
     // Three pipelined requests.
-    world.request(socket, &[get("/", ""), get("/big.bin", ""), get("/none", "")].concat());
-    world.run_until(|net| net.client.app.received.ends_with(b"404 Not Found\n"));
-    assert_eq!(world.take_response().expect("the first").1, b"<p>hello");
-    assert!(world.take_response().expect("the second").1 == big);
-    world.take_response().expect("the third");
+    bed.request(socket, &[get("/", ""), get("/big.bin", ""), get("/none", "")].concat());
+    bed.run_until(|net| net.client.app.received.ends_with(b"404 Not Found\n"));
+    assert_eq!(bed.take_response().expect("the first").1, b"<p>hello");
+    assert!(bed.take_response().expect("the second").1 == big);
+    bed.take_response().expect("the third");
 
-    world.request(socket, &get("/", "Connection: close\r\n"));
-    world.run_until(|net| net.client.app.finished);
-    assert!(world.take_response().expect("the last").0.contains("\r\nConnection: close\r\n"));
-    let now = world.net.now;
-    world.net.client.host().close(now, socket);
-    world.run_until(|net| net.server.count("http_connections_open") == 0);
+    bed.request(socket, &get("/", "Connection: close\r\n"));
+    bed.run_until(|net| net.client.app.finished);
+    assert!(bed.take_response().expect("the last").0.contains("\r\nConnection: close\r\n"));
+    let now = bed.net.now;
+    bed.net.client.host().close(now, socket);
+    bed.run_until(|net| net.server.count("http_connections_open") == 0);
     // No transfer was aborted, and every opened file is closed when its last user is gone.
-    world.run_until(|net| net.server.count("http_files_cached") == 0);
-    world.run_until(|net| net.server.disk.closes == net.server.disk.opens);
+    bed.run_until(|net| net.server.count("http_files_cached") == 0);
+    bed.run_until(|net| net.server.disk.closes == net.server.disk.opens);
     for name in ["http_aborted_peer", "http_aborted_file", "http_timeouts_linger", "file_aborts"] {
-        assert_eq!(world.counter(name), 0, "{name}");
+        assert_eq!(bed.counter(name), 0, "{name}");
     }
-    assert_eq!(world.counter("http_requests"), 10);
-    let in_software = world.counter("file_fallback_bytes") > 0;
-    assert_eq!(in_software, file_offload.is_err(), "{:?}", world.net.server.counters());
+    assert_eq!(bed.counter("http_requests"), 10);
+    let in_software = bed.counter("file_fallback_bytes") > 0;
+    assert_eq!(in_software, file_offload.is_err(), "{:?}", bed.net.server.counters());
 }
 
 #[test]
@@ -190,23 +190,23 @@ fn host_reads_the_files() {
 /// A file is rewritten during a transfer: the connection is reset and counted, and the next request
 /// returns the new file.
 fn rewritten(file_offload: Result<(), Refusal>) {
-    let mut world = ContentRig::new(file_offload);
+    let mut bed = ContentRig::new(file_offload);
     // Longer than the read-ahead of device and host, so that the change precedes the last read.
-    world.net.server.disk.insert("big.bin", content(4_000_000), 1);
-    let socket = world.connect();
-    world.request(socket, &get("/big.bin", ""));
-    world.run_until(|net| net.client.app.received.len() > 100_000);
-    world.net.server.disk.insert("big.bin", vec![b'n'; 4_000_000], 2);
-    world.run_until(|net| net.client.app.failed.is_some());
-    assert_eq!(world.net.client.app.failed, Some(SocketError::Reset));
-    let end = world.received().windows(4).position(|w| w == b"\r\n\r\n").expect("a head") + 4;
-    let body = &world.received()[end..];
+    bed.net.server.disk.insert("big.bin", content(4_000_000), 1);
+    let socket = bed.connect();
+    bed.request(socket, &get("/big.bin", ""));
+    bed.run_until(|net| net.client.app.received.len() > 100_000);
+    bed.net.server.disk.insert("big.bin", vec![b'n'; 4_000_000], 2);
+    bed.run_until(|net| net.client.app.failed.is_some());
+    assert_eq!(bed.net.client.app.failed, Some(SocketError::Reset));
+    let end = bed.received().windows(4).position(|w| w == b"\r\n\r\n").expect("a head") + 4;
+    let body = &bed.received()[end..];
     assert!(body.len() < 4_000_000 && body == &content(4_000_000)[..body.len()]);
-    world.run_until(|net| net.server.count("http_connections_open") == 0);
-    assert_eq!(world.counter("http_aborted_file"), 1);
+    bed.run_until(|net| net.server.count("http_connections_open") == 0);
+    assert_eq!(bed.counter("http_aborted_file"), 1);
 
-    let socket = world.connect();
-    let (_, body) = world.response(socket, &get("/big.bin", ""));
+    let socket = bed.connect();
+    let (_, body) = bed.response(socket, &get("/big.bin", ""));
     assert!(body.len() == 4_000_000 && body.iter().all(|&b| b == b'n'));
 }
 

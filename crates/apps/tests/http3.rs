@@ -1,7 +1,7 @@
 //! HTTP/3 of the content server with misbehaving clients, and during a drain, over the real stack
 //! and devices in virtual time.
 
-mod world;
+mod machines;
 
 use core::net::SocketAddr;
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use base::{Duration, Instant};
 use bytes::Bytes;
 use crypto::Provider;
 use host::{Application, Host, Notice};
+use machines::{CLIENT, SERVER, content, machine};
 use outboard_apps::content::{ContentServer, ContentServerConfig};
 use quic::{
     ConnectionError, Dir, QuicEndpoint, QuicEvent, QuicHandle, StreamEvent, StreamId,
@@ -18,7 +19,6 @@ use quic::{
 };
 use rustls::crypto::aws_lc_rs;
 use testkit::{NetworkNode, TwoMachineNetwork};
-use world::{CLIENT, SERVER, content, machine};
 
 // Error codes of RFC 9114 section 8.1.
 const NO_ERROR: u32 = 0x0100;
@@ -98,7 +98,7 @@ impl Http3Rig {
     fn connected(&mut self) -> QuicHandle {
         let handle = self.connect();
         let is_it = |event: &QuicEvent| matches!(event, QuicEvent::Connected(h) if *h == handle);
-        self.run(10, |world| world.events().iter().any(is_it));
+        self.run(10, |bed| bed.events().iter().any(is_it));
         handle
     }
 
@@ -167,54 +167,54 @@ fn is_readable(event: &QuicEvent) -> bool {
 
 #[test]
 fn a_head_that_does_not_come() {
-    let mut world = Http3Rig::new();
-    let handle = world.connected();
-    let whole = world.request(handle, &get("/small"));
-    world.endpoint().finish(handle, whole);
-    world.run(1, |world| world.counter("http3_requests") == 1);
-    let half = world.request(handle, &get("/small")[..5]);
-    world.run(1, |world| world.counter("http3_requests_open") == 1);
-    let begun = world.net.now;
-    world.run(60, |world| world.counter("http3_requests") == 2);
-    assert!(world.net.now >= begun + Duration::from_secs(10), "its time is the header's");
-    assert_eq!(world.counter("http_timeouts_header"), 1);
-    world.run(1, |world| world.events().iter().filter(|e| is_readable(e)).count() >= 2);
-    assert_eq!(world.read(handle, half).1, StreamReadError::Finished, "408");
-    assert!(world.read(handle, whole).0.ends_with(&content(100)));
-    assert_eq!(world.lost(), None, "others go on");
-    assert_eq!(world.counter("http3_requests_open"), 0, "nothing is kept");
+    let mut bed = Http3Rig::new();
+    let handle = bed.connected();
+    let whole = bed.request(handle, &get("/small"));
+    bed.endpoint().finish(handle, whole);
+    bed.run(1, |bed| bed.counter("http3_requests") == 1);
+    let half = bed.request(handle, &get("/small")[..5]);
+    bed.run(1, |bed| bed.counter("http3_requests_open") == 1);
+    let begun = bed.net.now;
+    bed.run(60, |bed| bed.counter("http3_requests") == 2);
+    assert!(bed.net.now >= begun + Duration::from_secs(10), "its time is the header's");
+    assert_eq!(bed.counter("http_timeouts_header"), 1);
+    bed.run(1, |bed| bed.events().iter().filter(|e| is_readable(e)).count() >= 2);
+    assert_eq!(bed.read(handle, half).1, StreamReadError::Finished, "408");
+    assert!(bed.read(handle, whole).0.ends_with(&content(100)));
+    assert_eq!(bed.lost(), None, "others go on");
+    assert_eq!(bed.counter("http3_requests_open"), 0, "nothing is kept");
 }
 
 #[test]
 fn a_client_with_nothing_to_say() {
-    let mut world = Http3Rig::new();
-    world.connected();
-    let begun = world.net.now;
-    world.run(60, |world| world.lost().is_some());
-    assert!(world.net.now >= begun + Duration::from_secs(10));
-    assert_eq!(world.lost(), Some(VarInt::from_u32(NO_ERROR)));
-    assert_eq!(world.counter("http_timeouts_header"), 1);
+    let mut bed = Http3Rig::new();
+    bed.connected();
+    let begun = bed.net.now;
+    bed.run(60, |bed| bed.lost().is_some());
+    assert!(bed.net.now >= begun + Duration::from_secs(10));
+    assert_eq!(bed.lost(), Some(VarInt::from_u32(NO_ERROR)));
+    assert_eq!(bed.counter("http_timeouts_header"), 1);
 
-    let mut world = Http3Rig::new();
-    let handle = world.connected();
-    world.request(handle, &get("/small"));
-    let begun = world.net.now;
-    world.run(200, |world| world.lost().is_some());
-    assert!(world.net.now >= begun + Duration::from_secs(60), "its time is that between requests");
-    assert_eq!(world.counter("http_timeouts_keepalive"), 1);
+    let mut bed = Http3Rig::new();
+    let handle = bed.connected();
+    bed.request(handle, &get("/small"));
+    let begun = bed.net.now;
+    bed.run(200, |bed| bed.lost().is_some());
+    assert!(bed.net.now >= begun + Duration::from_secs(60), "its time is that between requests");
+    assert_eq!(bed.counter("http_timeouts_keepalive"), 1);
 }
 
 #[test]
 fn a_client_that_takes_nothing() {
-    let mut world = Http3Rig::new();
-    let handle = world.connected();
-    world.request(handle, &get("/big"));
-    let begun = world.net.now;
-    world.run(200, |world| world.lost().is_some());
-    assert!(world.net.now >= begun + Duration::from_secs(60));
-    assert_eq!(world.counter("http_timeouts_send"), 1);
+    let mut bed = Http3Rig::new();
+    let handle = bed.connected();
+    bed.request(handle, &get("/big"));
+    let begun = bed.net.now;
+    bed.run(200, |bed| bed.lost().is_some());
+    assert!(bed.net.now >= begun + Duration::from_secs(60));
+    assert_eq!(bed.counter("http_timeouts_send"), 1);
     // The response is incomplete, so the close must not look like success.
-    assert_eq!(world.lost(), Some(VarInt::from_u32(CANCELLED)));
+    assert_eq!(bed.lost(), Some(VarInt::from_u32(CANCELLED)));
 }
 
 /// As [`get`], with additional literal fields.
@@ -235,88 +235,88 @@ fn get_with(path: &str, fields: &[(&str, &str)]) -> Vec<u8> {
 
 #[test]
 fn content_that_disagrees_with_its_length() {
-    let mut world = Http3Rig::new();
-    let handle = world.connected();
+    let mut bed = Http3Rig::new();
+    let handle = bed.connected();
     let request = get_with("/small", &[("content-length", "5")]);
-    let stream = world.request(handle, &request);
-    world.endpoint().write(handle, stream, Bytes::from_static(&[0, 3, 1, 2, 3]));
-    world.endpoint().finish(handle, stream);
-    world.run(5, |world| world.counter("http3_stream_errors") == 1);
-    world.run(5, |world| world.events().iter().any(is_readable));
-    assert_eq!(world.read(handle, stream), (Vec::new(), StreamReadError::Reset(MESSAGE_ERROR)));
+    let stream = bed.request(handle, &request);
+    bed.endpoint().write(handle, stream, Bytes::from_static(&[0, 3, 1, 2, 3]));
+    bed.endpoint().finish(handle, stream);
+    bed.run(5, |bed| bed.counter("http3_stream_errors") == 1);
+    bed.run(5, |bed| bed.events().iter().any(is_readable));
+    assert_eq!(bed.read(handle, stream), (Vec::new(), StreamReadError::Reset(MESSAGE_ERROR)));
     // With the announced length it is an ordinary request.
-    world.net.client.app.events.clear();
-    let stream = world.request(handle, &request);
-    world.endpoint().write(handle, stream, Bytes::from_static(&[0, 5, 1, 2, 3, 4, 5]));
-    world.endpoint().finish(handle, stream);
-    world.run(5, |world| world.events().iter().any(is_readable));
-    assert!(world.read(handle, stream).0.ends_with(&content(100)));
-    assert_eq!((world.counter("http3_requests"), world.lost()), (1, None));
+    bed.net.client.app.events.clear();
+    let stream = bed.request(handle, &request);
+    bed.endpoint().write(handle, stream, Bytes::from_static(&[0, 5, 1, 2, 3, 4, 5]));
+    bed.endpoint().finish(handle, stream);
+    bed.run(5, |bed| bed.events().iter().any(is_readable));
+    assert!(bed.read(handle, stream).0.ends_with(&content(100)));
+    assert_eq!((bed.counter("http3_requests"), bed.lost()), (1, None));
 }
 
 #[test]
 fn the_most_urgent_response_comes_first() {
     // The streams compete for the connection's flow control credit.
-    let mut world = Http3Rig::with_windows([1 << 20, 64 << 10]);
-    let handle = world.connected();
-    let control = world.endpoint().open_stream(handle, Dir::Uni).expect("streams are allowed");
-    world.endpoint().write(handle, control, Bytes::from_static(&[0x00, 0x04, 0]));
-    let later = world.request(handle, &get_with("/big", &[("priority", "u=5")]));
-    let urgent = world.request(handle, &get_with("/big", &[("priority", "u=1")]));
-    world.run(1, |world| world.counter("http3_requests") == 2);
+    let mut bed = Http3Rig::with_windows([1 << 20, 64 << 10]);
+    let handle = bed.connected();
+    let control = bed.endpoint().open_stream(handle, Dir::Uni).expect("streams are allowed");
+    bed.endpoint().write(handle, control, Bytes::from_static(&[0x00, 0x04, 0]));
+    let later = bed.request(handle, &get_with("/big", &[("priority", "u=5")]));
+    let urgent = bed.request(handle, &get_with("/big", &[("priority", "u=1")]));
+    bed.run(1, |bed| bed.counter("http3_requests") == 2);
     let mut got = [0; 2];
-    let mut read = |world: &mut Http3Rig, bytes: usize| {
+    let mut read = |bed: &mut Http3Rig, bytes: usize| {
         while got[0] + got[1] < bytes {
             for (got, stream) in got.iter_mut().zip([later, urgent]) {
-                *got += world.read(handle, stream).0.len();
+                *got += bed.read(handle, stream).0.len();
             }
-            world.net.client.app.events.clear();
-            world.run(10, |world| world.events().iter().any(is_readable));
+            bed.net.client.app.events.clear();
+            bed.run(10, |bed| bed.events().iter().any(is_readable));
         }
         got
     };
-    let before = read(&mut world, 2_000_000);
+    let before = read(&mut bed, 2_000_000);
     assert!(before[1] > 9 * before[0], "{before:?}");
     // PRIORITY_UPDATE makes the first stream the more urgent one.
     let update = [&[0x80, 0x0f, 0x07, 0x00, 4, 0][..], b"u=0"].concat();
-    world.endpoint().write(handle, control, Bytes::from(update));
-    let after = read(&mut world, 4_000_000);
+    bed.endpoint().write(handle, control, Bytes::from(update));
+    let after = read(&mut bed, 4_000_000);
     let [more, less] = [0, 1].map(|i| after[i] - before[i]);
     assert!(more > 2 * less, "{before:?}, {after:?}");
-    assert_eq!(world.lost(), None);
+    assert_eq!(bed.lost(), None);
 }
 
 #[test]
 fn a_server_that_ends() {
-    let mut world = Http3Rig::new();
-    let handle = world.connected();
-    let big = world.request(handle, &get("/big"));
-    world.run(1, |world| world.events().iter().any(is_readable));
-    let (mut got, _) = world.read(handle, big);
-    let TwoMachineNetwork { now, server: NetworkNode { machine, app }, .. } = &mut world.net;
+    let mut bed = Http3Rig::new();
+    let handle = bed.connected();
+    let big = bed.request(handle, &get("/big"));
+    bed.run(1, |bed| bed.events().iter().any(is_readable));
+    let (mut got, _) = bed.read(handle, big);
+    let TwoMachineNetwork { now, server: NetworkNode { machine, app }, .. } = &mut bed.net;
     app.drain(*now, machine.host());
 
     // New connections and new requests are refused.
-    world.connect();
-    let late = world.request(handle, &get("/small"));
+    bed.connect();
+    let late = bed.request(handle, &get("/small"));
     let refused = |event: &QuicEvent| matches!(event, QuicEvent::Lost(h, _) if *h != handle);
-    world.run(10, |world| world.events().iter().any(refused));
-    assert_eq!(world.counter("quic_connections_refused"), 1);
-    assert_eq!(world.read(handle, late).1, StreamReadError::Reset(REJECTED));
+    bed.run(10, |bed| bed.events().iter().any(refused));
+    assert_eq!(bed.counter("quic_connections_refused"), 1);
+    assert_eq!(bed.read(handle, late).1, StreamReadError::Reset(REJECTED));
 
     // The earlier request is completed, then the connection is closed.
     let end = loop {
-        let (more, end) = world.read(handle, big);
+        let (more, end) = bed.read(handle, big);
         got.extend_from_slice(&more);
         if end != StreamReadError::Blocked {
             break end;
         }
-        world.net.client.app.events.clear();
-        world.run(10, |world| world.events().iter().any(is_readable));
+        bed.net.client.app.events.clear();
+        bed.run(10, |bed| bed.events().iter().any(is_readable));
     };
     assert_eq!(end, StreamReadError::Finished);
     assert!(got.ends_with(&content(8_000_000)), "{} bytes, or wrong ones", got.len());
-    world.run(10, |world| world.lost().is_some());
-    assert_eq!(world.lost(), Some(VarInt::from_u32(NO_ERROR)));
-    assert_eq!(world.counter("http_timeouts_send") + world.counter("quic_failed"), 0);
+    bed.run(10, |bed| bed.lost().is_some());
+    assert_eq!(bed.lost(), Some(VarInt::from_u32(NO_ERROR)));
+    assert_eq!(bed.counter("http_timeouts_send") + bed.counter("quic_failed"), 0);
 }

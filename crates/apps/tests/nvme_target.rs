@@ -4,7 +4,7 @@
 //! Commands take the whole path once, with devices that digest, place and read files, and with
 //! hosts that do everything.
 
-mod world;
+mod machines;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,6 +16,7 @@ use bytes::Bytes;
 use crypto::Provider;
 use host::nvme::{NvmeInitiatorParams, NvmeTransport, NvmeTransportEnd, NvmeTransportEvent};
 use host::{Application, Host, Notice, SocketId};
+use machines::{CLIENT, SERVER, content, machine};
 use nic::L5oConfig;
 use outboard_apps::nvme::target::{NamespaceConfig, NvmeTarget, NvmeTargetConfig, SubsystemConfig};
 use testkit::{MemDisk, NetworkNode, TestMachine, TwoMachineNetwork};
@@ -27,7 +28,6 @@ use wire::nvme::fabrics::{
 };
 use wire::nvme::nqn::Nqn;
 use wire::nvme::status::NvmeStatus;
-use world::{CLIENT, SERVER, content, machine};
 
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 1024;
@@ -128,7 +128,7 @@ impl NvmeTargetRig {
             ended: None,
         });
         let index = self.net.client.app.queues.len() - 1;
-        self.run_until(|world| world.queue(index).ready);
+        self.run_until(|bed| bed.queue(index).ready);
         index
     }
 
@@ -143,7 +143,7 @@ impl NvmeTargetRig {
     fn command(&mut self, queue: usize, command: &NvmeCommand, data: &[u8]) -> NvmeCompletion {
         let before = self.queue(queue).completions.len();
         self.send(queue, command, data);
-        self.run_until(|world| world.queue(queue).completions.len() > before);
+        self.run_until(|bed| bed.queue(queue).completions.len() > before);
         self.queue(queue).completions[before]
     }
 
@@ -232,8 +232,8 @@ impl ScriptedQueue {
 /// Concurrent writes and reads of many sizes, with each combination of digests.
 fn everything(offload: bool) {
     for digests in [(false, false), (true, false), (false, true), (true, true)] {
-        let mut world = NvmeTargetRig::new(offload);
-        let queue = world.attach(digests);
+        let mut bed = NvmeTargetRig::new(offload);
+        let queue = bed.attach(digests);
         let mut wanted = content(BLOCKS * BLOCK);
         let sizes = [1, 2, 7, 64, 256, 1, 32];
         let mut at = 0;
@@ -242,19 +242,19 @@ fn everything(offload: bool) {
             let pattern = (0..=252_u8).cycle().map(|other| byte ^ other);
             let data: Vec<u8> = pattern.take(count * BLOCK).collect();
             wanted[at * BLOCK..(at + count) * BLOCK].copy_from_slice(&data);
-            world.write(queue, cid, at, &data);
+            bed.write(queue, cid, at, &data);
             at += count + 3;
         }
-        world.run_until(|world| world.queue(queue).completions.len() == 1 + sizes.len());
-        assert_eq!(world.file(), wanted);
+        bed.run_until(|bed| bed.queue(queue).completions.len() == 1 + sizes.len());
+        assert_eq!(bed.file(), wanted);
         // Some reads extend beyond the written blocks.
         let reads = [(0, 256), (256, 128), (at - 1, 9), (BLOCKS - 1, 1), (3, 1)];
         for (cid, (slba, count)) in (100..).zip(reads) {
-            world.read(queue, cid, slba, count);
+            bed.read(queue, cid, slba, count);
         }
         let all = 1 + sizes.len() + reads.len();
-        world.run_until(|world| world.queue(queue).completions.len() == all);
-        let done = world.queue(queue);
+        bed.run_until(|bed| bed.queue(queue).completions.len() == all);
+        let done = bed.queue(queue);
         assert!(done.completions.iter().all(|one| one.status == NvmeStatus::SUCCESS));
         for (cid, (slba, count)) in (100..).zip(reads) {
             let read = &done.read[&cid].as_slice()[..count * BLOCK];
@@ -262,15 +262,15 @@ fn everything(offload: bool) {
         }
         assert_eq!((done.wrong_digests, done.ended), (0, None));
         let flush = NvmeCommand::new(io::FLUSH, 1, 1);
-        assert_eq!(world.command(queue, &flush, &[]).status, NvmeStatus::SUCCESS);
-        assert_eq!((world.counter("nvmet_reads"), world.counter("nvmet_writes")), (5, 7));
-        assert_eq!(world.counter("nvmet_buffer_bytes"), 0);
-        assert!(world.net.server.app.is_idle());
-        let placed = world.counter("nvme_rx_placed_bytes") > 0;
-        let by_device = world.counter("nvme_tx_digests_device") > 0;
+        assert_eq!(bed.command(queue, &flush, &[]).status, NvmeStatus::SUCCESS);
+        assert_eq!((bed.counter("nvmet_reads"), bed.counter("nvmet_writes")), (5, 7));
+        assert_eq!(bed.counter("nvmet_buffer_bytes"), 0);
+        assert!(bed.net.server.app.is_idle());
+        let placed = bed.counter("nvme_rx_placed_bytes") > 0;
+        let by_device = bed.counter("nvme_tx_digests_device") > 0;
         assert_eq!((placed, by_device), (offload, offload && digests.1), "{digests:?}");
         let opens = if offload { 2 } else { 1 };
-        assert_eq!((world.net.server.disk.opens, world.net.server.disk.closes), (opens, 0));
+        assert_eq!((bed.net.server.disk.opens, bed.net.server.disk.closes), (opens, 0));
     }
 }
 
@@ -286,22 +286,22 @@ fn with_hosts_that_do_all() {
 
 #[test]
 fn disallowed_host_and_aborted_association() {
-    let mut world = NvmeTargetRig::new(true);
-    let stranger = world.open((true, true));
-    let refused = world.connect(stranger, 0, CNTLID_DYNAMIC, "stranger");
+    let mut bed = NvmeTargetRig::new(true);
+    let stranger = bed.open((true, true));
+    let refused = bed.connect(stranger, 0, CNTLID_DYNAMIC, "stranger");
     assert_eq!(refused.status, NvmeStatus::INVALID_HOST.do_not_retry());
-    let queue = world.attach((true, true));
-    assert_eq!(world.counter("nvmet_connections_open"), 3);
+    let queue = bed.attach((true, true));
+    assert_eq!(bed.counter("nvmet_connections_open"), 3);
     // The admin queue's connection is reset during writes: only its association ends.
-    world.write(queue, 1, 0, &[7; 64 * BLOCK]);
-    let (socket, now) = (world.queue(queue - 1).transport.socket(), world.net.now);
-    world.net.client.host().abort(now, socket);
-    world.run_until(|world| world.queue(queue).ended.is_some());
-    world.run_until(|world| world.counter("nvmet_connections_open") == 1);
-    assert_eq!(world.counter("nvmet_controllers_open"), 0);
-    assert_eq!(world.counter("nvmet_buffer_bytes"), 0);
-    let again = world.attach((true, true));
-    world.read(again, 1, 0, 1);
-    world.run_until(|world| world.queue(again).completions.len() == 2);
-    assert!(world.queue(again).read.contains_key(&1));
+    bed.write(queue, 1, 0, &[7; 64 * BLOCK]);
+    let (socket, now) = (bed.queue(queue - 1).transport.socket(), bed.net.now);
+    bed.net.client.host().abort(now, socket);
+    bed.run_until(|bed| bed.queue(queue).ended.is_some());
+    bed.run_until(|bed| bed.counter("nvmet_connections_open") == 1);
+    assert_eq!(bed.counter("nvmet_controllers_open"), 0);
+    assert_eq!(bed.counter("nvmet_buffer_bytes"), 0);
+    let again = bed.attach((true, true));
+    bed.read(again, 1, 0, 1);
+    bed.run_until(|bed| bed.queue(again).completions.len() == 2);
+    assert!(bed.queue(again).read.contains_key(&1));
 }

@@ -2,7 +2,7 @@
 //! and an NVMe/TCP target, which makes it write to a namespace. Each receives notices of its own
 //! operations only.
 
-mod world;
+mod machines;
 
 use core::net::SocketAddr;
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use base::{Duration, Instant};
 use bytes::Bytes;
 use crypto::Provider;
 use host::Host;
+use machines::{CLIENT, SERVER, content, machine};
 use outboard_apps::content::{self, ContentServer};
 use outboard_apps::nvme::initiator::{self, Initiator, NvmeRequest};
 use outboard_apps::nvme::target::{self, NamespaceConfig, NvmeTarget, SubsystemConfig};
@@ -19,7 +20,6 @@ use quic::{Dir, QuicEndpoint, QuicEvent, StreamReadError};
 use testkit::{NetworkNode, TwoMachineNetwork};
 use wire::Endpoint as TcpEndpoint;
 use wire::nvme::nqn::Nqn;
-use world::{CLIENT, SERVER, content, machine};
 
 const BLOCK: usize = 512;
 const NAMESPACE_BYTES: usize = 1 << 20;

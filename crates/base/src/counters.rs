@@ -1,6 +1,6 @@
 //! Counters that belong to the object that counts, and are collected by a visitor.
 //!
-//! [`counters!`](crate::counters) defines a plain struct of `u64` fields. The owner adds to a
+//! [`counters!`](crate::counters!) defines a plain struct of `u64` fields. The owner adds to a
 //! field; `outboard stat`, the metrics, and tests that list every counter they expect to move visit
 //! the fields by name. There is no registry and no global state.
 //!

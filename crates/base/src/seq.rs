@@ -3,8 +3,8 @@
 use core::fmt;
 use core::ops::{Add, AddAssign, Sub};
 
-/// Most bytes that a mark may stay behind: more than any TCP window but one of scale 14, and well
-/// below half of the sequence space.
+/// Maximum number of bytes that a mark may stay behind: more than any TCP window but one of scale
+/// 14, and well below half of the sequence space.
 const MARK_DISTANCE_MAX: i32 = 1 << 29;
 
 /// A TCP sequence number. Ordering is relative: `a.lt(b)` is true if `b` is less than 2^31 ahead of

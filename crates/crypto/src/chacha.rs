@@ -4,8 +4,8 @@
 //! [`crate::poly1305`].
 //!
 //! Each nonce has its own Poly1305 key, which takes a block of ChaCha20 to compute, so the key is
-//! kept in the [`AuthSum`]. Invariant: a sum whose key is all zeros has none yet. (If the real key is
-//! zero, it is computed again each time, with the same result.)
+//! kept in the [`AuthSum`]. Invariant: a sum whose key is all zeros has none yet. (If the real key
+//! is zero, it is computed again each time, with the same result.)
 
 use std::fmt;
 

@@ -19,7 +19,7 @@ pub(crate) fn extend(crc: u32, bytes: &[u8]) -> u32 {
     low32(digest.finalize())
 }
 
-/// Returns the CRC of two texts, the second `len` bytes long, one behind the other.
+/// Returns the CRC of two texts, the second `len` bytes long, one after the other.
 pub(crate) fn combine(first: u32, second: u32, len: u64) -> u32 {
     let both = checksum_combine(CrcAlgorithm::Crc32Iscsi, first.into(), second.into(), len);
     low32(both)

@@ -224,8 +224,8 @@ impl Ghash {
 
 impl Drop for Ghash {
     fn drop(&mut self) {
-        // `WholeTextKey` wipes itself. The wiping feature of `polyval` is off: it would wipe a copy for
-        // each product, byte by byte, which takes longer than the product.
+        // `WholeTextKey` wipes itself. The wiping feature of `polyval` is off: it would wipe a copy
+        // for each product, byte by byte, which takes longer than the product.
         self.powers.zeroize();
         self.mask.zeroize();
     }

@@ -214,7 +214,7 @@ fn other_bytes_give_other_tags() {
     }
 }
 
-/// The last blocks for which AES-GCM has counters, and the bytes behind them.
+/// The last blocks for which AES-GCM has counters, and the bytes after them.
 #[test]
 fn a_text_ends_with_its_counter() {
     const LAST: u64 = (1 << 36) - 32;

@@ -75,7 +75,8 @@ pub enum Notice {
     Spliced(SpliceId),
     /// Two sockets were not spliced and work as before `nsplice`.
     SpliceRefused(SpliceId, Refusal),
-    /// Two spliced connections have ended; [`crate::Host::take_splice`] returns how.
+    /// Two spliced connections have ended; [`crate::Host::take_splice`] returns the
+    /// reason.
     SpliceClosed(SpliceId),
     /// Datagrams are queued on a UDP socket.
     Udp(UdpId),
@@ -102,11 +103,11 @@ pub struct SpliceMeta {
     pub bytes: [u64; 2],
     /// Packets that each peer sent while spliced.
     pub packets: [u64; 2],
-    /// How the splice ended; `None` if a device reset ended both connections.
+    /// Reason for the end of the splice; `None` if a device reset ended both connections.
     pub end: Option<SpliceEnd>,
 }
 
-/// Why two sockets cannot be spliced.
+/// Reason for which two sockets cannot be spliced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SpliceError {
@@ -133,7 +134,7 @@ pub struct Readiness {
     pub error: Option<SocketError>,
 }
 
-/// Why a connection ended.
+/// Reason for the end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum SocketError {
@@ -166,7 +167,7 @@ pub enum SocketError {
     Closed,
 }
 
-/// Why bytes cannot be written.
+/// Reason for which bytes cannot be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SendError {
@@ -177,11 +178,11 @@ pub enum SendError {
     #[error("no such file handle or range")]
     BadExtent,
     /// `send_pdu`: a digest was requested on a connection without [`crate::Host::nvme_tx_context`].
-    #[error("no digests were agreed on")]
+    #[error("no digests were negotiated")]
     NoDigests,
 }
 
-/// Why a port cannot be listened on.
+/// Reason for which a port cannot be listened on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ListenError {
@@ -193,7 +194,7 @@ pub enum ListenError {
     BadAddress,
 }
 
-/// Why a connection cannot be opened.
+/// Reason for which a connection cannot be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
@@ -208,7 +209,7 @@ pub enum ConnectError {
     TableFull,
 }
 
-/// Where to listen.
+/// Addresses and port of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListenConfig {
     /// Local address to listen on; `None` for all of them.
@@ -230,10 +231,10 @@ pub enum SocketOption {
     Cork(bool),
     /// `SO_KEEPALIVE` and its interval; `None` disables it.
     KeepAlive(Option<Duration>),
-    /// `TCP_USER_TIMEOUT`: how long bytes may stay unacknowledged.
+    /// `TCP_USER_TIMEOUT`: time for which bytes may stay unacknowledged.
     UserTimeout(Duration),
-    /// `TCP_TEARDOWN_OFFLOAD`: tear-down offload after the close (AccelTCP section 5.1). Best
-    /// effort: the host tears down the others.
+    /// `TCP_TEARDOWN_OFFLOAD`: tear-down offload after the close (AccelTCP section 5.1). The
+    /// host tears down the connections that the device does not take.
     TeardownOffload(bool),
     /// Let a transmit that the window cuts short wait up to a millisecond for an acknowledgment
     /// that makes it longer, as Linux does. The default is [`TcpConfig::defer`](crate::TcpConfig).
@@ -271,9 +272,9 @@ pub struct TlsInfo {
     pub version: TlsVersion,
     /// AEAD.
     pub suite: Suite,
-    /// Whether the device encrypts, or why not.
+    /// `Ok` if the device encrypts, or the reason for a refusal.
     pub tx_offload: Result<(), Refusal>,
-    /// Whether the device decrypts, or why not.
+    /// `Ok` if the device decrypts, or the reason for a refusal.
     pub rx_offload: Result<(), Refusal>,
     /// Received records that the device decrypted completely, partially, and not at all.
     pub rx_records: [u64; 3],
@@ -282,10 +283,10 @@ pub struct TlsInfo {
 /// NVMe/TCP state of a connection, as shown by `outboard ss`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NvmeInfo {
-    /// Whether the device computes data digests, or why not; `None` if the connection sends no
+    /// `Ok` if the device computes data digests, or its refusal; `None` if the connection sends no
     /// digests.
     pub tx_offload: Option<Result<(), Refusal>>,
-    /// Whether the device places data and verifies digests, or why not.
+    /// `Ok` if the device places data and verifies digests, or the reason for a refusal.
     pub rx_offload: Result<(), Refusal>,
 }
 
@@ -333,7 +334,7 @@ pub struct SocketInfo {
     pub file_bytes_offloaded: u64,
     /// Bytes retransmitted.
     pub retransmitted_bytes: u64,
-    /// Whether the device sends file content, or why not.
+    /// `Ok` if the device sends file content, or the reason for a refusal.
     pub file_offload: Result<(), Refusal>,
     /// TLS state, after the handshake.
     pub tls: Option<TlsInfo>,

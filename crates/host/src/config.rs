@@ -57,7 +57,7 @@ pub struct HostConfig {
     pub addrs: Vec<Cidr>,
     /// Default gateways, at most one of each family.
     pub gateways: Vec<IpAddr>,
-    /// Whether this host answers ARP requests, neighbor solicitations and echo requests. All hosts
+    /// True if this host answers ARP requests, neighbor solicitations and echo requests. All hosts
     /// of a device receive the packets that belong to no flow, so exactly one of them answers.
     pub answers: bool,
     /// Local ports of active opens; Linux's `ip_local_port_range`.
@@ -66,24 +66,26 @@ pub struct HostConfig {
     pub connections_max: usize,
     /// Maximum number of open files.
     pub files_max: usize,
-    /// Whether the device sends files, or why not.
+    /// `Ok` if the device sends files, or the reason for a refusal.
     pub file_offload: Result<(), Refusal>,
-    /// Whether the device encrypts and decrypts TLS records if it can, or why not.
+    /// `Ok` if the device encrypts and decrypts TLS records if it can, or the reason for a refusal.
     pub tls_offload: Result<(), Refusal>,
-    /// Whether NVMe/TCP is offloaded if the device can, or why not.
+    /// `Ok` if NVMe/TCP is offloaded if the device can, or the reason for a refusal.
     pub nvme_tcp_offload: Result<(), Refusal>,
-    /// Whether set-up offload is permitted to listeners that request it, or why not.
+    /// `Ok` if set-up offload is permitted to listeners that request it, or the reason for a
+    /// refusal.
     pub setup_offload: Result<(), Refusal>,
-    /// Whether tear-down offload is permitted to connections that request it, or why not.
+    /// `Ok` if tear-down offload is permitted to connections that request it, or the reason for a
+    /// refusal.
     pub teardown_offload: Result<(), Refusal>,
-    /// Whether connections that the device set up begin with a quasi-TCB instead of a TCB. Disabled
+    /// True if connections that the device set up begin with a quasi-TCB instead of a TCB. Disabled
     /// only to measure its effect.
     pub lazy_tcb: bool,
-    /// Whether `nsplice` is available, or why not.
+    /// `Ok` if `nsplice` is available, or the reason for a refusal.
     pub splice_offload: Result<(), Refusal>,
-    /// Whether the device protects and decrypts QUIC packets, or why not.
+    /// `Ok` if the device protects and decrypts QUIC packets, or the reason for a refusal.
     pub quic_offload: Result<(), Refusal>,
-    /// Whether the device segments UDP transmits into datagrams; otherwise the host does.
+    /// True if the device segments UDP transmits into datagrams; otherwise the host does.
     pub udp_segmentation: bool,
     /// Maximum memory of the datagrams queued on a UDP socket, in bytes. Datagrams beyond it are
     /// dropped.
@@ -146,9 +148,9 @@ pub struct TcpConfig {
     pub rto_max: Duration,
     /// Maximum delay of an acknowledgment.
     pub delayed_ack: Duration,
-    /// How long the tuple of a closed connection stays in TIME-WAIT (RFC 9293 section 3.4.2).
+    /// Time for which the tuple of a closed connection stays in TIME-WAIT (RFC 9293 section 3.4.2).
     pub time_wait: Duration,
-    /// How long bytes may stay unacknowledged before the connection is aborted (RFC 5482).
+    /// Time for which bytes may stay unacknowledged before the connection is aborted (RFC 5482).
     pub user_timeout: Duration,
     /// Retransmissions of a SYN before the connection attempt fails.
     pub syn_retries: u8,

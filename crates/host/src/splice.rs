@@ -13,8 +13,8 @@
 //! connections as if they had just arrived, and the sockets work as before.
 //!
 //! Called by [`crate::Host`]: for segments of sockets in either phase, after work on them, and when
-//! there is nothing else to send. [`SplicePhase`] is the phase as [`Streams`] knows it. Held segments
-//! are bounded; the peer retransmits those beyond the bound.
+//! there is nothing else to send. [`SplicePhase`] is the phase as [`Streams`] knows it. Held
+//! segments are bounded; the peer retransmits those beyond the bound.
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -48,7 +48,7 @@ const RETRY: Duration = Duration::from_millis(10);
 /// Pairs, by phase.
 #[derive(Debug)]
 pub(crate) struct Splices {
-    /// Whether the device splices, or why not.
+    /// `Ok` if the device splices, or the reason for a refusal.
     offload: Result<(), Refusal>,
     /// Number of identifiers assigned so far.
     ids_assigned: u64,
@@ -118,7 +118,7 @@ impl Splices {
         self.offload
     }
 
-    /// Returns when to call [`Self::advance`] even if nothing happens.
+    /// Returns the time at which to call [`Self::advance`] even if nothing happens.
     pub(crate) const fn poll_timeout(&self) -> Option<Instant> {
         self.retry_at
     }
@@ -521,7 +521,7 @@ impl Splices {
         cx.out.notices.push_back(Notice::Spliced(id));
     }
 
-    /// Gives a splice up: the sockets work as before, and the held segments are delivered to them.
+    /// Abandons a splice: the sockets work as before, and the held segments are delivered to them.
     fn refuse_splice(
         &mut self,
         streams: &mut Streams,

@@ -173,7 +173,8 @@ fn window_sent() -> ScriptedTcpPeer {
 #[test]
 fn a_late_segment_makes_rack_wait() {
     let mut t = window_sent();
-    t.send(seg!(ACK ack 2 sack (seq_of_segment(1), seq_of_segment(2)) sack (seq_of_segment(3), seq_of_segment(4))));
+    t.send(seg!(ACK ack 2 sack (seq_of_segment(1), seq_of_segment(2))
+        sack (seq_of_segment(3), seq_of_segment(4))));
     t.at_ms(220);
     t.send(seg!(ACK ack (seq_of_segment(2)) sack (seq_of_segment(3), seq_of_segment(4))));
     t.expect_counters(|t| t.at_ms(244), &[]);

@@ -201,7 +201,7 @@ fn tcp_info_shows_recovery() {
     let info = t.info();
     assert_eq!((info.congestion_state, info.sacked, info.lost), ("Recovery", 3 * 1448, 5 * 1448));
     assert_eq!(info.min_rtt, Duration::from_millis(100));
-    // The original arrives after all, behind seven later segments.
+    // The original arrives after all, after seven later segments.
     let mut t = unpaced(10);
     t.app_write(&[0; 14_480]);
     t.take_all();
@@ -226,7 +226,8 @@ fn tcp_info_shows_the_path() {
     t.at_ms(100);
     t.send(seg!(ACK ack 1 sack (seq_of_segment(1), seq_of_segment(3))));
     assert_eq!(t.info().reordering, 3);
-    t.send(seg!(ACK ack (seq_of_segment(1)) sack (seq_of_segment(1), seq_of_segment(3)) sack (seq_of_segment(8), seq_of_segment(9))));
+    t.send(seg!(ACK ack (seq_of_segment(1)) sack (seq_of_segment(1), seq_of_segment(3))
+        sack (seq_of_segment(8), seq_of_segment(9))));
     t.send(seg!(ACK ack (seq_of_segment(4))));
     assert_eq!(t.info().reordering, 6, "segment 3, behind segment 8");
     assert_eq!(t.info().delivery_rate, 0);

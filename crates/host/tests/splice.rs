@@ -50,7 +50,7 @@ struct SpliceHostFixture {
     /// Operations other than transmits.
     ops: Vec<Op>,
     notices: Vec<Notice>,
-    /// Whether ARP requests are answered.
+    /// True to answer ARP requests.
     answers_arp: bool,
     counters_before: Vec<(&'static str, u64)>,
 }
@@ -92,10 +92,10 @@ impl SpliceHostFixture {
 
     /// Returns a host with two established, idle connections.
     fn pair() -> Self {
-        let mut world = Self::new(Ok(SpliceLimits { pairs_max: 9 }), |_| {});
-        (0..2).for_each(|_| world.connect_peer(true));
-        world.take_counter_changes(&[]);
-        world
+        let mut bed = Self::new(Ok(SpliceLimits { pairs_max: 9 }), |_| {});
+        (0..2).for_each(|_| bed.connect_peer(true));
+        bed.take_counter_changes(&[]);
+        bed
     }
 
     /// Opens a connection from a new peer.
@@ -282,13 +282,13 @@ impl SpliceHostFixture {
 
     /// Returns a host and a pair that its device has spliced.
     fn spliced() -> (Self, SpliceId) {
-        let mut world = Self::pair();
-        let id = world.nsplice().unwrap();
-        world.take_splice_request();
-        world.event(Event::Spliced { id, result: Ok(()) });
-        world.ops.clear();
-        world.notices.clear();
-        (world, id)
+        let mut bed = Self::pair();
+        let id = bed.nsplice().unwrap();
+        bed.take_splice_request();
+        bed.event(Event::Spliced { id, result: Ok(()) });
+        bed.ops.clear();
+        bed.notices.clear();
+        (bed, id)
     }
 
     fn take_notices(&mut self) -> Vec<Notice> {
@@ -318,12 +318,12 @@ fn frames(packets: &[RxFrame]) -> Vec<Vec<u8>> {
 /// TCBs, and removed from the host when the device has accepted them.
 #[test]
 fn quiet_connections_are_handed_over() {
-    let mut world = SpliceHostFixture::pair();
-    let id = world.nsplice().unwrap();
-    let splice = world.take_splice_request();
+    let mut bed = SpliceHostFixture::pair();
+    let id = bed.nsplice().unwrap();
+    let splice = bed.take_splice_request();
     assert_eq!((splice.id, splice.idle_timeout), (id, IDLE));
     for (line, side) in splice.sides.iter().enumerate() {
-        let SplicePeerConn { tuple, iss, ts_recent: recent, .. } = &world.conns[line];
+        let SplicePeerConn { tuple, iss, ts_recent: recent, .. } = &bed.conns[line];
         assert_eq!(side.tuple, *tuple);
         assert_eq!(side.next_hop_mac, [2, 0, 0, 0, 1, 10 + u8::try_from(line).unwrap()]);
         assert_eq!((side.snd_nxt, side.rcv_nxt), (*iss + 1, PEER_ISS + 1));
@@ -333,118 +333,118 @@ fn quiet_connections_are_handed_over() {
         let stamps = SpliceTimestamps { tsval: *recent, ts_recent: CLOCK };
         assert_eq!(side.timestamps, Some(stamps));
     }
-    assert_eq!(world.take_notices(), []);
-    assert_eq!(world.take_counter_changes(&[]), ["splice_asked +1", "splice_draining +1"]);
-    world.event(Event::Spliced { id, result: Ok(()) });
-    let [Op::SpliceStart { id: started, packets }] = &world.ops[..] else { panic!() };
+    assert_eq!(bed.take_notices(), []);
+    assert_eq!(bed.take_counter_changes(&[]), ["splice_asked +1", "splice_draining +1"]);
+    bed.event(Event::Spliced { id, result: Ok(()) });
+    let [Op::SpliceStart { id: started, packets }] = &bed.ops[..] else { panic!() };
     assert_eq!((*started, packets.len()), (id, 0));
-    assert_eq!(world.take_notices(), [Notice::Spliced(id)]);
-    assert_eq!(world.take_counter_changes(&[]), ["splice_handed_over +1", "splice_live +1"]);
-    for socket in world.sockets() {
-        assert_eq!(world.host.readiness(socket).error, Some(SocketError::Closed));
-        assert_eq!(world.host.info(socket), None);
+    assert_eq!(bed.take_notices(), [Notice::Spliced(id)]);
+    assert_eq!(bed.take_counter_changes(&[]), ["splice_handed_over +1", "splice_live +1"]);
+    for socket in bed.sockets() {
+        assert_eq!(bed.host.readiness(socket).error, Some(SocketError::Closed));
+        assert_eq!(bed.host.info(socket), None);
     }
-    assert_eq!((world.host.take_splice(id), world.take_sent()), (None, vec![]));
+    assert_eq!((bed.host.take_splice(id), bed.take_sent()), (None, vec![]));
     // The device reports the end once.
     let (bytes, packets, end) = ([7, 9], [1, 2], SpliceEnd::Reset(1));
-    world.event(Event::SpliceClosed(Box::new(SpliceClosed { id, bytes, packets, end })));
-    assert_eq!(world.take_notices(), [Notice::SpliceClosed(id)]);
-    let meta = world.host.take_splice(id).unwrap();
+    bed.event(Event::SpliceClosed(Box::new(SpliceClosed { id, bytes, packets, end })));
+    assert_eq!(bed.take_notices(), [Notice::SpliceClosed(id)]);
+    let meta = bed.host.take_splice(id).unwrap();
     assert_eq!((meta.id, meta.bytes, meta.packets, meta.end), (id, bytes, packets, Some(end)));
-    assert_eq!(meta.remotes, [world.conns[0].tuple.remote, world.conns[1].tuple.remote]);
-    assert_eq!(world.host.take_splice(id), None);
-    assert_eq!(world.take_counter_changes(&[]), ["splice_ends +1"]);
+    assert_eq!(meta.remotes, [bed.conns[0].tuple.remote, bed.conns[1].tuple.remote]);
+    assert_eq!(bed.host.take_splice(id), None);
+    assert_eq!(bed.take_counter_changes(&[]), ["splice_ends +1"]);
     // A late segment from a peer is answered with a reset.
-    world.send(0, 1, 1, ACK, b"late");
-    assert_eq!(world.take_sent(), [(0, 1, 0, TcpFlags::RST, vec![])]);
+    bed.send(0, 1, 1, ACK, b"late");
+    assert_eq!(bed.take_sent(), [(0, 1, 0, TcpFlags::RST, vec![])]);
 }
 
 /// Unread bytes are relayed in software first. The device is asked after both sides have
 /// acknowledged everything.
 #[test]
 fn unread_bytes_are_relayed_first() {
-    let mut world = SpliceHostFixture::pair();
-    world.send(0, 1, 1, ACK, b"request");
-    world.send(0, 8, 1, ACK, b" more");
-    let socket = world.conns[1].socket;
-    world.host.send(world.now, socket, Bytes::from_static(b"head ")).unwrap();
-    world.host.set_option(world.now, socket, SocketOption::NoDelay(false));
-    world.host.set_option(world.now, socket, SocketOption::Cork(true));
-    world.pump();
-    world.take_sent();
-    world.take_counter_changes(&[]);
-    world.nsplice().unwrap();
-    let text: Vec<u8> = world.take_sent().into_iter().flat_map(|sent| sent.4).collect();
+    let mut bed = SpliceHostFixture::pair();
+    bed.send(0, 1, 1, ACK, b"request");
+    bed.send(0, 8, 1, ACK, b" more");
+    let socket = bed.conns[1].socket;
+    bed.host.send(bed.now, socket, Bytes::from_static(b"head ")).unwrap();
+    bed.host.set_option(bed.now, socket, SocketOption::NoDelay(false));
+    bed.host.set_option(bed.now, socket, SocketOption::Cork(true));
+    bed.pump();
+    bed.take_sent();
+    bed.take_counter_changes(&[]);
+    bed.nsplice().unwrap();
+    let text: Vec<u8> = bed.take_sent().into_iter().flat_map(|sent| sent.4).collect();
     assert_eq!(text, b"head request more", "a cork holds nothing back");
-    assert_eq!(world.ops.len(), 0);
+    assert_eq!(bed.ops.len(), 0);
     assert_eq!(
-        world.take_counter_changes(&[]),
+        bed.take_counter_changes(&[]),
         ["splice_asked +1", "splice_draining +1", "splice_unread_bytes +12"]
     );
-    world.send(1, 1, 18, ACK, b"");
-    let splice = world.take_splice_request();
+    bed.send(1, 1, 18, ACK, b"");
+    let splice = bed.take_splice_request();
     let [a, b] = &splice.sides;
-    assert_eq!((a.snd_nxt, a.rcv_nxt), (world.conns[0].iss + 1, PEER_ISS + 13));
-    assert_eq!((b.snd_nxt, b.rcv_nxt), (world.conns[1].iss + 18, PEER_ISS + 1));
+    assert_eq!((a.snd_nxt, a.rcv_nxt), (bed.conns[0].iss + 1, PEER_ISS + 13));
+    assert_eq!((b.snd_nxt, b.rcv_nxt), (bed.conns[1].iss + 18, PEER_ISS + 1));
 }
 
 /// A delayed acknowledgment is sent before the device is asked.
 #[test]
 fn everything_is_acknowledged_first() {
-    let mut world = SpliceHostFixture::pair();
+    let mut bed = SpliceHostFixture::pair();
     for n in 0..21 {
-        world.send(0, 1 + n, 1, ACK, b"x");
-        let socket = world.conns[0].socket;
-        world.host.consume(socket, 1);
+        bed.send(0, 1 + n, 1, ACK, b"x");
+        let socket = bed.conns[0].socket;
+        bed.host.consume(socket, 1);
     }
-    let sent = world.take_sent();
+    let sent = bed.take_sent();
     assert_eq!(sent.last().map(|sent| sent.2), Some(21), "the last is delayed");
-    world.nsplice().unwrap();
-    assert_eq!(world.take_sent(), [(0, 1, 22, ACK, vec![])]);
-    assert_eq!(world.take_splice_request().sides[0].rcv_nxt, PEER_ISS + 22);
+    bed.nsplice().unwrap();
+    assert_eq!(bed.take_sent(), [(0, 1, 22, ACK, vec![])]);
+    assert_eq!(bed.take_splice_request().sides[0].rcv_nxt, PEER_ISS + 22);
 }
 
 /// Segments that arrive while the pair drains are kept and not acknowledged; their acknowledgment
 /// numbers take effect.
 #[test]
 fn segments_while_draining_are_kept() {
-    let mut world = SpliceHostFixture::pair();
-    for socket in world.sockets() {
+    let mut bed = SpliceHostFixture::pair();
+    for socket in bed.sockets() {
         let often = SocketOption::KeepAlive(Some(Duration::from_secs(5)));
-        world.host.set_option(world.now, socket, often);
+        bed.host.set_option(bed.now, socket, often);
     }
-    world.send(0, 1, 1, ACK, b"request");
-    world.take_sent();
-    let id = world.nsplice().unwrap();
-    assert_eq!(world.take_sent().len(), 1, "the request");
-    world.take_counter_changes(&[]);
-    world.advance_ms(10);
+    bed.send(0, 1, 1, ACK, b"request");
+    bed.take_sent();
+    let id = bed.nsplice().unwrap();
+    assert_eq!(bed.take_sent().len(), 1, "the request");
+    bed.take_counter_changes(&[]);
+    bed.advance_ms(10);
     // Out-of-order segments are kept in order of arrival; a duplicate is dropped.
-    let mut kept = vec![world.send(0, 14, 1, ACK, b"third"), world.send(0, 8, 1, ACK, b"second")];
-    world.send(0, 8, 1, ACK, b"second");
-    assert_eq!((world.take_sent(), world.ops.len()), (vec![], 0));
+    let mut kept = vec![bed.send(0, 14, 1, ACK, b"third"), bed.send(0, 8, 1, ACK, b"second")];
+    bed.send(0, 8, 1, ACK, b"second");
+    assert_eq!((bed.take_sent(), bed.ops.len()), (vec![], 0));
     // The answer and the acknowledgment of the other side share a segment.
-    kept.push(world.send(1, 1, 8, ACK, b"answer"));
-    let splice = world.take_splice_request();
+    kept.push(bed.send(1, 1, 8, ACK, b"answer"));
+    let splice = bed.take_splice_request();
     assert_eq!(splice.sides[0].rcv_nxt, PEER_ISS + 8);
     assert_eq!(splice.sides[1].rcv_nxt, PEER_ISS + 1);
-    assert_eq!(splice.sides[1].snd_nxt, world.conns[1].iss + 8);
+    assert_eq!(splice.sides[1].snd_nxt, bed.conns[1].iss + 8);
     assert_eq!(splice.sides[0].timestamps.unwrap().ts_recent, CLOCK, "not that of what was kept");
     // From here on every segment is kept, because the device may own the connections already.
-    kept.push(world.send(0, 19, 1, ACK, b""));
-    kept.push(world.send(1, 7, 8, FIN, b"last"));
-    assert_eq!(world.take_sent(), []);
-    world.advance_ms(100_000);
-    assert_eq!(world.take_sent(), [], "nor does time pass for them");
-    world.host.set_option(world.now, world.conns[0].socket, SocketOption::NoDelay(true));
-    world.pump();
-    assert_eq!(world.take_sent(), [], "whatever is done to them");
-    world.event(Event::Spliced { id, result: Ok(()) });
-    let Some(Op::SpliceStart { packets, .. }) = world.ops.pop() else { panic!() };
+    kept.push(bed.send(0, 19, 1, ACK, b""));
+    kept.push(bed.send(1, 7, 8, FIN, b"last"));
+    assert_eq!(bed.take_sent(), []);
+    bed.advance_ms(100_000);
+    assert_eq!(bed.take_sent(), [], "nor does time pass for them");
+    bed.host.set_option(bed.now, bed.conns[0].socket, SocketOption::NoDelay(true));
+    bed.pump();
+    assert_eq!(bed.take_sent(), [], "whatever is done to them");
+    bed.event(Event::Spliced { id, result: Ok(()) });
+    let Some(Op::SpliceStart { packets, .. }) = bed.ops.pop() else { panic!() };
     assert_eq!(frames(&packets), kept);
     assert!(packets.iter().all(|frame| frame.checksum == Checksum::Good));
     assert_eq!(
-        world.take_counter_changes(&[]),
+        bed.take_counter_changes(&[]),
         [
             "splice_handed_over +1",
             "splice_kept_dropped +1",
@@ -457,12 +457,12 @@ fn segments_while_draining_are_kept() {
 /// A kept frame whose checksum is not filled in yet reaches the device marked as such.
 #[test]
 fn partial_checksums_stay_marked() {
-    let mut world = SpliceHostFixture::pair();
-    let id = world.nsplice().unwrap();
-    let fresh = world.send(0, 1, 1, ACK, b"");
-    world.receive(&fresh, Checksum::Partial);
-    world.event(Event::Spliced { id, result: Ok(()) });
-    let Some(Op::SpliceStart { packets, .. }) = world.ops.pop() else { panic!() };
+    let mut bed = SpliceHostFixture::pair();
+    let id = bed.nsplice().unwrap();
+    let fresh = bed.send(0, 1, 1, ACK, b"");
+    bed.receive(&fresh, Checksum::Partial);
+    bed.event(Event::Spliced { id, result: Ok(()) });
+    let Some(Op::SpliceStart { packets, .. }) = bed.ops.pop() else { panic!() };
     let marks: Vec<Checksum> = packets.iter().map(|frame| frame.checksum).collect();
     assert_eq!(marks, [Checksum::Good, Checksum::Partial]);
 }
@@ -470,119 +470,119 @@ fn partial_checksums_stay_marked() {
 /// If the device refuses, the connections are ordinary sockets again and receive the kept segments.
 #[test]
 fn a_refusal_loses_nothing() {
-    let mut world = SpliceHostFixture::pair();
-    world.host.set_option(world.now, world.conns[0].socket, SocketOption::Cork(true));
-    let id = world.nsplice().unwrap();
-    world.take_splice_request();
-    world.send(0, 1, 1, ACK, b"one ");
-    world.send(0, 5, 1, FIN, b"two");
-    assert_eq!(world.take_sent(), []);
-    world.take_counter_changes(&[]);
+    let mut bed = SpliceHostFixture::pair();
+    bed.host.set_option(bed.now, bed.conns[0].socket, SocketOption::Cork(true));
+    let id = bed.nsplice().unwrap();
+    bed.take_splice_request();
+    bed.send(0, 1, 1, ACK, b"one ");
+    bed.send(0, 5, 1, FIN, b"two");
+    assert_eq!(bed.take_sent(), []);
+    bed.take_counter_changes(&[]);
     let result = Err(Refusal::TableFull);
-    world.event(Event::Spliced { id, result });
-    let [a, b] = world.sockets();
+    bed.event(Event::Spliced { id, result });
+    let [a, b] = bed.sockets();
     assert_eq!(
-        world.take_notices(),
+        bed.take_notices(),
         [Notice::SpliceRefused(id, Refusal::TableFull), Notice::Socket(a)]
     );
     assert_eq!(
-        world.take_counter_changes(&["events_ignored"]),
+        bed.take_counter_changes(&["events_ignored"]),
         ["splice_refused +1", "splice_refused_by_device +1"]
     );
     let mut got = [0; 100];
-    let len = world.host.read(a, &mut got);
+    let len = bed.host.read(a, &mut got);
     assert_eq!(&got[..len], b"one two");
-    assert!(world.host.readiness(a).peer_closed && world.host.readiness(b).writable);
-    assert_eq!(world.take_sent(), [(0, 1, 9, ACK, vec![])], "acknowledged, with the FIN");
+    assert!(bed.host.readiness(a).peer_closed && bed.host.readiness(b).writable);
+    assert_eq!(bed.take_sent(), [(0, 1, 9, ACK, vec![])], "acknowledged, with the FIN");
     // The socket is corked as before.
-    world.host.send(world.now, a, Bytes::from_static(b"held back")).unwrap();
-    world.pump();
-    assert_eq!(world.take_sent(), []);
+    bed.host.send(bed.now, a, Bytes::from_static(b"held back")).unwrap();
+    bed.pump();
+    assert_eq!(bed.take_sent(), []);
     // A second answer of the device is ignored.
-    world.event(Event::Spliced { id, result });
-    assert_eq!(world.take_counter_changes(&["events_ignored"]), ["events_ignored +1"]);
-    assert_eq!((world.take_notices(), world.ops.len()), (vec![], 0));
+    bed.event(Event::Spliced { id, result });
+    assert_eq!(bed.take_counter_changes(&["events_ignored"]), ["events_ignored +1"]);
+    assert_eq!((bed.take_notices(), bed.ops.len()), (vec![], 0));
 }
 
-/// Data behind a gap is not acknowledged either: once the gap is filled, it is relayed in software.
+/// Data after a gap is not acknowledged either: once the gap is filled, it is relayed in software.
 #[test]
 fn gaps_are_filled_first() {
-    let mut world = SpliceHostFixture::pair();
-    world.send(0, 5, 1, ACK, b"more");
-    world.nsplice().unwrap();
-    world.take_sent();
-    assert_eq!(world.ops.len(), 0);
-    // A FIN behind the gap is dropped: it can be relayed only after the missing data.
-    world.take_counter_changes(&[]);
-    world.send(0, 9, 1, FIN, b"");
-    assert_eq!(world.take_counter_changes(&[]), ["splice_kept_dropped +1"]);
-    world.send(0, 1, 1, ACK, b"some");
-    let sent = world.take_sent();
+    let mut bed = SpliceHostFixture::pair();
+    bed.send(0, 5, 1, ACK, b"more");
+    bed.nsplice().unwrap();
+    bed.take_sent();
+    assert_eq!(bed.ops.len(), 0);
+    // A FIN after the gap is dropped: it can be relayed only after the missing data.
+    bed.take_counter_changes(&[]);
+    bed.send(0, 9, 1, FIN, b"");
+    assert_eq!(bed.take_counter_changes(&[]), ["splice_kept_dropped +1"]);
+    bed.send(0, 1, 1, ACK, b"some");
+    let sent = bed.take_sent();
     assert!(sent.contains(&(0, 1, 9, ACK, vec![])), "{sent:?}");
     let text: Vec<u8> = sent.into_iter().flat_map(|sent| sent.4).collect();
     assert_eq!(text, b"somemore");
-    world.send(1, 1, 9, ACK, b"");
-    assert_eq!(world.take_splice_request().sides[0].rcv_nxt, PEER_ISS + 9);
+    bed.send(1, 1, 9, ACK, b"");
+    assert_eq!(bed.take_splice_request().sides[0].rcv_nxt, PEER_ISS + 9);
 }
 
 /// If one connection ends before the device was asked, the other is an ordinary socket again.
 #[test]
 fn a_closed_connection_ends_the_attempt() {
     for which in 0..2 {
-        let mut world = SpliceHostFixture::pair();
-        world.send(0, 1, 1, ACK, b"request");
-        let id = world.nsplice().unwrap();
+        let mut bed = SpliceHostFixture::pair();
+        bed.send(0, 1, 1, ACK, b"request");
+        let id = bed.nsplice().unwrap();
         let kept = 1 - which;
-        world.take_sent();
-        world.take_notices();
+        bed.take_sent();
+        bed.take_notices();
         let (seq, ack) = if kept == 0 { (8, 1) } else { (1, 1) };
-        world.send(kept, seq, ack, ACK, b"kept");
-        assert_eq!(world.ops.len(), 0);
-        world.take_counter_changes(&[]);
+        bed.send(kept, seq, ack, ACK, b"kept");
+        assert_eq!(bed.ops.len(), 0);
+        bed.take_counter_changes(&[]);
         let seq = if which == 0 { 8 } else { 1 };
-        world.send(which, seq, 1, TcpFlags::RST, b"");
-        let sockets = world.sockets();
-        let notices = world.take_notices();
+        bed.send(which, seq, 1, TcpFlags::RST, b"");
+        let sockets = bed.sockets();
+        let notices = bed.take_notices();
         assert!(notices.contains(&Notice::SpliceRefused(id, Refusal::Ended)), "{notices:?}");
         assert!(notices.contains(&Notice::Socket(sockets[which])));
         assert!(notices.contains(&Notice::Socket(sockets[kept])));
-        assert_eq!(world.host.readiness(sockets[which]).error, Some(SocketError::Reset));
-        assert_eq!(world.host.peek(sockets[kept]), b"kept");
-        assert_eq!(world.take_counter_changes(&[]), ["splice_refused +1"]);
+        assert_eq!(bed.host.readiness(sockets[which]).error, Some(SocketError::Reset));
+        assert_eq!(bed.host.peek(sockets[kept]), b"kept");
+        assert_eq!(bed.take_counter_changes(&[]), ["splice_refused +1"]);
     }
 }
 
 /// A device that loses its state ends its spliced pairs, and refuses those that it was asked for.
 #[test]
 fn a_device_reset_ends_splices() {
-    let (mut world, id) = SpliceHostFixture::spliced();
-    world.take_counter_changes(&[]);
-    world.event(Event::Reset);
-    assert_eq!(world.take_notices(), [Notice::SpliceClosed(id)]);
-    let meta = world.host.take_splice(id).unwrap();
+    let (mut bed, id) = SpliceHostFixture::spliced();
+    bed.take_counter_changes(&[]);
+    bed.event(Event::Reset);
+    assert_eq!(bed.take_notices(), [Notice::SpliceClosed(id)]);
+    let meta = bed.host.take_splice(id).unwrap();
     assert_eq!((meta.end, meta.bytes), (None, [0, 0]));
-    assert_eq!(world.take_counter_changes(&[]), ["splice_ends +1"]);
+    assert_eq!(bed.take_counter_changes(&[]), ["splice_ends +1"]);
 
-    let mut world = SpliceHostFixture::pair();
-    let id = world.nsplice().unwrap();
-    world.take_splice_request();
-    world.send(0, 1, 1, ACK, b"kept");
-    world.event(Event::Reset);
-    let [a, _] = world.sockets();
+    let mut bed = SpliceHostFixture::pair();
+    let id = bed.nsplice().unwrap();
+    bed.take_splice_request();
+    bed.send(0, 1, 1, ACK, b"kept");
+    bed.event(Event::Reset);
+    let [a, _] = bed.sockets();
     let refused = Notice::SpliceRefused(id, Refusal::DeviceReset);
-    assert_eq!(world.take_notices(), [refused, Notice::Socket(a)]);
-    assert_eq!(world.host.peek(a), b"kept");
+    assert_eq!(bed.take_notices(), [refused, Notice::Socket(a)]);
+    assert_eq!(bed.host.peek(a), b"kept");
     // The device takes the request after its reset and accepts the pair: it has to drop it.
-    world.event(Event::Spliced { id, result: Ok(()) });
-    assert!(matches!(world.ops[..], [Op::Unsplice { id: other }] if other == id));
-    assert_eq!(world.take_notices(), []);
+    bed.event(Event::Spliced { id, result: Ok(()) });
+    assert!(matches!(bed.ops[..], [Op::Unsplice { id: other }] if other == id));
+    assert_eq!(bed.take_notices(), []);
     // The connections can be spliced again.
-    world.ops.clear();
-    world.host.consume(a, 4);
-    world.pump();
-    let again = world.nsplice().unwrap();
+    bed.ops.clear();
+    bed.host.consume(a, 4);
+    bed.pump();
+    let again = bed.nsplice().unwrap();
     assert_ne!(again, id);
-    assert_eq!(world.take_splice_request().id, again);
+    assert_eq!(bed.take_splice_request().id, again);
 }
 
 /// Refusals that the host can decide itself are returned at once and change nothing.
@@ -594,49 +594,49 @@ fn splices_declined_by_the_host() {
         (Err(Refusal::NotSupported), Ok(()), Refusal::NotSupported),
         (limits, Err(Refusal::Disabled), Refusal::Disabled),
     ] {
-        let mut world = SpliceHostFixture::new(splice, |config| config.splice_offload = switch);
-        (0..2).for_each(|_| world.connect_peer(true));
-        world.take_counter_changes(&[]);
-        assert_eq!(world.host.splice_offload(), Err(why));
-        assert_eq!(world.nsplice(), refused(why));
-        assert_eq!(world.take_counter_changes(&[]), ["splice_declined_offload +1"]);
+        let mut bed = SpliceHostFixture::new(splice, |config| config.splice_offload = switch);
+        (0..2).for_each(|_| bed.connect_peer(true));
+        bed.take_counter_changes(&[]);
+        assert_eq!(bed.host.splice_offload(), Err(why));
+        assert_eq!(bed.nsplice(), refused(why));
+        assert_eq!(bed.take_counter_changes(&[]), ["splice_declined_offload +1"]);
     }
-    let mut world = SpliceHostFixture::new(limits, |_| {});
-    assert_eq!(world.host.splice_offload(), Ok(()));
-    [true, false].into_iter().for_each(|timestamps| world.connect_peer(timestamps));
-    world.take_counter_changes(&[]);
-    assert_eq!(world.nsplice(), refused(Refusal::OptionsDiffer));
-    assert_eq!(world.take_counter_changes(&[]), ["splice_declined_options +1"]);
-    let [a, b] = world.sockets();
-    assert_eq!(world.host.nsplice(world.now, a, a, IDLE), refused(Refusal::DoesNotFit));
-    assert_eq!(world.take_counter_changes(&[]), ["splice_declined_busy +1"]);
+    let mut bed = SpliceHostFixture::new(limits, |_| {});
+    assert_eq!(bed.host.splice_offload(), Ok(()));
+    [true, false].into_iter().for_each(|timestamps| bed.connect_peer(timestamps));
+    bed.take_counter_changes(&[]);
+    assert_eq!(bed.nsplice(), refused(Refusal::OptionsDiffer));
+    assert_eq!(bed.take_counter_changes(&[]), ["splice_declined_options +1"]);
+    let [a, b] = bed.sockets();
+    assert_eq!(bed.host.nsplice(bed.now, a, a, IDLE), refused(Refusal::DoesNotFit));
+    assert_eq!(bed.take_counter_changes(&[]), ["splice_declined_busy +1"]);
     // Closed by the peer, closed by the application, or reset.
-    world.send(0, 1, 1, FIN, b"");
+    bed.send(0, 1, 1, FIN, b"");
     let gone = Err(SpliceError::NotConnected(SocketError::Closed));
-    assert_eq!(world.nsplice(), gone);
-    world.host.shutdown(world.now, b);
-    assert_eq!(world.host.nsplice(world.now, b, a, IDLE), gone);
-    world.send(0, 2, 1, TcpFlags::RST, b"");
-    assert_eq!(world.nsplice(), Err(SpliceError::NotConnected(SocketError::Reset)));
-    assert_eq!(world.take_counter_changes(&[]), ["splice_declined_not_connected +3"]);
+    assert_eq!(bed.nsplice(), gone);
+    bed.host.shutdown(bed.now, b);
+    assert_eq!(bed.host.nsplice(bed.now, b, a, IDLE), gone);
+    bed.send(0, 2, 1, TcpFlags::RST, b"");
+    assert_eq!(bed.nsplice(), Err(SpliceError::NotConnected(SocketError::Reset)));
+    assert_eq!(bed.take_counter_changes(&[]), ["splice_declined_not_connected +3"]);
 
-    let mut world = SpliceHostFixture::pair();
-    world.nsplice().unwrap();
-    assert_eq!(world.nsplice(), refused(Refusal::DoesNotFit), "once is enough");
+    let mut bed = SpliceHostFixture::pair();
+    bed.nsplice().unwrap();
+    assert_eq!(bed.nsplice(), refused(Refusal::DoesNotFit), "once is enough");
 }
 
 /// A peer cannot exhaust the memory while the other does not acknowledge.
 #[test]
 fn kept_segments_are_bounded() {
-    let mut world = SpliceHostFixture::pair();
-    world.send(0, 1, 1, ACK, b"request");
-    world.nsplice().unwrap();
-    world.take_counter_changes(&[]);
+    let mut bed = SpliceHostFixture::pair();
+    bed.send(0, 1, 1, ACK, b"request");
+    bed.nsplice().unwrap();
+    bed.take_counter_changes(&[]);
     for n in 0..300 {
-        world.send(0, 8 + n, 1, ACK, b"x");
+        bed.send(0, 8 + n, 1, ACK, b"x");
     }
     assert_eq!(
-        world.take_counter_changes(&[]),
+        bed.take_counter_changes(&[]),
         ["splice_kept_dropped +44", "splice_kept_packets +256"]
     );
 }
@@ -644,96 +644,96 @@ fn kept_segments_are_bounded() {
 /// If a neighbor has been forgotten, it is resolved before the device is asked.
 #[test]
 fn an_unknown_neighbor_is_resolved_first() {
-    let mut world = SpliceHostFixture::pair();
-    world.answers_arp = false;
+    let mut bed = SpliceHostFixture::pair();
+    bed.answers_arp = false;
     // The table forgets a neighbor that no longer answers.
     for _ in 0..10 {
-        world.advance_ms(40_000);
-        world.send(0, 1, 1, ACK, b"");
+        bed.advance_ms(40_000);
+        bed.send(0, 1, 1, ACK, b"");
         for line in 0..2 {
-            let socket = world.conns[line].socket;
-            world.host.set_option(world.now, socket, SocketOption::NoDelay(true));
+            let socket = bed.conns[line].socket;
+            bed.host.set_option(bed.now, socket, SocketOption::NoDelay(true));
         }
-        world.send(0, 0, 1, ACK, b"");
+        bed.send(0, 0, 1, ACK, b"");
     }
-    world.take_sent();
-    world.nsplice().unwrap();
-    if world.ops.is_empty() {
-        world.advance_ms(500);
-        assert_eq!(world.ops.len(), 0);
-        world.answers_arp = true;
-        world.advance_ms(3000);
+    bed.take_sent();
+    bed.nsplice().unwrap();
+    if bed.ops.is_empty() {
+        bed.advance_ms(500);
+        assert_eq!(bed.ops.len(), 0);
+        bed.answers_arp = true;
+        bed.advance_ms(3000);
     }
-    world.take_splice_request();
+    bed.take_splice_request();
 }
 
 /// The application can end a splice in each of its phases.
 #[test]
 fn unsplice_works_in_each_phase() {
-    let (mut world, id) = SpliceHostFixture::spliced();
-    world.host.unsplice(id);
-    world.pump();
-    assert!(matches!(world.ops[..], [Op::Unsplice { id: other }] if other == id));
-    assert_eq!(world.take_notices(), [], "the device tells when it has");
+    let (mut bed, id) = SpliceHostFixture::spliced();
+    bed.host.unsplice(id);
+    bed.pump();
+    assert!(matches!(bed.ops[..], [Op::Unsplice { id: other }] if other == id));
+    assert_eq!(bed.take_notices(), [], "the device tells when it has");
 
     // Asked: when the device accepts, it is told to drop the pair, and the host resets both
     // connections.
-    let mut world = SpliceHostFixture::pair();
-    let id = world.nsplice().unwrap();
-    world.take_splice_request();
-    world.host.unsplice(id);
-    world.pump();
-    assert_eq!((world.ops.len(), world.take_sent()), (0, vec![]));
-    world.event(Event::Spliced { id, result: Ok(()) });
-    assert!(matches!(world.ops[..], [Op::Unsplice { id: other }] if other == id));
-    assert_eq!(world.take_sent().iter().filter(|sent| sent.3.has(TcpFlags::RST)).count(), 2);
-    assert_eq!(world.take_notices()[0], Notice::SpliceRefused(id, Refusal::Ended));
+    let mut bed = SpliceHostFixture::pair();
+    let id = bed.nsplice().unwrap();
+    bed.take_splice_request();
+    bed.host.unsplice(id);
+    bed.pump();
+    assert_eq!((bed.ops.len(), bed.take_sent()), (0, vec![]));
+    bed.event(Event::Spliced { id, result: Ok(()) });
+    assert!(matches!(bed.ops[..], [Op::Unsplice { id: other }] if other == id));
+    assert_eq!(bed.take_sent().iter().filter(|sent| sent.3.has(TcpFlags::RST)).count(), 2);
+    assert_eq!(bed.take_notices()[0], Notice::SpliceRefused(id, Refusal::Ended));
 
     // Draining.
-    let mut world = SpliceHostFixture::pair();
-    world.send(0, 1, 1, ACK, b"request");
-    let id = world.nsplice().unwrap();
-    world.take_notices();
-    world.host.unsplice(id);
-    world.pump();
-    assert_eq!(world.take_sent().iter().filter(|sent| sent.3.has(TcpFlags::RST)).count(), 2);
-    assert_eq!(world.take_notices()[0], Notice::SpliceRefused(id, Refusal::Ended));
-    world.host.unsplice(id);
-    world.host.unsplice(SpliceId(99));
-    world.pump();
-    assert_eq!(world.ops.len(), 0);
+    let mut bed = SpliceHostFixture::pair();
+    bed.send(0, 1, 1, ACK, b"request");
+    let id = bed.nsplice().unwrap();
+    bed.take_notices();
+    bed.host.unsplice(id);
+    bed.pump();
+    assert_eq!(bed.take_sent().iter().filter(|sent| sent.3.has(TcpFlags::RST)).count(), 2);
+    assert_eq!(bed.take_notices()[0], Notice::SpliceRefused(id, Refusal::Ended));
+    bed.host.unsplice(id);
+    bed.host.unsplice(SpliceId(99));
+    bed.pump();
+    assert_eq!(bed.ops.len(), 0);
 }
 
 /// The end of a splice is reported once; ends of unknown splices are ignored.
 #[test]
 fn the_end_of_a_splice_is_reported_once() {
-    let (mut world, first) = SpliceHostFixture::spliced();
+    let (mut bed, first) = SpliceHostFixture::spliced();
     let closed = |id| SpliceClosed { id, bytes: [0; 2], packets: [0; 2], end: SpliceEnd::Closed };
-    world.event(Event::SpliceClosed(Box::new(closed(first))));
-    world.event(Event::SpliceClosed(Box::new(closed(first))));
-    world.event(Event::SpliceClosed(Box::new(closed(SpliceId(77)))));
-    assert_eq!(world.take_notices(), [Notice::SpliceClosed(first)], "once");
+    bed.event(Event::SpliceClosed(Box::new(closed(first))));
+    bed.event(Event::SpliceClosed(Box::new(closed(first))));
+    bed.event(Event::SpliceClosed(Box::new(closed(SpliceId(77)))));
+    assert_eq!(bed.take_notices(), [Notice::SpliceClosed(first)], "once");
     assert!(
-        world.take_counter_changes(&["events_ignored"]).contains(&"events_ignored +2".to_owned())
+        bed.take_counter_changes(&["events_ignored"]).contains(&"events_ignored +2".to_owned())
     );
-    assert_eq!(world.host.take_splice(first).unwrap().end, Some(SpliceEnd::Closed));
+    assert_eq!(bed.host.take_splice(first).unwrap().end, Some(SpliceEnd::Closed));
 }
 
 /// Other connections are not affected.
 #[test]
 fn other_connections_are_not_affected() {
-    let mut world = SpliceHostFixture::pair();
-    world.connect_peer(true);
-    let id = world.nsplice().unwrap();
-    world.take_splice_request();
-    world.send(2, 1, 1, ACK, b"hello");
-    let third = world.conns[2].socket;
-    assert_eq!(world.take_notices(), [Notice::Socket(third)]);
-    assert_eq!(world.take_sent(), [(2, 1, 6, ACK, vec![])]);
-    world.event(Event::Spliced { id, result: Ok(()) });
-    assert_eq!(world.host.peek(third), b"hello");
-    world.host.consume(third, 5);
-    world.host.send(world.now, third, Bytes::from_static(b"you too")).unwrap();
-    world.pump();
-    assert_eq!(world.take_sent(), [(2, 1, 6, ACK, b"you too".to_vec())]);
+    let mut bed = SpliceHostFixture::pair();
+    bed.connect_peer(true);
+    let id = bed.nsplice().unwrap();
+    bed.take_splice_request();
+    bed.send(2, 1, 1, ACK, b"hello");
+    let third = bed.conns[2].socket;
+    assert_eq!(bed.take_notices(), [Notice::Socket(third)]);
+    assert_eq!(bed.take_sent(), [(2, 1, 6, ACK, vec![])]);
+    bed.event(Event::Spliced { id, result: Ok(()) });
+    assert_eq!(bed.host.peek(third), b"hello");
+    bed.host.consume(third, 5);
+    bed.host.send(bed.now, third, Bytes::from_static(b"you too")).unwrap();
+    bed.pump();
+    assert_eq!(bed.take_sent(), [(2, 1, 6, ACK, b"you too".to_vec())]);
 }

@@ -42,7 +42,7 @@ struct TlsHostFixture {
     link_bytes: Vec<u8>,
     /// Plaintext that the client has read.
     read: Vec<u8>,
-    /// Whether the client has received close_notify.
+    /// True if the client has received close_notify.
     close_notify_read: bool,
     acked: u32,
     /// Maximum payload of the client's segments, in bytes.
@@ -75,11 +75,11 @@ impl TlsHostFixture {
     /// Returns a connection after its TLS handshake.
     fn open(offer: &TlsOffer) -> Self {
         let suites = aws_lc_rs::ALL_CIPHER_SUITES.to_vec();
-        let mut world = Self::connected(server_config(suites), Arc::new(client_config(offer)));
-        world.run();
-        assert!(!world.client.is_handshaking());
-        assert_eq!(world.t.error(), None);
-        world
+        let mut bed = Self::connected(server_config(suites), Arc::new(client_config(offer)));
+        bed.run();
+        assert!(!bed.client.is_handshaking());
+        assert_eq!(bed.t.error(), None);
+        bed
     }
 
     /// Carries bytes in both directions until both sides are idle. Returns the client's error, if
@@ -161,26 +161,26 @@ fn every_suite_transfers_data() {
         if format!("{:?}", suite.suite()).contains("RSA") {
             continue;
         }
-        let mut world = TlsHostFixture::open(&offer);
-        let before = world.counter("tls_tx_records");
+        let mut bed = TlsHostFixture::open(&offer);
+        let before = bed.counter("tls_tx_records");
         let answer = [SECRET, &text(100_000)].concat();
-        world.client.writer().write_all(&answer).unwrap();
-        world.run();
+        bed.client.writer().write_all(&answer).unwrap();
+        bed.run();
         let mut read = Vec::new();
         while read.len() < answer.len() {
-            read.extend(world.t.app_read());
-            world.run();
+            read.extend(bed.t.app_read());
+            bed.run();
         }
         assert_eq!(read, answer, "{suite:?}");
-        world.t.app_write(&answer);
-        world.run();
-        assert_eq!(world.client_read(), answer, "{suite:?}");
+        bed.t.app_write(&answer);
+        bed.run();
+        assert_eq!(bed.client_read(), answer, "{suite:?}");
         assert!(
-            !world.link_bytes.windows(SECRET.len()).any(|w| w == SECRET),
+            !bed.link_bytes.windows(SECRET.len()).any(|w| w == SECRET),
             "plaintext on the wire"
         );
-        assert_eq!(world.counter("tls_tx_records") - before, 7, "16 KiB each");
-        assert_eq!((world.counter("tls_handshakes"), world.counter("tls_tx_sw")), (1, 1));
+        assert_eq!(bed.counter("tls_tx_records") - before, 7, "16 KiB each");
+        assert_eq!((bed.counter("tls_handshakes"), bed.counter("tls_tx_sw")), (1, 1));
     }
 }
 
@@ -190,39 +190,39 @@ fn records_come_in_pieces() {
     for segment in [1, 2, 3, 5, 7, 100] {
         let suites = aws_lc_rs::ALL_CIPHER_SUITES.to_vec();
         let client = Arc::new(client_config(&TlsOffer::default()));
-        let mut world = TlsHostFixture::connected(server_config(suites), client);
-        world.segment_bytes_max = segment;
-        world.run();
-        world.client.writer().write_all(&text(300)).unwrap();
-        world.run();
-        assert_eq!(world.t.app_read(), text(300));
+        let mut bed = TlsHostFixture::connected(server_config(suites), client);
+        bed.segment_bytes_max = segment;
+        bed.run();
+        bed.client.writer().write_all(&text(300)).unwrap();
+        bed.run();
+        assert_eq!(bed.t.app_read(), text(300));
     }
 }
 
 /// A file is read and encrypted by the host, and exactly its bytes reach the client.
 #[test]
 fn a_file() {
-    let mut world = TlsHostFixture::open(&TlsOffer::default());
-    let file = world.t.host.offload_open("big").unwrap();
-    world.t.pump();
-    world.t.serve_disk(ScriptedTcpPeer::default_file_stat());
-    let socket = world.t.socket();
-    world.t.app_write(b"head");
-    world.t.host.offload_write(world.t.now(), socket, file, 1000, 300_000).unwrap();
-    world.t.app_write(b"tail");
+    let mut bed = TlsHostFixture::open(&TlsOffer::default());
+    let file = bed.t.host.offload_open("big").unwrap();
+    bed.t.pump();
+    bed.t.serve_disk(ScriptedTcpPeer::default_file_stat());
+    let socket = bed.t.socket();
+    bed.t.app_write(b"head");
+    bed.t.host.offload_write(bed.t.now(), socket, file, 1000, 300_000).unwrap();
+    bed.t.app_write(b"tail");
     let mut read = Vec::new();
     while read.len() < 300_008 {
-        world.t.serve_disk(ScriptedTcpPeer::default_file_stat());
-        world.run();
-        let more = world.client_read();
+        bed.t.serve_disk(ScriptedTcpPeer::default_file_stat());
+        bed.run();
+        let more = bed.client_read();
         assert!(!more.is_empty(), "stuck after {} bytes", read.len());
         read.extend(more);
     }
     assert_eq!((&read[..4], &read[300_004..]), (&b"head"[..], &b"tail"[..]));
     assert!(read[4..300_004] == testkit::file_bytes(1000, 300_000)[..]);
-    assert_eq!(world.counter("file_fallback_bytes"), 300_000);
+    assert_eq!(bed.counter("file_fallback_bytes"), 300_000);
     assert_eq!(
-        world.t.host.offload_write(world.t.now(), socket, file, u64::MAX, 1),
+        bed.t.host.offload_write(bed.t.now(), socket, file, u64::MAX, 1),
         Err(outboard_host::SendError::BadExtent)
     );
 }
@@ -231,24 +231,24 @@ fn a_file() {
 #[test]
 fn files_are_released() {
     for aborted in [false, true] {
-        let mut world = TlsHostFixture::open(&TlsOffer::default());
-        let file = world.t.host.offload_open("big").unwrap();
-        world.t.pump();
-        world.t.serve_disk(ScriptedTcpPeer::default_file_stat());
-        let socket = world.t.socket();
-        world.t.host.offload_write(world.t.now(), socket, file, 0, 200_000).unwrap();
-        world.t.host.offload_close(file);
-        world.t.pump();
-        assert_eq!(world.t.disk_closes, 0, "it is still being sent");
+        let mut bed = TlsHostFixture::open(&TlsOffer::default());
+        let file = bed.t.host.offload_open("big").unwrap();
+        bed.t.pump();
+        bed.t.serve_disk(ScriptedTcpPeer::default_file_stat());
+        let socket = bed.t.socket();
+        bed.t.host.offload_write(bed.t.now(), socket, file, 0, 200_000).unwrap();
+        bed.t.host.offload_close(file);
+        bed.t.pump();
+        assert_eq!(bed.t.disk_closes, 0, "it is still being sent");
         if aborted {
-            world.t.app_abort();
+            bed.t.app_abort();
         }
         for _ in 0..20 {
-            world.t.serve_disk(ScriptedTcpPeer::default_file_stat());
-            world.run();
+            bed.t.serve_disk(ScriptedTcpPeer::default_file_stat());
+            bed.run();
         }
-        assert_eq!(world.t.disk_closes, 1, "aborted: {aborted}");
-        assert_eq!(world.client_read().len(), if aborted { 0 } else { 200_000 });
+        assert_eq!(bed.t.disk_closes, 1, "aborted: {aborted}");
+        assert_eq!(bed.client_read().len(), if aborted { 0 } else { 200_000 });
     }
 }
 
@@ -259,19 +259,19 @@ fn every_changed_byte_is_noticed() {
     for offer in [TlsOffer::default(), TlsOffer::tls12()] {
         let mut at = 0;
         loop {
-            let mut world = TlsHostFixture::open(&offer);
-            let mut record = world.record(b"some bytes");
+            let mut bed = TlsHostFixture::open(&offer);
+            let mut record = bed.record(b"some bytes");
             if at == record.len() {
                 break;
             }
             record[at] ^= 0x01;
             // A longer length waits for more bytes.
             record.extend([0; 300]);
-            world.t.send_data(&record);
-            let error = world.t.error();
+            bed.t.send_data(&record);
+            let error = bed.t.error();
             // RFC 8446 section 5.1: TLS 1.3 ignores the version, but authenticates it with the
             // header.
-            let expected = match (at, world.client.protocol_version()) {
+            let expected = match (at, bed.client.protocol_version()) {
                 (0, _) => [TlsAlert::UnexpectedMessage, TlsAlert::BadRecordMac],
                 (1 | 2, Some(rustls::ProtocolVersion::TLSv1_2)) => [TlsAlert::ProtocolVersion; 2],
                 _ => [TlsAlert::BadRecordMac; 2],
@@ -280,8 +280,8 @@ fn every_changed_byte_is_noticed() {
                 expected.iter().any(|&alert| error == Some(SocketError::Tls(alert))),
                 "byte {at}: {error:?}"
             );
-            assert_eq!(world.t.app_read(), b"");
-            assert!(world.run().is_some(), "the client was told");
+            assert_eq!(bed.t.app_read(), b"");
+            assert!(bed.run().is_some(), "the client was told");
             at += 1;
         }
     }
@@ -290,13 +290,13 @@ fn every_changed_byte_is_noticed() {
 #[test]
 fn records_that_are_too_long() {
     for (offer, len) in [(TlsOffer::default(), 16_384 + 257), (TlsOffer::tls12(), 16_384 + 2049)] {
-        let mut world = TlsHostFixture::open(&offer);
+        let mut bed = TlsHostFixture::open(&offer);
         let [high, low] = u16::try_from(len).unwrap().to_be_bytes();
         let record = [&[23, 3, 3, high, low][..], &vec![0; len]].concat();
         for segment in record.chunks(1448) {
-            world.t.send_data(segment);
+            bed.t.send_data(segment);
         }
-        world.assert_failed_with(TlsAlert::RecordOverflow);
+        bed.assert_failed_with(TlsAlert::RecordOverflow);
     }
 }
 
@@ -308,13 +308,13 @@ struct TlsRecordForger {
 }
 
 impl TlsRecordForger {
-    fn new(world: TlsHostFixture) -> (Self, ScriptedTcpPeer) {
-        let secrets = world.client.dangerous_extract_secrets().unwrap();
+    fn new(bed: TlsHostFixture) -> (Self, ScriptedTcpPeer) {
+        let secrets = bed.client.dangerous_extract_secrets().unwrap();
         let (number, ConnectionTrafficSecrets::Aes128Gcm { key, iv }) = secrets.tx else {
             panic!("the suite is AES-128-GCM")
         };
         let key = crypto::Provider.aead(Suite::Aes128Gcm, key.as_ref()).unwrap();
-        (Self { key, iv: iv.as_ref().try_into().unwrap(), number }, world.t)
+        (Self { key, iv: iv.as_ref().try_into().unwrap(), number }, bed.t)
     }
 
     /// Returns a TLS 1.3 record around `inner`: content, type and padding.
@@ -335,9 +335,9 @@ fn forger() -> (TlsRecordForger, ScriptedTcpPeer) {
     let mut config = client_config(&offer);
     config.enable_secret_extraction = true;
     let server = server_config(aws_lc_rs::ALL_CIPHER_SUITES.to_vec());
-    let mut world = TlsHostFixture::connected(server, Arc::new(config));
-    world.run();
-    TlsRecordForger::new(world)
+    let mut bed = TlsHostFixture::connected(server, Arc::new(config));
+    bed.run();
+    TlsRecordForger::new(bed)
 }
 
 /// Records that decrypt but are invalid: RFC 8446 sections 5.1, 5.2, 5.4 and 4.6.3.
@@ -402,22 +402,22 @@ fn padding_and_replay() {
 /// A record without room for a tag.
 #[test]
 fn a_record_without_a_tag() {
-    let mut world = TlsHostFixture::open(&TlsOffer::default());
-    world.t.send_data(&[23, 3, 3, 0, 0]);
-    world.assert_failed_with(TlsAlert::BadRecordMac);
+    let mut bed = TlsHostFixture::open(&TlsOffer::default());
+    bed.t.send_data(&[23, 3, 3, 0, 0]);
+    bed.assert_failed_with(TlsAlert::BadRecordMac);
 }
 
 /// The peer closes in the middle of a record: the application sees the end, and no byte of the
 /// record.
 #[test]
 fn a_truncated_record_is_not_read() {
-    let mut world = TlsHostFixture::open(&TlsOffer::default());
-    let record = world.record(b"some bytes");
-    world.t.send_data(&record[..record.len() - 1]);
-    world.t.send(seg!(FIN ACK));
-    let ready = world.t.host.readiness(world.t.socket());
+    let mut bed = TlsHostFixture::open(&TlsOffer::default());
+    let record = bed.record(b"some bytes");
+    bed.t.send_data(&record[..record.len() - 1]);
+    bed.t.send(seg!(FIN ACK));
+    let ready = bed.t.host.readiness(bed.t.socket());
     assert!(ready.peer_closed && !ready.readable);
-    assert_eq!(world.t.app_read(), b"");
+    assert_eq!(bed.t.app_read(), b"");
 }
 
 /// Another protocol on the port is answered with an alert.
@@ -425,12 +425,12 @@ fn a_truncated_record_is_not_read() {
 fn plain_http() {
     let suites = aws_lc_rs::ALL_CIPHER_SUITES.to_vec();
     let client = Arc::new(client_config(&TlsOffer::default()));
-    let mut world = TlsHostFixture::connected(server_config(suites), client);
-    world.t.send_data(b"GET / HTTP/1.1\r\n\r\n");
-    let sent: Vec<u8> = world.t.take_all().into_iter().filter_map(|s| s.data).flatten().collect();
+    let mut bed = TlsHostFixture::connected(server_config(suites), client);
+    bed.t.send_data(b"GET / HTTP/1.1\r\n\r\n");
+    let sent: Vec<u8> = bed.t.take_all().into_iter().filter_map(|s| s.data).flatten().collect();
     assert_eq!(sent, fatal_alert(TlsAlert::UnexpectedMessage as u8));
-    assert_eq!(world.counter("tls_handshake_failures"), 1);
-    assert_eq!(world.t.error(), Some(SocketError::Tls(TlsAlert::UnexpectedMessage)));
+    assert_eq!(bed.counter("tls_handshake_failures"), 1);
+    assert_eq!(bed.t.error(), Some(SocketError::Tls(TlsAlert::UnexpectedMessage)));
 }
 
 /// Without a common suite the handshake fails with rustls's own alert.
@@ -439,28 +439,28 @@ fn a_handshake_that_fails() {
     let of = |suite| TlsOffer::of(suite).suites;
     let server = server_config(of(CipherSuite::TLS13_AES_128_GCM_SHA256));
     let offer = TlsOffer::of(CipherSuite::TLS13_AES_256_GCM_SHA384);
-    let mut world = TlsHostFixture::connected(server, Arc::new(client_config(&offer)));
-    let error = world.run().expect("the client was told");
+    let mut bed = TlsHostFixture::connected(server, Arc::new(client_config(&offer)));
+    let error = bed.run().expect("the client was told");
     assert!(matches!(error, rustls::Error::AlertReceived(_)), "{error}");
-    assert_eq!(world.t.error(), Some(SocketError::TlsHandshake));
-    assert_eq!((world.counter("tls_handshake_failures"), world.counter("tls_handshakes")), (1, 0));
+    assert_eq!(bed.t.error(), Some(SocketError::TlsHandshake));
+    assert_eq!((bed.counter("tls_handshake_failures"), bed.counter("tls_handshakes")), (1, 0));
 }
 
 /// RFC 8446 section 4.6.3: the client updates its key, and requests an update of the host's.
 #[test]
 fn keys_are_updated() {
-    let mut world = TlsHostFixture::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
+    let mut bed = TlsHostFixture::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
     for round in 1..=3 {
-        world.client.refresh_traffic_keys().unwrap();
-        world.client.writer().write_all(b"under the new key").unwrap();
-        world.run();
-        assert_eq!(world.t.app_read(), b"under the new key");
-        world.t.app_write(b"and back");
-        assert_eq!(world.run(), None);
-        assert_eq!(world.client_read(), b"and back");
-        assert_eq!(world.counter("tls_rx_rekey_received"), round);
-        assert_eq!(world.counter("tls_rx_rekey_ok"), round);
-        assert_eq!(world.counter("tls_tx_rekey_ok"), round, "rustls asks for ours too");
+        bed.client.refresh_traffic_keys().unwrap();
+        bed.client.writer().write_all(b"under the new key").unwrap();
+        bed.run();
+        assert_eq!(bed.t.app_read(), b"under the new key");
+        bed.t.app_write(b"and back");
+        assert_eq!(bed.run(), None);
+        assert_eq!(bed.client_read(), b"and back");
+        assert_eq!(bed.counter("tls_rx_rekey_received"), round);
+        assert_eq!(bed.counter("tls_rx_rekey_ok"), round);
+        assert_eq!(bed.counter("tls_tx_rekey_ok"), round, "rustls asks for ours too");
     }
 }
 
@@ -468,20 +468,20 @@ fn keys_are_updated() {
 /// is used for a peer that requests updates and does not read.
 #[test]
 fn many_key_updates_are_answered_once() {
-    let mut world = TlsHostFixture::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
+    let mut bed = TlsHostFixture::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
     for _ in 0..200 {
-        world.client.refresh_traffic_keys().unwrap();
-        world.client.writer().write_all(b"x").unwrap();
-        world.run();
+        bed.client.refresh_traffic_keys().unwrap();
+        bed.client.writer().write_all(b"x").unwrap();
+        bed.run();
     }
-    assert_eq!(world.t.app_read(), [b'x'; 200]);
-    assert_eq!(world.counter("tls_rx_rekey_ok"), 200);
-    assert_eq!(world.counter("tls_tx_rekey_ok"), 0, "nothing was said since");
+    assert_eq!(bed.t.app_read(), [b'x'; 200]);
+    assert_eq!(bed.counter("tls_rx_rekey_ok"), 200);
+    assert_eq!(bed.counter("tls_tx_rekey_ok"), 0, "nothing was said since");
     for _ in 0..2 {
-        world.t.app_write(b"and back");
-        assert_eq!(world.run(), None);
-        assert_eq!(world.client_read(), b"and back");
-        assert_eq!(world.counter("tls_tx_rekey_ok"), 1);
+        bed.t.app_write(b"and back");
+        assert_eq!(bed.run(), None);
+        assert_eq!(bed.client_read(), b"and back");
+        assert_eq!(bed.counter("tls_tx_rekey_ok"), 1);
     }
 }
 
@@ -489,24 +489,24 @@ fn many_key_updates_are_answered_once() {
 /// derivation.
 #[test]
 fn key_updates_without_data_are_bounded() {
-    let mut world = TlsHostFixture::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
+    let mut bed = TlsHostFixture::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
     for round in 0..3 {
         for _ in 0..32 {
-            world.client.refresh_traffic_keys().unwrap();
-            assert_eq!(world.run(), None);
+            bed.client.refresh_traffic_keys().unwrap();
+            assert_eq!(bed.run(), None);
         }
         if round < 2 {
-            world.client.writer().write_all(b"x").unwrap();
-            assert_eq!(world.run(), None);
+            bed.client.writer().write_all(b"x").unwrap();
+            assert_eq!(bed.run(), None);
         }
     }
-    assert_eq!(world.t.app_read(), b"xx");
-    assert_eq!(world.counter("tls_rx_rekey_ok"), 96);
-    world.client.refresh_traffic_keys().unwrap();
-    let error = world.run().expect("the client was told");
+    assert_eq!(bed.t.app_read(), b"xx");
+    assert_eq!(bed.counter("tls_rx_rekey_ok"), 96);
+    bed.client.refresh_traffic_keys().unwrap();
+    let error = bed.run().expect("the client was told");
     assert!(matches!(error, rustls::Error::AlertReceived(_)), "{error}");
-    assert_eq!(world.t.error(), Some(SocketError::Tls(TlsAlert::UnexpectedMessage)));
-    assert_eq!((world.counter("tls_rx_rekey_ok"), world.counter("tls_alerts_sent")), (96, 1));
+    assert_eq!(bed.t.error(), Some(SocketError::Tls(TlsAlert::UnexpectedMessage)));
+    assert_eq!((bed.counter("tls_rx_rekey_ok"), bed.counter("tls_alerts_sent")), (96, 1));
 }
 
 /// The traffic secrets of a handshake, as logged by rustls: the client's and the server's.
@@ -529,19 +529,19 @@ fn attached_session(name: CipherSuite, suite: Suite, is_client: bool) -> TlsHost
     let mut config = client_config(&TlsOffer::of(name));
     config.enable_secret_extraction = true;
     config.key_log = logged.clone();
-    let mut world = TlsHostFixture::connected(
+    let mut bed = TlsHostFixture::connected(
         server_config(aws_lc_rs::ALL_CIPHER_SUITES.to_vec()),
         Arc::new(config),
     );
     let mut t = ScriptedTcpPeer::new(|c| c.tcp.pacing = false, (HOST, PEER));
     t.host.listen(ListenConfig { addr: None, port: 80, backlog: 16 }).unwrap();
-    world.t = t.established();
+    bed.t = t.established();
     let mut config = server_config(aws_lc_rs::ALL_CIPHER_SUITES.to_vec());
     config.send_tls13_tickets = 0;
     let mut server = rustls::ServerConnection::new(Arc::new(config)).unwrap();
-    while world.client.is_handshaking() || server.is_handshaking() {
+    while bed.client.is_handshaking() || server.is_handshaking() {
         let (mut up, mut down) = (Vec::new(), Vec::new());
-        world.client.write_tls(&mut up).unwrap();
+        bed.client.write_tls(&mut up).unwrap();
         server.read_tls(&mut &up[..]).unwrap();
         server.process_new_packets().unwrap();
         while server.wants_write() {
@@ -549,8 +549,8 @@ fn attached_session(name: CipherSuite, suite: Suite, is_client: bool) -> TlsHost
         }
         let mut down = &down[..];
         while !down.is_empty() {
-            world.client.read_tls(&mut down).unwrap();
-            world.client.process_new_packets().unwrap();
+            bed.client.read_tls(&mut down).unwrap();
+            bed.client.process_new_packets().unwrap();
         }
     }
     let [client, server] = logged.0.lock().unwrap().clone();
@@ -558,9 +558,9 @@ fn attached_session(name: CipherSuite, suite: Suite, is_client: bool) -> TlsHost
     let secrets = TlsSecrets { suite, is_client, tx, rx };
     let rustls = aws_lc_rs::default_provider();
     let keys = TlsKeys::from_secrets(&secrets, &rustls, Arc::new(crypto::Provider)).unwrap();
-    let (now, socket) = (world.t.now(), world.t.socket());
-    world.t.host.attach_tls(now, socket, &keys).unwrap();
-    world
+    let (now, socket) = (bed.t.now(), bed.t.socket());
+    bed.t.host.attach_tls(now, socket, &keys).unwrap();
+    bed
 }
 
 /// RFC 8446 section 7.2: key updates of a session whose handshake was not the host's.
@@ -572,19 +572,19 @@ fn attached_keys_change() {
         (CipherSuite::TLS13_CHACHA20_POLY1305_SHA256, Suite::ChaCha20Poly1305),
     ];
     for (name, suite) in suites {
-        let mut world = attached_session(name, suite, false);
+        let mut bed = attached_session(name, suite, false);
         for round in 0..=3 {
             if round > 0 {
-                world.client.refresh_traffic_keys().unwrap();
+                bed.client.refresh_traffic_keys().unwrap();
             }
-            world.client.writer().write_all(b"under the new key").unwrap();
-            world.run();
-            assert_eq!(world.t.app_read(), b"under the new key");
-            world.t.app_write(b"and back");
-            assert_eq!(world.run(), None);
-            assert_eq!(world.client_read(), b"and back");
-            assert_eq!(world.counter("tls_rx_rekey_ok"), round);
-            assert_eq!(world.counter("tls_tx_rekey_ok"), round, "rustls asks for ours too");
+            bed.client.writer().write_all(b"under the new key").unwrap();
+            bed.run();
+            assert_eq!(bed.t.app_read(), b"under the new key");
+            bed.t.app_write(b"and back");
+            assert_eq!(bed.run(), None);
+            assert_eq!(bed.client_read(), b"and back");
+            assert_eq!(bed.counter("tls_rx_rekey_ok"), round);
+            assert_eq!(bed.counter("tls_tx_rekey_ok"), round, "rustls asks for ours too");
         }
     }
 }
@@ -623,47 +623,47 @@ fn secrets_that_fit_no_suite() {
 fn a_key_is_updated_at_its_limit() {
     let server = server_config(vec![limited_suite(1030)]);
     let client = Arc::new(client_config(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256)));
-    let mut world = TlsHostFixture::connected(server, client);
-    world.run();
+    let mut bed = TlsHostFixture::connected(server, client);
+    bed.run();
     for n in 0..20_u8 {
-        world.t.app_write(&[n; 10]);
-        assert_eq!(world.run(), None);
-        assert_eq!(world.client_read(), [n; 10]);
+        bed.t.app_write(&[n; 10]);
+        assert_eq!(bed.run(), None);
+        assert_eq!(bed.client_read(), [n; 10]);
     }
-    assert!(world.counter("tls_tx_rekey_ok") >= 2, "six records each, less the tickets");
+    assert!(bed.counter("tls_tx_rekey_ok") >= 2, "six records each, less the tickets");
 }
 
 /// RFC 8446 section 6.1: both sides send close_notify.
 #[test]
 fn both_sides_send_close_notify() {
-    let mut world = TlsHostFixture::open(&TlsOffer::default());
-    world.t.app_write(b"last words");
-    world.t.app_shutdown();
-    world.run();
-    assert_eq!((world.client_read(), world.close_notify_read), (b"last words".to_vec(), true));
-    world.client.send_close_notify();
-    world.run();
-    let ready = world.t.host.readiness(world.t.socket());
+    let mut bed = TlsHostFixture::open(&TlsOffer::default());
+    bed.t.app_write(b"last words");
+    bed.t.app_shutdown();
+    bed.run();
+    assert_eq!((bed.client_read(), bed.close_notify_read), (b"last words".to_vec(), true));
+    bed.client.send_close_notify();
+    bed.run();
+    let ready = bed.t.host.readiness(bed.t.socket());
     assert!(ready.peer_closed && ready.error.is_none());
-    world.t.send(seg!(FIN ACK));
-    assert_eq!(world.t.state(), "TIME-WAIT");
+    bed.t.send(seg!(FIN ACK));
+    assert_eq!(bed.t.state(), "TIME-WAIT");
 }
 
 /// Data that arrived before close_notify can all be read after it, even after the connection has
 /// closed.
 #[test]
 fn data_before_close_notify_is_read_after_it() {
-    let mut world = TlsHostFixture::open(&TlsOffer::default());
-    world.t.app_shutdown();
-    world.run();
-    world.client.writer().write_all(&text(200_000)).unwrap();
-    world.client.send_close_notify();
-    world.run();
-    world.t.send(seg!(FIN ACK));
-    assert_eq!(world.t.state(), "TIME-WAIT");
+    let mut bed = TlsHostFixture::open(&TlsOffer::default());
+    bed.t.app_shutdown();
+    bed.run();
+    bed.client.writer().write_all(&text(200_000)).unwrap();
+    bed.client.send_close_notify();
+    bed.run();
+    bed.t.send(seg!(FIN ACK));
+    assert_eq!(bed.t.state(), "TIME-WAIT");
     let mut read = Vec::new();
-    while !world.t.host.readiness(world.t.socket()).peer_closed {
-        let more = world.t.app_read();
+    while !bed.t.host.readiness(bed.t.socket()).peer_closed {
+        let more = bed.t.app_read();
         assert!(!more.is_empty(), "stuck after {} bytes", read.len());
         read.extend(more);
     }
@@ -673,170 +673,170 @@ fn data_before_close_notify_is_read_after_it() {
 /// Writes after the shutdown are refused at once, although close_notify was not sent yet.
 #[test]
 fn writes_after_shutdown_are_refused() {
-    let mut world = TlsHostFixture::open(&TlsOffer::default());
-    let socket = world.t.socket();
-    world.t.host.shutdown(world.t.now(), socket);
+    let mut bed = TlsHostFixture::open(&TlsOffer::default());
+    let socket = bed.t.socket();
+    bed.t.host.shutdown(bed.t.now(), socket);
     let refused = Err(outboard_host::SendError::NotConnected(SocketError::Closed));
-    assert_eq!(world.t.host.send(world.t.now(), socket, vec![1].into()), refused);
-    world.t.pump();
-    world.run();
-    assert_eq!((world.client_read(), world.close_notify_read), (Vec::new(), true));
+    assert_eq!(bed.t.host.send(bed.t.now(), socket, vec![1].into()), refused);
+    bed.t.pump();
+    bed.run();
+    assert_eq!((bed.client_read(), bed.close_notify_read), (Vec::new(), true));
 }
 
 /// Data written before the socket was closed is still delivered, encrypted, with close_notify.
 #[test]
 fn a_closed_socket_delivers() {
-    let mut world = TlsHostFixture::open(&TlsOffer::default());
-    world.t.app_write(&text(40_000));
-    world.t.app_close();
-    world.run();
-    assert_eq!((world.client_read(), world.close_notify_read), (text(40_000), true));
+    let mut bed = TlsHostFixture::open(&TlsOffer::default());
+    bed.t.app_write(&text(40_000));
+    bed.t.app_close();
+    bed.run();
+    assert_eq!((bed.client_read(), bed.close_notify_read), (text(40_000), true));
 }
 
 /// close_notify and the FIN leave with the response: a client that closes as soon as it has the
 /// response would answer them with a reset if they came later.
 #[test]
 fn close_notify_and_fin_leave_with_the_response() {
-    let mut world = TlsHostFixture::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
-    world.t.take_all();
-    world.t.app_write_unpumped(&text(500));
-    world.t.app_close_lingering(100);
+    let mut bed = TlsHostFixture::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
+    bed.t.take_all();
+    bed.t.app_write_unpumped(&text(500));
+    bed.t.app_close_lingering(100);
     // Two records, each with a type byte, a header and a tag.
     let len = 500 + 22 + 2 + 22;
-    let sent = world.t.take_all();
+    let sent = bed.t.take_all();
     assert_eq!(sent.len(), 1, "{sent:?}");
     assert_eq!((sent[0].len, sent[0].flags.has(TcpFlags::FIN)), (Some(len), true));
 }
 
 /// Returns a server with a TLS 1.3 connection after a response and a lingering close.
 fn after_response_lingering(len: usize) -> TlsHostFixture {
-    let mut world = TlsHostFixture::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
-    world.t.app_write(&text(len));
-    world.t.app_close_lingering(1 << 20);
-    world
+    let mut bed = TlsHostFixture::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
+    bed.t.app_write(&text(len));
+    bed.t.app_close_lingering(1 << 20);
+    bed
 }
 
 /// RFC 9112 section 9.6: a pipelined request, a KeyUpdate and close_notify arrive before the
 /// response is acknowledged, and do not cut it off.
 #[test]
 fn late_records_do_not_cut_the_response_off() {
-    let mut world = after_response_lingering(60_000);
-    world.client.writer().write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
-    world.client.refresh_traffic_keys().unwrap();
-    world.client.writer().write_all(b"\r\n").unwrap();
-    world.client.send_close_notify();
+    let mut bed = after_response_lingering(60_000);
+    bed.client.writer().write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    bed.client.refresh_traffic_keys().unwrap();
+    bed.client.writer().write_all(b"\r\n").unwrap();
+    bed.client.send_close_notify();
     let mut late = Vec::new();
-    while world.client.wants_write() {
-        world.client.write_tls(&mut late).unwrap();
+    while bed.client.wants_write() {
+        bed.client.write_tls(&mut late).unwrap();
     }
     let received = late.len() as u64;
     for piece in late.chunks(7) {
-        world.t.send_data(piece);
+        bed.t.send_data(piece);
     }
-    assert_eq!(world.run(), None);
-    assert_eq!((world.client_read(), world.close_notify_read), (text(60_000), true));
-    world.t.send(seg!(FIN ACK));
-    assert_eq!((world.t.state(), world.counter("tcp_out_rsts")), ("GONE", 0));
-    assert_eq!(world.counter("tcp_late_data_bytes"), received);
+    assert_eq!(bed.run(), None);
+    assert_eq!((bed.client_read(), bed.close_notify_read), (text(60_000), true));
+    bed.t.send(seg!(FIN ACK));
+    assert_eq!((bed.t.state(), bed.counter("tcp_out_rsts")), ("GONE", 0));
+    assert_eq!(bed.counter("tcp_late_data_bytes"), received);
 }
 
-/// RFC 8446 section 4.6.3: a KeyUpdate behind the request, in the same flight, is answered before
+/// RFC 8446 section 4.6.3: a KeyUpdate after the request, in the same flight, is answered before
 /// the response, although the application has closed the socket.
 #[test]
 fn a_key_update_behind_the_last_request_is_answered() {
-    let mut world = TlsHostFixture::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
-    world.client.writer().write_all(b"request").unwrap();
-    world.client.refresh_traffic_keys().unwrap();
+    let mut bed = TlsHostFixture::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
+    bed.client.writer().write_all(b"request").unwrap();
+    bed.client.refresh_traffic_keys().unwrap();
     let mut flight = Vec::new();
-    while world.client.wants_write() {
-        world.client.write_tls(&mut flight).unwrap();
+    while bed.client.wants_write() {
+        bed.client.write_tls(&mut flight).unwrap();
     }
-    world.t.send_data(&flight);
-    let socket = world.t.socket();
-    assert_eq!(world.t.host.peek(socket), b"request");
-    world.t.host.consume(socket, 7);
-    world.t.app_write_unpumped(b"response");
-    world.t.app_close_lingering(1 << 20);
-    assert_eq!(world.run(), None);
-    assert_eq!((world.client_read(), world.close_notify_read), (b"response".to_vec(), true));
-    assert_eq!((world.counter("tls_rx_rekey_ok"), world.counter("tls_tx_rekey_ok")), (1, 1));
-    assert_eq!(world.counter("tcp_out_rsts"), 0);
+    bed.t.send_data(&flight);
+    let socket = bed.t.socket();
+    assert_eq!(bed.t.host.peek(socket), b"request");
+    bed.t.host.consume(socket, 7);
+    bed.t.app_write_unpumped(b"response");
+    bed.t.app_close_lingering(1 << 20);
+    assert_eq!(bed.run(), None);
+    assert_eq!((bed.client_read(), bed.close_notify_read), (b"response".to_vec(), true));
+    assert_eq!((bed.counter("tls_rx_rekey_ok"), bed.counter("tls_tx_rekey_ok")), (1, 1));
+    assert_eq!(bed.counter("tcp_out_rsts"), 0);
 }
 
 /// RFC 8446 section 4.6.3: a KeyUpdate that arrives while a file is being sent is answered before
 /// the file's next record, although the application has closed the socket.
 #[test]
 fn a_key_update_while_a_file_is_sent_is_answered() {
-    let mut world = TlsHostFixture::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
-    let file = world.t.host.offload_open("big").unwrap();
-    world.t.pump();
-    world.t.serve_disk(ScriptedTcpPeer::default_file_stat());
-    let socket = world.t.socket();
-    world.t.host.offload_write(world.t.now(), socket, file, 1000, 900_000).unwrap();
-    world.t.host.offload_close(file);
-    world.t.app_close_lingering(1 << 20);
+    let mut bed = TlsHostFixture::open(&TlsOffer::of(CipherSuite::TLS13_AES_128_GCM_SHA256));
+    let file = bed.t.host.offload_open("big").unwrap();
+    bed.t.pump();
+    bed.t.serve_disk(ScriptedTcpPeer::default_file_stat());
+    let socket = bed.t.socket();
+    bed.t.host.offload_write(bed.t.now(), socket, file, 1000, 900_000).unwrap();
+    bed.t.host.offload_close(file);
+    bed.t.app_close_lingering(1 << 20);
     let mut read = Vec::new();
     for round in 0_u64.. {
-        world.t.serve_disk(ScriptedTcpPeer::default_file_stat());
+        bed.t.serve_disk(ScriptedTcpPeer::default_file_stat());
         if round < 2 {
-            world.client.refresh_traffic_keys().unwrap();
+            bed.client.refresh_traffic_keys().unwrap();
         }
-        assert_eq!(world.run(), None);
-        read.extend(world.client_read());
-        if world.close_notify_read {
+        assert_eq!(bed.run(), None);
+        read.extend(bed.client_read());
+        if bed.close_notify_read {
             break;
         }
         assert!(round < 100, "stuck after {} bytes", read.len());
     }
     assert!(read == testkit::file_bytes(1000, 900_000)[..], "{} bytes", read.len());
-    assert_eq!((world.counter("tls_rx_rekey_ok"), world.counter("tls_tx_rekey_ok")), (2, 2));
-    assert_eq!(world.counter("tls_tx_bytes"), 900_000, "written again, and counted once");
-    assert_eq!((world.counter("tcp_out_rsts"), world.t.disk_closes), (0, 1));
+    assert_eq!((bed.counter("tls_rx_rekey_ok"), bed.counter("tls_tx_rekey_ok")), (2, 2));
+    assert_eq!(bed.counter("tls_tx_bytes"), 900_000, "written again, and counted once");
+    assert_eq!((bed.counter("tcp_out_rsts"), bed.t.disk_closes), (0, 1));
 }
 
 /// RFC 8446 section 4.6.3 requires an answer before the next application data record, and no record
 /// may follow close_notify (section 6.1): if all data was sent, there is no answer.
 #[test]
 fn a_key_update_behind_the_last_data_needs_no_answer() {
-    let mut world = after_response_lingering(5_000);
-    world.client.refresh_traffic_keys().unwrap();
-    assert_eq!(world.run(), None);
-    assert_eq!((world.client_read(), world.close_notify_read), (text(5_000), true));
-    assert_eq!((world.counter("tls_tx_rekey_ok"), world.counter("tcp_out_rsts")), (0, 0));
+    let mut bed = after_response_lingering(5_000);
+    bed.client.refresh_traffic_keys().unwrap();
+    assert_eq!(bed.run(), None);
+    assert_eq!((bed.client_read(), bed.close_notify_read), (text(5_000), true));
+    assert_eq!((bed.counter("tls_tx_rekey_ok"), bed.counter("tcp_out_rsts")), (0, 0));
 }
 
 /// An incomplete record from the peer does not keep the connection on the host; the rest is handed
 /// over encrypted.
 #[test]
 fn late_records_do_not_keep_the_connection_on_the_host() {
-    let mut world = TlsHostFixture::open(&TlsOffer::default());
-    world.t.app_option(outboard_host::SocketOption::TeardownOffload(true));
-    let record = world.record(b"a request that nobody reads");
-    world.t.app_write_unpumped(&text(20_000));
-    world.t.app_close_lingering(1 << 20);
-    assert!(world.t.take_teardown().is_none(), "more than a congestion window");
-    world.t.send_data(&record[..9]);
-    assert_eq!(world.run(), None);
-    let teardown = world.t.take_teardown().expect("what is left fits");
+    let mut bed = TlsHostFixture::open(&TlsOffer::default());
+    bed.t.app_option(outboard_host::SocketOption::TeardownOffload(true));
+    let record = bed.record(b"a request that nobody reads");
+    bed.t.app_write_unpumped(&text(20_000));
+    bed.t.app_close_lingering(1 << 20);
+    assert!(bed.t.take_teardown().is_none(), "more than a congestion window");
+    bed.t.send_data(&record[..9]);
+    assert_eq!(bed.run(), None);
+    let teardown = bed.t.take_teardown().expect("what is left fits");
     let discards = abi::teardown::LateData::Discard { bytes_max: (1 << 20) - 9 };
     assert_eq!(teardown.late_data, discards);
-    assert_eq!(world.counter("handed_over"), 1);
+    assert_eq!(bed.counter("handed_over"), 1);
 }
 
 /// The client fails with an alert.
 #[test]
 fn the_client_gives_up() {
-    let mut world = TlsHostFixture::open(&TlsOffer::tls12());
+    let mut bed = TlsHostFixture::open(&TlsOffer::tls12());
     // A record from the host that was changed on its way.
-    world.t.app_write(b"some bytes");
+    bed.t.app_write(b"some bytes");
     let mut record: Vec<u8> =
-        world.t.take_all().into_iter().filter_map(|seg| seg.data).flatten().collect();
+        bed.t.take_all().into_iter().filter_map(|seg| seg.data).flatten().collect();
     *record.last_mut().unwrap() ^= 1;
-    world.client.read_tls(&mut &record[..]).unwrap();
-    world.client.process_new_packets().unwrap_err();
-    world.run();
-    assert_eq!(world.t.error(), Some(SocketError::TlsPeer(20)));
-    assert_eq!(world.counter("tls_alerts_received"), 1);
+    bed.client.read_tls(&mut &record[..]).unwrap();
+    bed.client.process_new_packets().unwrap_err();
+    bed.run();
+    assert_eq!(bed.t.error(), Some(SocketError::TlsPeer(20)));
+    assert_eq!(bed.counter("tls_alerts_received"), 1);
 }
 
 /// With a ticket the second handshake is a resumption. Early data is never offered.
@@ -850,13 +850,13 @@ fn sessions_resume() {
         let server = server_config(offer.suites.clone());
         let mut kinds = Vec::new();
         for _ in 0..2 {
-            let mut world = TlsHostFixture::connected(server.clone(), config.clone());
-            assert!(world.client.early_data().is_none(), "it is not offered");
-            world.run();
-            kinds.push(world.client.handshake_kind());
-            world.client.writer().write_all(b"hello").unwrap();
-            world.run();
-            assert_eq!(world.t.app_read(), b"hello");
+            let mut bed = TlsHostFixture::connected(server.clone(), config.clone());
+            assert!(bed.client.early_data().is_none(), "it is not offered");
+            bed.run();
+            kinds.push(bed.client.handshake_kind());
+            bed.client.writer().write_all(b"hello").unwrap();
+            bed.run();
+            assert_eq!(bed.t.app_read(), b"hello");
         }
         assert_eq!(kinds, [Some(HandshakeKind::Full), Some(HandshakeKind::Resumed)]);
     }

@@ -50,7 +50,7 @@ fn cleartext_is_refused_by_default() {
     assert!(matches!(t.error(), Some(SocketError::Tls(_))), "{:?}", t.error());
 }
 
-/// Only the first byte decides: text behind the beginning of a record is no cleartext.
+/// Only the first byte decides: text after the beginning of a record is no cleartext.
 #[test]
 fn records_are_not_handed_over() {
     let mut t = connected(true);

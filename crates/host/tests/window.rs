@@ -111,7 +111,7 @@ fn our_window_closes_and_opens() {
     t.expect(seg!(ACK ack 10001 win 10000));
 }
 
-/// A FIN directly behind the last byte of the window is accepted. Later segments are outside the
+/// A FIN directly after the last byte of the window is accepted. Later segments are outside the
 /// window.
 #[test]
 fn a_fin_behind_a_full_window_is_taken_once() {

@@ -66,11 +66,11 @@ impl Bridge {
         Ok(Self { links: wires, stations, next: 0, readable, counters: BridgeCounters::default() })
     }
 
-    fn learn(&mut self, frame: &[u8], wire: usize) {
+    fn learn(&mut self, frame: &[u8], link: usize) {
         let Some(&address) = frame.get(6..).and_then(|rest| rest.first_chunk::<6>()) else {
             return;
         };
-        self.stations[station_index(address)] = Some(Station { address, link: wire });
+        self.stations[station_index(address)] = Some(Station { address, link });
     }
 
     /// Returns the link on which the destination of a frame was last seen.
@@ -99,8 +99,8 @@ impl Link for Bridge {
     }
 
     fn transmit(&mut self, now: Instant, frame: &TxFrame) -> LinkTxStatus {
-        if let Some(wire) = self.link_of_destination(frame) {
-            return self.links[wire].transmit(now, frame);
+        if let Some(link) = self.link_of_destination(frame) {
+            return self.links[link].transmit(now, frame);
         }
         self.counters.bridge_tx_both += 1;
         let [first, second] = &mut self.links;
@@ -117,10 +117,10 @@ impl Link for Bridge {
     }
 
     fn receive(&mut self, now: Instant, pool: &mut PacketPool) -> Option<RxFrame> {
-        for wire in [self.next, 1 - self.next] {
-            if let Some(frame) = self.links[wire].receive(now, pool) {
-                self.learn(frame.packet.as_slice(), wire);
-                self.next = 1 - wire;
+        for link in [self.next, 1 - self.next] {
+            if let Some(frame) = self.links[link].receive(now, pool) {
+                self.learn(frame.packet.as_slice(), link);
+                self.next = 1 - link;
                 return Some(frame);
             }
         }
@@ -138,8 +138,8 @@ impl Link for Bridge {
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         // Both links may use the same counter names.
         let mut sums: Vec<(&'static str, u64)> = Vec::new();
-        for wire in &self.links {
-            wire.visit(&mut |name, value| match sums.iter_mut().find(|(n, _)| *n == name) {
+        for link in &self.links {
+            link.visit(&mut |name, value| match sums.iter_mut().find(|(n, _)| *n == name) {
                 Some((_, sum)) => *sum += value,
                 None => sums.push((name, value)),
             });
@@ -204,8 +204,8 @@ mod tests {
         let (client, backend) = ([2, 0, 0, 0, 1, 1], [2, 0, 0, 0, 1, 2]);
         assert_eq!(rig.bridge.transmit(NOW, &frame(client, OURS)), LinkTxStatus::Sent);
         assert_eq!((rig.got(), rig.counted()), ([1, 1], [1, 0]), "never heard: both");
-        for (wire, station) in [(0, client), (1, backend)] {
-            assert_eq!(rig.far[wire].transmit(NOW, &frame(OURS, station)), LinkTxStatus::Sent);
+        for (link, station) in [(0, client), (1, backend)] {
+            assert_eq!(rig.far[link].transmit(NOW, &frame(OURS, station)), LinkTxStatus::Sent);
             assert!(rig.bridge.receive(NOW, &mut rig.pool).is_some());
         }
         assert_eq!(rig.got(), [0, 0], "nothing is carried across");
@@ -223,9 +223,9 @@ mod tests {
     #[test]
     fn links_are_polled_in_turn() {
         let mut rig = rig([8, 8]);
-        for wire in [0, 0, 0, 1, 1] {
-            let from = [2, 0, 0, 0, 2, u8::try_from(wire).unwrap()];
-            assert_eq!(rig.far[wire].transmit(NOW, &frame(OURS, from)), LinkTxStatus::Sent);
+        for link in [0, 0, 0, 1, 1] {
+            let from = [2, 0, 0, 0, 2, u8::try_from(link).unwrap()];
+            assert_eq!(rig.far[link].transmit(NOW, &frame(OURS, from)), LinkTxStatus::Sent);
         }
         let mut order = Vec::new();
         while let Some(frame) = rig.bridge.receive(NOW, &mut rig.pool) {

@@ -1,7 +1,7 @@
 //! Time, CPU time, cycles, entropy and core affinity, which the sans-IO crates get as parameters.
 //!
-//! Called by threads and benchmarks. Every [`MonotonicClock`] counts from its own creation on the monotonic
-//! clock, so instants of two clocks must not be compared.
+//! Called by threads and benchmarks. Every [`MonotonicClock`] counts from its own creation on the
+//! monotonic clock, so instants of two clocks must not be compared.
 #![expect(unsafe_code, reason = "clock_gettime, getrandom, sched_setaffinity, rdtsc")]
 
 use std::io;

@@ -67,9 +67,10 @@ base::counters! {
     }
 }
 
-/// Most packets held for reordering in one direction, and most that wait for a full inner link.
+/// Maximum number of packets held for reordering in one direction, and most that wait for a full
+/// inner link.
 const HELD_MAX: usize = 64;
-/// Most packets that overtake a held packet.
+/// Maximum number of packets that overtake a held packet.
 const OVERTAKEN_BY_MAX: u64 = 8;
 /// Longest delay of a held packet that too few packets overtake, in milliseconds. The shortest is 1
 /// ms.
@@ -160,7 +161,7 @@ pub struct FaultLink<W> {
     active: bool,
     tx: FaultDirection<TxFrame>,
     rx: FaultDirection<RxFrame>,
-    /// When to retry transmission on a full inner link.
+    /// Time at which to retry transmission on a full inner link.
     retry_at: Option<Instant>,
     counters: FaultCounters,
 }

@@ -1,14 +1,14 @@
 //! Operating-system access: links, disks, clocks and wake-ups.
 //!
 //! Used by `apps`, `quic`, `stack`, `outboard`, `sim`, `lab` and the interoperability tests. Device
-//! (`nic`) and host stack (`host`) never call it: they see a [`link::Wire`] or a [`disk::Disk`] as
+//! (`nic`) and host stack (`host`) never call it: they see a [`link::Link`] or a [`disk::Disk`] as
 //! frames and messages of `abi`, so the same code runs over a TAP, over memory, and in the
 //! simulator.
 //!
-//! Links: [`memory_link`] (two ends in one process) and [`tap`] (the Linux kernel at the other end);
-//! [`fault`] and [`pcap`] wrap any link, [`bridge`] joins two. Disks: io_uring, a thread pool, or
-//! plain calls, chosen by [`disk::open_disk`]. [`heap`] reports how much memory the process has
-//! allocated.
+//! Links: [`memory_link`] (two ends in one process) and [`tap`] (the Linux kernel at the other
+//! end); [`fault`] and [`pcap`] wrap any link, [`bridge`] joins two. Disks: io_uring, a thread
+//! pool, or plain calls, chosen by [`disk::open_disk`]. [`heap`] reports how much memory the
+//! process has allocated.
 //!
 //! This crate implements no protocol: it parses a frame only if the format of a link or a capture
 //! requires it. `unsafe` code is confined to the modules that make system calls, which declare it

@@ -26,7 +26,7 @@ pub trait Link: Send {
     /// Returns the next received frame, in a buffer from `pool`.
     fn receive(&mut self, now: Instant, pool: &mut PacketPool) -> Option<RxFrame>;
 
-    /// Returns when a frame delayed inside the link is due; `None` if there is none.
+    /// Returns the time at which a frame delayed inside the link is due; `None` if there is none.
     fn poll_timeout(&self) -> Option<Instant>;
 
     /// Returns a descriptor that polls readable while received frames wait in the kernel; `None` if

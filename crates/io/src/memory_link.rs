@@ -29,11 +29,11 @@ pub struct MemoryLinkConfig {
     pub delay: Duration,
     /// Rate in bytes per second; `None` for infinite.
     pub bytes_per_s: Option<u64>,
-    /// Most bytes that wait for transmission; frames beyond that are dropped. Not used without a
-    /// rate.
+    /// Maximum number of bytes that wait for transmission; frames beyond that are dropped. Not used
+    /// without a rate.
     pub queue_bytes_max: u64,
-    /// Most frames between the two ends, rounded up to a power of two; beyond it `transmit` returns
-    /// [`LinkTxStatus::Full`].
+    /// Maximum number of frames between the two ends, rounded up to a power of two; beyond it
+    /// `transmit` returns [`LinkTxStatus::Full`].
     pub frames_max: usize,
     /// Largest packet without its Ethernet header, in bytes.
     pub mtu: u16,
@@ -162,7 +162,8 @@ impl MemoryLink {
             && (!frame.checksum_partial || self.caps.checksum)
     }
 
-    /// Returns when the last bit of `bytes` will have left, or `None` if the queue has no room.
+    /// Returns the time at which the last bit of `bytes` will have left, or `None` if the queue has
+    /// no room.
     fn transmission_end(&self, now: Instant, bytes: u64) -> Option<Instant> {
         let Some(rate) = self.config.bytes_per_s else { return Some(now) };
         let waiting = self.busy_until.since(now);

@@ -1,8 +1,8 @@
 //! Waking a thread, and waiting for several descriptors at once: eventfd(2) and ppoll(2).
 //!
 //! The threads of device and host sleep in a [`Poller`] on their link, their disk and a
-//! [`Notifier`] that the other side writes to. [`abi::ring::Waker`] decides whether to notify, so
-//! that waking a busy thread costs no system call.
+//! [`Notifier`] that the other side writes to. [`abi::ring::RingWaker`] decides whether to notify,
+//! so that waking a busy thread costs no system call.
 #![expect(unsafe_code, reason = "eventfd and ppoll")]
 
 use std::fs::File;

@@ -1,7 +1,7 @@
 //! A link that writes its traffic to a pcapng file, for Wireshark and tcpdump.
 //!
 //! For `--pcap`. The capture shows packets as they would be on a cable: runs are segmented and
-//! partial checksums completed ([`link::segment`]), since readers of captures do not accept frames
+//! partial checksums completed ([`wire::segment`]), since readers of captures do not accept frames
 //! longer than packets. Outside [`crate::fault`] it shows what the device sent; inside, what really
 //! left.
 //!
@@ -168,7 +168,7 @@ impl<W: Link> PcapLink<W> {
     }
 
     fn fail(&mut self, error: &io::Error) {
-        eprintln!("outboard: the capture stops here, traffic goes on: {error}");
+        eprintln!("outboard: cannot write capture, stopping it: {error}");
         self.counters.pcap_errors += 1;
         if let Some(file) = self.file.take() {
             // Taken apart, so that its drop does not try to write the buffered data again.
@@ -180,7 +180,7 @@ impl<W: Link> PcapLink<W> {
 impl<W> Drop for PcapLink<W> {
     fn drop(&mut self) {
         if let Some(Err(error)) = self.file.as_mut().map(|file| file.get_mut().flush()) {
-            eprintln!("outboard: the end of the capture could not be written: {error}");
+            eprintln!("outboard: cannot write end of capture: {error}");
         }
     }
 }
@@ -271,16 +271,16 @@ mod tests {
         let path = dir.path().join("wire.pcapng");
         let (a, mut b) = memory_link_pair(&MemoryLinkConfig::default());
         let epoch = Duration::from_secs(1_700_000_000);
-        let mut wire = PcapLink::create(a, &path, "ob0", epoch).unwrap();
+        let mut link = PcapLink::create(a, &path, "ob0", epoch).unwrap();
         let mut pool = PacketPool::new(4);
         let (t1, t2) = (Instant::from_nanos(5), Instant::from_nanos(1_000_000_007));
         // The first packet needs three bytes of padding, the second none.
-        assert_eq!(wire.transmit(t1, &frame(b"out")), LinkTxStatus::Sent);
+        assert_eq!(link.transmit(t1, &frame(b"out")), LinkTxStatus::Sent);
         assert_eq!(b.transmit(t2, &frame(&[9; 3000][..1446])), LinkTxStatus::Sent);
-        assert!(wire.receive(t2, &mut pool).is_some());
-        assert!(wire.receive(t2, &mut pool).is_none());
-        assert_eq!(nonzero(|f| wire.counters().visit(f)), [("pcap_packets", 2)]);
-        drop(wire);
+        assert!(link.receive(t2, &mut pool).is_some());
+        assert!(link.receive(t2, &mut pool).is_none());
+        assert_eq!(nonzero(|f| link.counters().visit(f)), [("pcap_packets", 2)]);
+        drop(link);
 
         let mut reader = PcapNgReader::new(File::open(&path).unwrap()).unwrap();
         let mut packets = Vec::new();
@@ -305,10 +305,10 @@ mod tests {
         let (a, _b) =
             memory_link_pair(&MemoryLinkConfig { frames_max: 1, ..MemoryLinkConfig::default() });
         let out = Box::new(io::sink());
-        let mut wire = PcapLink::new(a, out, "ob0", Duration::ZERO).unwrap();
-        assert_eq!(wire.transmit(Instant::ZERO, &frame(b"1")), LinkTxStatus::Sent);
-        assert_eq!(wire.transmit(Instant::ZERO, &frame(b"2")), LinkTxStatus::Full);
-        assert_eq!(wire.counters().pcap_packets, 1);
+        let mut link = PcapLink::new(a, out, "ob0", Duration::ZERO).unwrap();
+        assert_eq!(link.transmit(Instant::ZERO, &frame(b"1")), LinkTxStatus::Sent);
+        assert_eq!(link.transmit(Instant::ZERO, &frame(b"2")), LinkTxStatus::Full);
+        assert_eq!(link.counters().pcap_packets, 1);
     }
 
     #[test]
@@ -316,17 +316,17 @@ mod tests {
         let written = Arc::new(Mutex::new(Vec::new()));
         let (a, mut b) = memory_link_pair(&MemoryLinkConfig::default());
         let disk = Box::new(LimitedWriter(Arc::clone(&written), 200));
-        let mut wire = PcapLink::new(a, disk, "ob0", Duration::ZERO).unwrap();
+        let mut link = PcapLink::new(a, disk, "ob0", Duration::ZERO).unwrap();
         let head = written.lock().unwrap().len();
         let mut pool = PacketPool::new(4);
         for i in 1..5 {
             // One second apart, so that each is flushed.
             let now = Instant::from_millis(i * 1000);
-            assert_eq!(wire.transmit(now, &frame(&[0; 1000])), LinkTxStatus::Sent);
+            assert_eq!(link.transmit(now, &frame(&[0; 1000])), LinkTxStatus::Sent);
             assert!(b.receive(now, &mut pool).is_some());
         }
-        assert_eq!(wire.counters().pcap_errors, 1);
-        drop(wire);
+        assert_eq!(link.counters().pcap_errors, 1);
+        drop(link);
         assert_eq!(written.lock().unwrap().len(), head);
         let nowhere = Box::new(LimitedWriter(Arc::default(), 0));
         let (a, _b) = memory_link_pair(&MemoryLinkConfig::default());

@@ -1,16 +1,16 @@
 //! Change notification for served files, by inotify(7).
 //!
 //! The content server assumes for up to a second that a path still leads to the file that it has
-//! open. A [`FileWatch`] removes that delay: the server calls [`FileWatch::add`] for each path before
-//! opening it, and [`FileWatch::poll`] returns the paths that may by now lead to another file or to
-//! changed content. The kernel queues an event before the system call that caused it returns; so a
-//! client that sends a request after a change never gets an older answer, provided that the watch
-//! is polled between request and answer.
+//! open. A [`FileWatch`] removes that delay: the server calls [`FileWatch::add`] for each path
+//! before opening it, and [`FileWatch::poll`] returns the paths that may by now lead to another
+//! file or to changed content. The kernel queues an event before the system call that caused it
+//! returns; so a client that sends a request after a change never gets an older answer, provided
+//! that the watch is polled between request and answer.
 //!
 //! Each directory and symbolic link on the way from the root to the file is watched, and the file
 //! itself. Above the root, only directories that hold a symbolic link of the path, or the root
 //! itself, are watched. If the kernel refuses a watch (limit reached, file system without support),
-//! only the one-second check remains. Bounded: after [`PATHS_MAX`] paths all watches are discarded.
+//! only the one-second check remains. Bounded: after `PATHS_MAX` paths all watches are discarded.
 #![expect(unsafe_code, reason = "inotify")]
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -21,9 +21,9 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-/// Most paths watched at a time.
+/// Maximum number of paths watched at a time.
 const PATHS_MAX: usize = 65_536;
-/// Most symbolic links followed in one path, as in Linux.
+/// Maximum number of symbolic links followed in one path, as in Linux.
 const LINKS_MAX: usize = 40;
 /// Events about names in a directory.
 const NAMES: u32 = libc::IN_CREATE
@@ -38,7 +38,8 @@ const CONTENT: u32 = libc::IN_MODIFY | libc::IN_ATTRIB | libc::IN_DONT_FOLLOW | 
 const EVENT_BYTES: usize = 16;
 /// Size of the buffer for events.
 const BUFFER_BYTES: usize = 16 * 1024;
-/// Most reads in one poll. They hold more events than the kernel's default queue (16384).
+/// Maximum number of reads in one poll. They hold more events than the kernel's default queue
+/// (16384).
 const READS_MAX: usize = 512;
 
 /// A change that may have happened.

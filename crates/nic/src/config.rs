@@ -14,8 +14,9 @@ use alloc::sync::Arc;
 /// Value of [`DeviceConfig::transmit_bytes_max`] for long transmits: four frames of 64 KiB (the
 /// longest of most links), which is also the disk's longest read, and room for a response's head.
 pub const LONG_TRANSMIT_BYTES: u32 = (256 + 8) * 1024;
-/// Most payload bytes of a packet, or of a run that is passed to a segmenting link as one frame:
-/// with the longest headers, the IP packet's length still fits in 16 bits (RFC 791 section 3.1).
+/// Maximum number of payload bytes of a packet, or of a run that is passed to a segmenting link as
+/// one frame: with the longest headers, the IP packet's length still fits in 16 bits (RFC 791
+/// section 3.1).
 pub(crate) const RUN_BYTES_MAX: u32 = 65_536 - 120;
 
 /// Largest block of the file engine, in pages: 1 MiB.
@@ -43,19 +44,19 @@ pub struct DeviceConfig {
     /// Steering of QUIC datagrams to queues by connection ID; `None` to spread all datagrams by
     /// their addresses.
     pub quic_steering: Option<abi::quic::QuicSteering>,
-    /// Most payload bytes in one transmit, at least 65,416; announced as
+    /// Maximum number of payload bytes in one transmit, at least 65,416; announced as
     /// [`abi::Capabilities::transmit_bytes_max`]. With longer transmits the host needs fewer
     /// operations; the device cuts them for the link.
     pub transmit_bytes_max: u32,
-    /// Most payload bytes in one frame to a segmenting link, at least 65,416. A longer TCP run over
-    /// IPv4 has a total length of zero, as in Linux since 6.3 (BIG TCP), so a greater value is only
-    /// for links that accept this. All other runs are cut into shorter frames.
+    /// Maximum number of payload bytes in one frame to a segmenting link, at least 65,416. A longer
+    /// TCP run over IPv4 has a total length of zero, as in Linux since 6.3 (BIG TCP), so a greater
+    /// value is only for links that accept this. All other runs are cut into shorter frames.
     pub run_bytes_max: u32,
     /// Transmits that may wait at one time, for a disk or behind another transmit of their flow. At
     /// the limit [`crate::Device::can_take_op`] returns false. Also bounds the flow table: only
     /// flows with waiting transmits have an entry.
     pub pending_transmits_max: usize,
-    /// Whether TCP timestamps are advanced by the time that a transmit waited for a disk (IO-TCP
+    /// True to advance TCP timestamps by the time that a transmit waited for a disk (IO-TCP
     /// section 3.5).
     pub correct_timestamps: bool,
     /// Seed of the RSS key and of the hash tables. Taken from the operating system's random
@@ -157,17 +158,17 @@ pub struct L5oConfig {
     pub context_bytes: u32,
     /// Size of the modeled cache in bytes.
     pub cache_bytes: u32,
-    /// Whether messages are decrypted in any order; if false, in sequence only, as in the paper.
+    /// True to decrypt messages in any order; false for in sequence only, as in the paper.
     pub out_of_order: bool,
-    /// How receive contexts resynchronize.
+    /// Resynchronization of receive contexts.
     pub resync: ResyncMode,
-    /// Whether TLS records are encrypted.
+    /// True to encrypt TLS records.
     pub tls_tx: bool,
-    /// Whether TLS records are decrypted.
+    /// True to decrypt TLS records.
     pub tls_rx: bool,
-    /// Whether NVMe/TCP data digests are filled in.
+    /// True to fill in NVMe/TCP data digests.
     pub nvme_tcp_tx: bool,
-    /// Whether NVMe/TCP PDUs are followed on receive: digests verified, data placed.
+    /// True to follow NVMe/TCP PDUs on receive: verify digests, place data.
     pub nvme_tcp_rx: bool,
     /// Registered buffers at one time, over all contexts.
     pub ddp_buffers_max: u32,
@@ -186,7 +187,7 @@ pub struct L5oConfig {
 }
 
 impl L5oConfig {
-    /// All offloads enabled, with keys from `crypto`.
+    /// Creates a configuration with all offloads enabled and keys made by `crypto`.
     #[must_use]
     pub fn new(crypto: Arc<dyn CryptoProvider>) -> Self {
         Self {
@@ -283,7 +284,7 @@ pub struct QuicConfig {
 }
 
 impl QuicConfig {
-    /// The default sizes, with keys from `crypto`.
+    /// Creates a configuration with the default sizes and keys made by `crypto`.
     #[must_use]
     pub fn new(crypto: Arc<dyn CryptoProvider>) -> Self {
         Self { crypto, entries_max: 65_536, waiting_datagrams_max: 16_384 }

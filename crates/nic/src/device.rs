@@ -56,7 +56,8 @@ pub struct Device {
     flows: FlowTable,
     pub(crate) engines: Engines,
     egress: Egress,
-    /// Most payload bytes of a TCP run that the link takes as one frame, as known so far.
+    /// Maximum number of payload bytes of a TCP run that the link takes as one frame, as known so
+    /// far.
     run_bytes_max: u32,
     /// Frames that the link had no room for; they leave before `runs`.
     unsent: VecDeque<TxFrame>,
@@ -74,7 +75,7 @@ pub struct Device {
 impl Device {
     /// Creates a device on a link with the capabilities `link`.
     #[must_use]
-    pub fn new(config: DeviceConfig, wire: LinkCaps) -> Self {
+    pub fn new(config: DeviceConfig, link: LinkCaps) -> Self {
         let transmit_bytes_max = config.transmit_bytes_max.max(RUN_BYTES_MAX);
         let config = DeviceConfig { queues: config.queues.max(1), transmit_bytes_max, ..config };
         let pool = PacketPool::new(config.pool_buffers_max);
@@ -84,7 +85,7 @@ impl Device {
             timestamp_guard: config.correct_timestamps.then(TimestampGuard::new),
             flows: FlowTable::new(config.rss_seed),
             engines: Engines::new(&config),
-            egress: Egress::new(config.queues, config.queue_events_max, wire.mtu, pool),
+            egress: Egress::new(config.queues, config.queue_events_max, link.mtu, pool),
             run_bytes_max: config.run_bytes_max.max(RUN_BYTES_MAX),
             unsent: VecDeque::new(),
             next_queue: 0,
@@ -92,7 +93,7 @@ impl Device {
             load_is_high: false,
             returned: 0,
             resets: 0,
-            link: wire,
+            link,
             config,
         }
     }
@@ -317,9 +318,9 @@ impl Device {
         }
     }
 
-    /// Returns when to poll again if no input arrives: a transmit waits for memory that frames on
-    /// the link hold, QUIC packets wait for others, or an engine that took over connections has a
-    /// timer.
+    /// Returns the time at which to poll again if no input arrives: a transmit waits for memory
+    /// that frames on the link hold, QUIC packets wait for others, or an engine that took over
+    /// connections has a timer.
     #[must_use]
     pub fn poll_timeout(&self, now: Instant) -> Option<Instant> {
         let starved = self.engines.are_starved() && self.is_link_queue_empty();

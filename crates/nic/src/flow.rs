@@ -112,7 +112,7 @@ impl FlowTable {
         }
     }
 
-    /// Returns the line of a transmit, for the calls below: its flow's, or one of its own.
+    /// Returns the queue of a transmit, for the calls below: its flow's, or one of its own.
     pub(crate) fn queue_of(&self, transmit: SlabKey) -> Option<FlowQueueKey> {
         let node = self.nodes.get(transmit)?;
         Some(if node.flow == SlabKey::NONE {
@@ -122,7 +122,7 @@ impl FlowTable {
         })
     }
 
-    /// Returns the line of a flow, if any of its transmits waits.
+    /// Returns the queue of a flow, if any of its transmits waits.
     pub(crate) fn queue_of_flow(&self, queue: usize, flow: FlowId) -> Option<FlowQueueKey> {
         if self.is_waiting(queue, flow) {
             self.find(queue, flow).map(FlowQueueKey::Flow)
@@ -131,7 +131,7 @@ impl FlowTable {
         }
     }
 
-    /// Removes the transmit at the head of a line, unless it waits.
+    /// Removes the transmit at the head of a queue, unless it waits.
     pub(crate) fn pop_resolved(&mut self, line: FlowQueueKey) -> Option<PendingTransmit> {
         let head = self.head(line)?;
         match self.nodes.get(head)?.pending.state {
@@ -140,7 +140,7 @@ impl FlowTable {
         }
     }
 
-    /// Removes the transmit at the head of a line, in any state. The flow's entry is removed with
+    /// Removes the transmit at the head of a queue, in any state. The flow's entry is removed with
     /// its last transmit.
     pub(crate) fn pop(&mut self, line: FlowQueueKey) -> Option<PendingTransmit> {
         let head = self.head(line)?;

@@ -7,8 +7,8 @@ use nic::Device;
 
 use crate::{DiskPort, TurnResult};
 
-/// Most frames, operations and completions, each, that are taken in a turn: enough for batches to
-/// pay, few enough that the other sources wait for tens of microseconds only.
+/// Maximum number of frames, operations and completions, each, that are taken in a turn: enough for
+/// batches to pay, few enough that the other sources wait for tens of microseconds only.
 const BATCH: usize = 64;
 
 /// A device's link, disk and rings.
@@ -65,7 +65,7 @@ impl DeviceHalf {
         turn
     }
 
-    /// Returns when the device needs a turn even without input.
+    /// Returns the time at which the device needs a turn even without input.
     #[must_use]
     pub fn poll_timeout(&self, now: Instant) -> Option<Instant> {
         self.device.poll_timeout(now)

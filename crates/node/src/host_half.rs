@@ -7,7 +7,7 @@ use host::{Application, Host};
 
 use crate::{DiskPort, TurnResult};
 
-/// Most events of a device, and most completions, that are taken in a turn.
+/// Maximum number of events of a device, and most completions, that are taken in a turn.
 const BATCH: usize = 256;
 
 /// A host's rings, and its disk for files that the device does not read.
@@ -98,7 +98,7 @@ impl HostHalf {
         turn
     }
 
-    /// Returns when host or application need a turn even without input.
+    /// Returns the time at which host or application need a turn even without input.
     #[must_use]
     pub fn poll_timeout(&self, app: &(impl Application + ?Sized)) -> Option<Instant> {
         let of_app = app.poll_timeout().filter(|_| self.phase == AppPhase::Running);

@@ -32,7 +32,7 @@ use base::{Duration, Instant};
 pub use device_half::{DeviceHalf, DevicePorts};
 pub use host_half::{HostHalf, HostPorts};
 
-/// Time after which a half that was [blocked](Turn::blocked) has its next turn.
+/// Time after which a half that was [blocked](TurnResult::blocked) has its next turn.
 pub const RETRY: Duration = Duration::from_micros(200);
 
 /// The disk of a half.

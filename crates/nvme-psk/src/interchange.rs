@@ -26,25 +26,25 @@ pub struct ConfiguredPsk {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyFault {
     /// The prefix is wrong.
-    #[error("a key of NVMe/TCP begins with `NVMeTLSkey-1:`")]
+    #[error("an NVMe/TCP key must start with `NVMeTLSkey-1:`")]
     Prefix,
     /// The final colon is missing.
-    #[error("a key of NVMe/TCP ends with `:`")]
+    #[error("an NVMe/TCP key must end with `:`")]
     End,
     /// The hash field is missing or unknown.
-    #[error("the hash of a key is 00 (none), 01 (SHA-256) or 02 (SHA-384)")]
+    #[error("unknown hash of the key; expected 00 (none), 01 (SHA-256) or 02 (SHA-384)")]
     Hash,
     /// The key field is not valid Base64.
-    #[error("what a key holds is no Base64")]
+    #[error("the key is not valid Base64")]
     Base64,
     /// The decoded key has neither of the two lengths.
-    #[error("a key has 32 or 48 bytes, and 4 of checksum")]
+    #[error("wrong key length; expected 32 or 48 bytes and a checksum of 4")]
     Length,
     /// The key's length is not that of its hash.
-    #[error("a key with SHA-256 has 32 bytes and one with SHA-384 has 48")]
+    #[error("wrong key length for its hash; expected 32 bytes with SHA-256, 48 with SHA-384")]
     HashLength,
     /// The CRC-32 does not match.
-    #[error("the checksum of the key does not match: a letter is wrong")]
+    #[error("key checksum mismatch; check the key for typing errors")]
     Checksum,
 }
 

@@ -169,15 +169,15 @@ pub(crate) struct ProxyArgs {
     /// Longest time that a connection may be idle in both directions, in seconds
     #[arg(long, default_value_t = 300, value_name = "S")]
     pub(crate) idle_timeout: u32,
-    /// Separate link to the backends, as tap:NAME [default: the link of --wire]
-    #[arg(long, value_name = "WIRE")]
-    pub(crate) backend_wire: Option<LinkName>,
+    /// Separate link to the backends, as tap:NAME [default: the link of --link]
+    #[arg(long, value_name = "LINK")]
+    pub(crate) backend_link: Option<LinkName>,
     /// Address and prefix length of the stack on the link to the backends; may be given twice
-    #[arg(long, value_name = "CIDR", requires = "backend_wire",
+    #[arg(long, value_name = "CIDR", requires = "backend_link",
         default_values = ["10.78.0.2/24", "fd78::2/64"])]
     pub(crate) backend_addr: Vec<Cidr>,
     /// Address and prefix length of the kernel's end of the TAP to the backends; may be given twice
-    #[arg(long, value_name = "CIDR", requires = "backend_wire",
+    #[arg(long, value_name = "CIDR", requires = "backend_link",
         default_values = ["10.78.0.1/24", "fd78::1/64"])]
     pub(crate) backend_peer: Vec<Cidr>,
     #[command(flatten)]
@@ -252,8 +252,8 @@ pub(crate) struct QueryArgs {
     /// Control socket of the instance
     #[arg(long, value_name = "PATH")]
     pub(crate) control: Option<PathBuf>,
-    /// Link of the instance (its --wire), from which its control socket is derived
-    #[arg(long = "wire", default_value = "tap:ob0", value_name = "WIRE")]
+    /// Link of the instance (its --link), from which its control socket is derived
+    #[arg(long = "link", alias = "wire", default_value = "tap:ob0", value_name = "LINK")]
     pub(crate) link: LinkName,
     /// Print JSON
     #[arg(long)]
@@ -279,14 +279,15 @@ impl FromStr for ErrorPageArg {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let parts = text.split_once('=').filter(|(_, file)| !file.is_empty());
-        let (code, file) = parts.ok_or_else(|| format!("`{text}`: write CODE=FILE"))?;
+        let (code, file) =
+            parts.ok_or_else(|| format!("invalid error page `{text}`; expected CODE=FILE"))?;
         match code.parse() {
             Ok(status) if ERROR_STATUSES.contains(&status) => {
                 Ok(Self { status, file: file.into() })
             }
             _ => {
                 let known = ERROR_STATUSES.map(|status| status.to_string()).join(" ");
-                Err(format!("`{code}` is no error that is sent; there are: {known}"))
+                Err(format!("unknown error status `{code}`; expected one of {known}"))
             }
         }
     }

@@ -66,8 +66,8 @@ fn tables(answer: &Value) -> String {
         "Peer",
         "cwnd",
         "srtt",
-        "by device",
-        "resent",
+        "offloaded",
+        "retrans",
         "Offload"
     );
     let is_pair = |row: &&Value| row["spliced_with"].is_object();
@@ -106,17 +106,17 @@ fn describe_quic(rows: &[&Value], text: &mut String) {
         text,
         "\n{:<12} {:>11} {:>11} {:<24} {:<26} {:>9} {:>9} {:>10} {:>6} {:>7} {:>7} {:>5}  Offload",
         "QUIC",
-        "sent",
-        "received",
+        "tx bytes",
+        "rx bytes",
         "Local",
         "Peer",
         "cwnd",
         "srtt",
-        "by device",
+        "offloaded",
         "lost",
         "streams",
-        "updates",
-        "moves"
+        "rekeys",
+        "migr"
     );
     for row in rows {
         let number = |key: &str| row[key].as_u64().unwrap_or(0);
@@ -153,32 +153,34 @@ fn describe_quic_details(row: &Value) -> Vec<String> {
         let ids: Vec<String> = ids.iter().filter_map(word).collect();
         let peer = word(&row["peer_connection_id"]).unwrap_or_else(|| "?".to_owned());
         let version = row["version"].as_u64().unwrap_or(0);
-        lines.push(format!("version {version}, IDs {}, peer's {peer}", ids.join(" ")));
+        lines.push(format!(
+            "version {version:#x}, connection IDs {}, peer connection ID {peer}",
+            ids.join(" ")
+        ));
     }
     let waits = [
-        ("stream_credit", "the client's credit for a stream"),
-        ("connection_credit", "the client's credit for the connection"),
-        ("window", "the congestion window"),
-        ("disk", "the disk"),
+        ("stream_credit", "stream flow control"),
+        ("connection_credit", "connection flow control"),
+        ("window", "congestion window"),
+        ("disk", "disk"),
     ];
     let waits = waits.iter().filter_map(|(key, what)| {
         let count = row["streams_waiting"][*key].as_u64().filter(|count| *count > 0)?;
-        Some(format!("{count} for {what}"))
+        Some(format!("{count} by {what}"))
     });
     let waits: Vec<String> = waits.collect();
     if !waits.is_empty() {
-        lines.push(format!("streams wait: {}", waits.join(", ")));
+        lines.push(format!("streams blocked: {}", waits.join(", ")));
     }
     let count = |key: &str| row[key].as_u64().unwrap_or(0);
     let (spurious, reductions) = (count("losses_spurious"), count("cwnd_reductions"));
     if spurious + reductions > 0 {
         let undone = count("cwnd_reductions_undone");
         lines.push(format!(
-            "losses: {spurious} spurious; the window was reduced {reductions} times, \
-             {undone} undone"
+            "spurious losses {spurious}, cwnd reductions {reductions}, undone {undone}"
         ));
     }
-    lines.extend(word(&row["close_reason"]).map(|why| format!("ended: {why}")));
+    lines.extend(word(&row["close_reason"]).map(|why| format!("close reason: {why}")));
     lines
 }
 
@@ -190,7 +192,7 @@ fn describe_pairs(pairs: &[&Value], text: &mut String) {
     let _ = writeln!(
         text,
         "\n{:<12} {:<26} {:<26} {:>12} {:>12} {:>9} {:>9}",
-        "Spliced", "Client", "Backend", "bytes to", "bytes back", "age", "idle"
+        "Spliced", "Client", "Backend", "to backend", "to client", "age", "idle"
     );
     for row in pairs {
         let number = |key: &str| row[key].as_u64().unwrap_or(0);
@@ -246,7 +248,7 @@ pub(crate) fn query_instance(
     let path = path(control, link);
     let failed = |what: &dyn std::fmt::Display| {
         Failure::Unavailable(format!(
-            "no instance answers at {} ({what}): start `outboard serve`, or name its socket with \
+            "cannot connect to {}: {what}; start an instance, or specify its socket with \
              --control",
             path.display()
         ))
@@ -265,7 +267,7 @@ pub(crate) fn query_instance(
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(Failure::System(format!("cannot write: {e}")))
+            Err(Failure::System(format!("cannot write to standard output: {e}")))
         }
         _ => Ok(()),
     }
@@ -312,10 +314,10 @@ mod tests {
         let text = tables(&json!([more]));
         let said: Vec<&str> = text.lines().skip(4).map(str::trim).collect();
         let expected = [
-            "version 1, IDs 0102 0304, peer's 05",
-            "streams wait: 2 for the client's credit for a stream, 1 for the congestion window",
-            "losses: 5 spurious; the window was reduced 3 times, 2 undone",
-            "ended: timed out",
+            "version 0x1, connection IDs 0102 0304, peer connection ID 05",
+            "streams blocked: 2 by stream flow control, 1 by congestion window",
+            "spurious losses 5, cwnd reductions 3, undone 2",
+            "close reason: timed out",
         ];
         assert_eq!(said, expected);
         assert_eq!(tables(&json!([])).lines().count(), 1);

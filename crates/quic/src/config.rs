@@ -29,8 +29,8 @@ pub struct QuicEndpointConfig {
     pub seed: [u8; 32],
     /// Maximum open connections; further attempts are refused.
     pub connections_max: usize,
-    /// Number of concurrent handshakes from which on clients must validate their address by a Retry
-    /// (RFC 9000 section 8.1.2).
+    /// Number of concurrent handshakes at which clients begin to have to validate their address by
+    /// a Retry (RFC 9000 section 8.1.2).
     pub handshakes_before_retry: usize,
     /// Bytes sent and received after which a connection is offloaded to the device. The operations
     /// pay off from the first object on (`outboard-lab bench quic`, `break_even_bytes`); shorter
@@ -91,6 +91,6 @@ impl QuicEndpointConfig {
 impl core::fmt::Debug for QuicEndpointConfig {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         // The seed is secret.
-        f.debug_struct("Config").field("port", &self.port).finish_non_exhaustive()
+        f.debug_struct("QuicEndpointConfig").field("port", &self.port).finish_non_exhaustive()
     }
 }

@@ -1,9 +1,9 @@
 //! One connection: data of its streams on the way to quinn-proto, and the work after each event.
 //!
-//! Called by [`crate::Endpoint`]. Data that an application writes is queued per stream until
-//! quinn-proto has room for it. File content is passed as placeholder zeros ([`crate::file_map`]) if
-//! the device reads the file and encrypts the packets; otherwise the host reads it before it is
-//! written. [`crate::transmit`] builds the datagrams.
+//! Called by [`crate::QuicEndpoint`]. Data that an application writes is queued per stream until
+//! quinn-proto has room for it. File content is passed as placeholder zeros
+//! ([`crate::file_ranges`]) if the device reads the file and encrypts the packets; otherwise the
+//! host reads it before it is written. [`crate::transmit`] builds the datagrams.
 
 use core::net::SocketAddr;
 use std::collections::{BTreeMap, VecDeque};
@@ -457,11 +457,11 @@ impl QuicConnection {
         }
     }
 
-    /// Starts reading the file behind the bytes at a stream's front, so that the stream has data in
+    /// Starts reading the file after the bytes at a stream's front, so that the stream has data in
     /// its next turn; otherwise less urgent streams would take the turn.
     fn read_ahead(&mut self, cx: &mut QuicEnv<'_>, stream: StreamId) {
         let by_device = self.offload.tx().is_some();
-        // Without credit nothing behind the front can be sent in the next turn.
+        // Without credit nothing after the front can be sent in the next turn.
         let may_read = |o: &&OutgoingStream| !o.reading && o.written < o.credit_min;
         let Some(outgoing) = self.streams.get(&stream).filter(may_read) else { return };
         let Some(&OutgoingPiece::File { file, offset, len }) = outgoing.queue.get(1) else {

@@ -1,10 +1,11 @@
 //! File content in streams, represented by placeholder zeros.
 //!
 //! quinn-proto keeps the data of a stream until it is acknowledged. For file content it gets zeros,
-//! in chunks of one static block ([`PlaceholderChunk`]); this module maps them to ranges of files. Every
-//! packet is looked up when it is sent, so a retransmission may cut the data anew. quinn-proto does
-//! not report acknowledgments, but drops a chunk when all of it is acknowledged (in order), when
-//! the stream is reset, or when the connection ends; dropping a chunk releases its range.
+//! in chunks of one static block ([`PlaceholderChunk`]); this module maps them to ranges of files.
+//! Every packet is looked up when it is sent, so a retransmission may cut the data anew.
+//! quinn-proto does not report acknowledgments, but drops a chunk when all of it is acknowledged
+//! (in order), when the stream is reset, or when the connection ends; dropping a chunk releases its
+//! range.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -68,7 +69,7 @@ pub(crate) fn placeholder_zeros(place: FileRange, released: &ReleasedRanges) -> 
 /// Bytes of a packet to be filled from a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Placeholder {
-    /// Offset of the first byte, relative to whatever the caller counts from.
+    /// Offset of the first byte in the packet, datagram or batch that the owner describes.
     pub(crate) at: usize,
     /// Length in bytes.
     pub(crate) len: usize,
@@ -79,9 +80,9 @@ pub(crate) struct Placeholder {
 }
 
 impl Placeholder {
-    /// Returns the file extent that fills the hole.
+    /// Returns the file extent that replaces the placeholder.
     pub(crate) fn extent(&self) -> FileExtent {
-        // A hole is shorter than a datagram.
+        // A placeholder is shorter than a datagram.
         let len = u32::try_from(self.len).unwrap_or(u32::MAX);
         FileExtent { file: self.file, offset: self.offset, len }
     }
@@ -131,8 +132,8 @@ impl StreamFileMap {
         all.into_iter().any(|(_, (place, _))| place.file == file)
     }
 
-    /// Appends the holes of a STREAM frame whose bytes lie at `data`. Returns whether all file
-    /// content in the frame is sent for the first time.
+    /// Appends the placeholders of a STREAM frame whose bytes lie at `data`. Returns whether all
+    /// file content in the frame is sent for the first time.
     pub(crate) fn collect_placeholders(
         &mut self,
         stream: u64,

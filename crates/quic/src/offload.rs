@@ -30,14 +30,14 @@ const REORDER_TIME_MIN: Duration = Duration::from_micros(100);
 /// Offload state of a connection.
 #[derive(Debug)]
 pub(crate) struct ConnectionOffload {
-    /// Bytes carried from which on the device is asked; `None` if it is not to be asked.
+    /// Number of carried bytes at which the device is asked; `None` if it is not to be asked.
     request_at_bytes: Option<u64>,
     tx: Option<QuicId>,
     rx: Option<QuicId>,
     /// Newest key generations that the device was given.
     tx_generation: u64,
     rx_generation: u64,
-    /// Why the device does not protect the packets, or no longer does.
+    /// Reason for which the device does not protect the packets, or no longer does.
     refused: Option<Refusal>,
 }
 
@@ -102,7 +102,7 @@ impl ConnectionOffload {
         [self.tx, self.rx].into_iter().flatten()
     }
 
-    /// Returns the transmit and receive context, or why there is none.
+    /// Returns the transmit and receive contexts, or the reason for which there is none.
     pub(crate) fn directions(&self) -> [Result<Option<QuicId>, Refusal>; 2] {
         [self.tx, self.rx].map(|name| match (name, self.refused) {
             (None, Some(why)) => Err(why),

@@ -2,9 +2,9 @@
 //!
 //! quinn-proto builds, encrypts and header-protects a packet in one step. If the device is to
 //! encrypt it, or file content is still missing, our keys leave the packet in plaintext and record
-//! its layout ([`OneRttShared::begin_batch`], [`OneRttShared::take_records`]). If the device decrypted a received
-//! packet, they skip decryption ([`OneRttShared::set_decrypted`]), after the driver has checked that the
-//! device decrypted it with the keys of this connection.
+//! its layout ([`OneRttShared::begin_batch`], [`OneRttShared::take_records`]). If the device
+//! decrypted a received packet, they skip decryption ([`OneRttShared::set_decrypted`]), after the
+//! driver has checked that the device decrypted it with the keys of this connection.
 //!
 //! `quinn_proto::crypto` requires `Sync` objects, so the shared state has a lock. It is
 //! uncontended: a connection and its driver run on one thread.

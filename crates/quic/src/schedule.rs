@@ -5,8 +5,8 @@
 //! latter together take one turn, so that neither kind has to wait until the other has finished
 //! (RFC 9218 section 10 leaves this open).
 //!
-//! A [`StreamSchedule`] holds only streams that could write now. [`crate::connection`] removes the next
-//! stream, writes for a turn, and puts it back.
+//! A [`StreamSchedule`] holds only streams that could write now. [`crate::connection`] removes the
+//! next stream, writes for a turn, and puts it back.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -63,7 +63,8 @@ enum RoundRobinEntry {
 #[derive(Debug, Default)]
 struct UrgencyQueue {
     entries: VecDeque<RoundRobinEntry>,
-    /// Non-incremental streams. [`RoundRobinEntry::Sequential`] is in `entries` if and only if there are any.
+    /// Non-incremental streams. [`RoundRobinEntry::Sequential`] is in `entries` if and only if
+    /// there are any.
     sequential: BTreeSet<StreamId>,
 }
 

@@ -43,8 +43,8 @@ pub(crate) struct DatagramPlan {
 }
 
 impl DatagramPlan {
-    /// Returns whether a transmit may have as many extents. A datagram with the ends of many short
-    /// responses may have more.
+    /// Returns whether one transmit can carry the extents of all placeholders. A datagram with the
+    /// ends of many short responses may have too many.
     fn fits_a_transmit(&self) -> bool {
         if self.placeholders.len() <= FileLimits::EXTENTS_PER_TRANSMIT_MAX {
             return true; // The usual case.

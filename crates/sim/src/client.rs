@@ -66,7 +66,7 @@ enum ReadPace {
     Slow(usize, Duration),
 }
 
-/// How a session ends.
+/// End of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SessionEnd {
     /// It closes after the last response.
@@ -294,7 +294,7 @@ impl SimClient {
         waits.chain(self.h3.iter().flat_map(H3Client::describe)).collect()
     }
 
-    /// Returns when to call [`Self::handle_timeout`], on the node's clock.
+    /// Returns the time at which to call [`Self::handle_timeout`], on the node's clock.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         let next = |s: &HttpSession| match s.stage {
             HttpSessionStage::Idle(at) => at,
@@ -596,7 +596,7 @@ impl SimClient {
                 7
             }
             SocketError::Tls(_) | SocketError::TlsHandshake | SocketError::TlsPeer(_) => {
-                // TCP delivers what was sent, whatever happens to packets.
+                // TCP delivers the sent bytes, whatever happens to packets.
                 let what = format!("n{} session {index}: {error:?}", self.node);
                 cx.report.fail(cx.now, "tls", what);
                 6

@@ -1,7 +1,8 @@
 //! Contents of files: a function of version and offset, so that any byte can be checked without
 //! being stored.
 //!
-//! [`VersionCatalog`] has every version that was ever on the disk; each response must be of one of them.
+//! [`VersionCatalog`] has every version that was ever on the disk; each response must be of one of
+//! them.
 
 use std::collections::BTreeMap;
 

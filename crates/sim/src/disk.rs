@@ -4,7 +4,7 @@
 //! It handles the messages of [`abi::disk`] from both halves of each server; two servers share it.
 //! A request begins when it is submitted and completes at its event. If a file changes in between,
 //! a read returns partly old and partly new bytes, with the version after the read, as the contract
-//! says. File contents come from [`crate::content`]; namespaces store what is written to them
+//! says. File contents come from [`crate::content`]; namespaces store the bytes written to them
 //! ([`crate::namespace`]). In half of the cases a read of a namespace returns the bytes at its
 //! submission, otherwise those at its completion: the contract only promises the writes that had
 //! completed at submission.
@@ -84,7 +84,7 @@ pub(crate) enum SimDiskRequest {
     },
 }
 
-/// When the bytes of a read are copied.
+/// Time at which the bytes of a read are copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReadSampling {
     /// At submission: they are in the read's buffer already.

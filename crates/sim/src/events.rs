@@ -1,7 +1,7 @@
 //! Queue of future events on virtual time.
 //!
 //! Events at the same instant occur in the order in which they were pushed, so the order does not
-//! depend on how the heap breaks ties. Used by [`crate::world`] only.
+//! depend on how the heap breaks ties. Used by [`crate::run`] only.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;

@@ -47,7 +47,7 @@ const INTERNAL_ERROR: u64 = 0x0102;
 const REQUEST_REJECTED: u64 = 0x010b;
 const REQUEST_CANCELLED: u32 = 0x010c;
 
-/// How a session ends.
+/// End of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum H3SessionEnd {
     /// It closes after the last response.
@@ -204,7 +204,7 @@ impl H3Client {
         waits.map(describe).collect()
     }
 
-    /// Returns when to call [`Self::handle_timeout`], on the node's clock.
+    /// Returns the time at which to call [`Self::handle_timeout`], on the node's clock.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         let next = |s: &H3Session| match s.stage {
             H3SessionStage::Idle(at) | H3SessionStage::Closing(_, at) => at,

@@ -13,7 +13,7 @@
 //! | `node` | a machine: device, host, application, rings |
 //! | `net`, `nat`, `attacker`, `disk` | the network and the disk, with their faults |
 //! | `client`, `http`, `h3` | the client application, over TCP and over QUIC |
-//! | `machines`, `proxy_scenario`, `quic` | how servers, clients, proxy and QUIC endpoints are built |
+//! | `machines`, `proxy_scenario`, `quic` | servers, clients, proxy and QUIC endpoints |
 //! | `numbers` | sequence numbers and the like that begin just below their limits |
 //! | `storage`, `namespace` | NVMe/TCP: machines, users, and the model of a namespace's contents |
 //! | `tls` | TLS handshakes with randomness from the seed |
@@ -88,6 +88,7 @@ pub struct RunOptions {
 /// Result of a run.
 #[derive(Debug)]
 pub struct RunOutcome {
+    /// The seed of the run.
     pub seed: u64,
     /// Hash over all events; equal for equal runs.
     pub hash: u64,
@@ -181,67 +182,67 @@ pub fn run_seed(seed: u64, options: &RunOptions) -> RunOutcome {
     if let (Some(proxied), Some(splice)) = (&mut scenario.proxied, options.splice) {
         proxied.splice = splice;
     }
-    let mut world = SimRun::new(scenario, options);
+    let mut sim = SimRun::new(scenario, options);
     // Unwind safety: after a panic the simulation is only read for its report.
-    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| world.run())) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| sim.run())) {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|&s| s.to_owned()));
         let what = text.unwrap_or_default();
-        world.report.violation = Some(Violation { at: world.now, checker: "panic", what });
+        sim.report.violation = Some(Violation { at: sim.now, checker: "panic", what });
     }
-    let counters = counters_of(&mut world);
-    let failed = world.report.violation.is_some() || options.trace;
+    let counters = counters_of(&mut sim);
+    let failed = sim.report.violation.is_some() || options.trace;
     RunOutcome {
         seed,
-        hash: world.report.trace.hash(),
-        events: world.report.trace.count(),
-        end: world.now,
-        stats: world.report.stats.clone(),
+        hash: sim.report.trace.hash(),
+        events: sim.report.trace.count(),
+        end: sim.now,
+        stats: sim.report.stats.clone(),
         counters,
-        rows: std::mem::take(&mut world.report.rows),
-        streams: world.frame_checker.streams(),
-        dates: world.report.dates,
-        violation: world.report.violation.clone(),
-        offload: world.scenario.offload,
+        rows: std::mem::take(&mut sim.report.rows),
+        streams: sim.frame_checker.streams(),
+        dates: sim.report.dates,
+        violation: sim.report.violation.clone(),
+        offload: sim.scenario.offload,
         tls_offload: options.tls_offload,
-        comparable: checkers::differential::applies(&world.scenario),
+        comparable: checkers::differential::applies(&sim.scenario),
         quic_offload: options.quic_offload,
         nvme_offload: options.nvme_offload,
         storage: options.storage,
         calm: options.calm,
         splice: options.splice,
-        scenario: if failed { format!("{:#?}", world.scenario) } else { String::new() },
-        trace: if failed { world.report.trace.lines() } else { Vec::new() },
+        scenario: if failed { format!("{:#?}", sim.scenario) } else { String::new() },
+        trace: if failed { sim.report.trace.lines() } else { Vec::new() },
     }
 }
 
 /// Returns all counters of a finished run: of machines, network, disk and checkers.
-fn counters_of(world: &mut SimRun) -> BTreeMap<&'static str, u64> {
+fn counters_of(sim: &mut SimRun) -> BTreeMap<&'static str, u64> {
     let mut counters = BTreeMap::new();
     let mut add = |name, value: u64| *counters.entry(name).or_insert(0) += value;
-    world.net.counters.visit(&mut add);
-    world.disk.counters.visit(&mut add);
-    world.performance.counters.visit(&mut add);
-    world.nodes.iter().for_each(|node| node.visit(&mut add));
-    for (name, value) in &world.stopped_counters {
+    sim.net.counters.visit(&mut add);
+    sim.disk.counters.visit(&mut add);
+    sim.performance.counters.visit(&mut add);
+    sim.nodes.iter().for_each(|node| node.visit(&mut add));
+    for (name, value) in &sim.stopped_counters {
         add(name, *value);
     }
-    let stored = world.scenario.storage.is_some();
+    let stored = sim.scenario.storage.is_some();
     add("machines_killed", 0);
     add("hosts_ended", 0);
     add("peers_told", 0);
     add("worlds_with_storage", u64::from(stored));
-    let placed: u64 = world.nodes.iter().map(|node| node.counter("nvme_rx_placed_bytes")).sum();
-    add("nvme_over_tls_placed_bytes", if world.scenario.tls.is_some() { placed } else { 0 });
-    add("wire_repeated_packets", world.frame_checker.repeated);
-    add("frames_after_echo", world.nodes.iter().map(|node| node.watch.echo_order.frames).sum());
-    add("wire_pairs", world.frame_checker.pairs);
-    add("wire_pair_bytes_compared", world.frame_checker.compared);
-    world.frame_checker.visit_crossings(&mut add);
-    add("tls_bytes_near_limits", world.tls_bytes_near_limits());
-    add("worlds_with_proxy", u64::from(world.scenario.proxied.is_some()));
-    add("sealed_after_rebinding", world.encrypted_after_rebinding());
-    add("worlds_with_quic", u64::from(world.scenario.quic.is_some()));
+    let placed: u64 = sim.nodes.iter().map(|node| node.counter("nvme_rx_placed_bytes")).sum();
+    add("nvme_over_tls_placed_bytes", if sim.scenario.tls.is_some() { placed } else { 0 });
+    add("wire_repeated_packets", sim.frame_checker.repeated);
+    add("frames_after_echo", sim.nodes.iter().map(|node| node.watch.echo_order.frames).sum());
+    add("wire_pairs", sim.frame_checker.pairs);
+    add("wire_pair_bytes_compared", sim.frame_checker.compared);
+    sim.frame_checker.visit_crossings(&mut add);
+    add("tls_bytes_near_limits", sim.tls_bytes_near_limits());
+    add("worlds_with_proxy", u64::from(sim.scenario.proxied.is_some()));
+    add("sealed_after_rebinding", sim.encrypted_after_rebinding());
+    add("worlds_with_quic", u64::from(sim.scenario.quic.is_some()));
     counters
 }
 

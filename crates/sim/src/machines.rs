@@ -1,7 +1,7 @@
 //! Construction of servers and clients from a scenario, and their addresses.
 //!
-//! Called by [`crate::world`] at the beginning of a run and at restarts. [`crate::proxied`] builds
-//! the proxy.
+//! Called by [`crate::run`] at the beginning of a run and at restarts. [`crate::proxy_scenario`]
+//! builds the proxy.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;

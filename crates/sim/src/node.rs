@@ -2,7 +2,7 @@
 //!
 //! The halves take turns like the threads of `outboard serve`: a turn takes a bounded batch of
 //! input, processes it, and emits output while the rings have room. Nothing happens in a half
-//! between its turns. [`crate::world`] schedules the turns.
+//! between its turns. [`crate::run`] schedules the turns.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -73,7 +73,7 @@ pub(crate) struct TurnEnv<'a> {
     pub(crate) unspliced: Vec<Option<SpliceId>>,
     /// Number of requests that the disk still accepts.
     pub(crate) disk_room: usize,
-    /// When the port accepts frames again, if it does not now.
+    /// Time at which the port accepts frames again, if it does not now.
     pub(crate) port_ready: Result<(), Instant>,
     /// Number of frames that the port accepts in this turn.
     pub(crate) port_room: usize,
@@ -417,7 +417,7 @@ struct SimDevicePorts<'a, 'w> {
     watch: &'a mut ContractWatch,
     around: &'a mut TurnEnv<'w>,
     turned: NodeTurnResult,
-    /// When the link accepts frames again, if it refused one.
+    /// Time at which the link accepts frames again, if it refused one.
     full: Option<Instant>,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! In one scenario of four the clients connect to `apps::proxy` on a machine of its own, with one
 //! or two servers behind it that share a disk. [`crate::faults`] draws the parameters with the rest
-//! of a scenario; [`crate::world`] adds the machine to the run. [`NAME`] tells the proxy's own
+//! of a scenario; [`crate::run`] adds the machine to the run. [`NAME`] tells the proxy's own
 //! responses from those of servers.
 
 use apps::proxy::{

@@ -64,7 +64,7 @@ pub(crate) struct QuicScenario {
     pub(crate) suite: usize,
     /// Bytes after which a connection is offloaded.
     pub(crate) offload_bytes_min: u64,
-    /// Number of concurrent handshakes from which on the server sends Retry.
+    /// Number of concurrent handshakes at which the server begins to send Retry.
     handshakes_before_retry: usize,
     /// Number of NAT rebindings.
     pub(crate) rebindings: u64,

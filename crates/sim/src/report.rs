@@ -116,9 +116,9 @@ pub(crate) struct RunReport {
     pub(crate) healed_at: Option<Instant>,
     /// A program terminates in the middle of the run.
     pub(crate) programs_end: bool,
-    /// Whether a connection may end with an error while the faults and their effects last.
+    /// True if a connection may end with an error while the faults and their effects last.
     pub(crate) errors_allowed: bool,
-    /// Whether the server may fail requests by its own fault while the faults and their effects
+    /// True if the server may fail requests by its own fault while the faults and their effects
     /// last.
     pub(crate) failures_allowed: bool,
 }

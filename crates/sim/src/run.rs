@@ -115,7 +115,7 @@ impl SimRun {
             || (scenario.hand_over.tear_down && scenario.resets > 0);
         report.failures_allowed = scenario.may_fail();
         report.programs_end = scenario.terminates.is_some();
-        let mut world = Self {
+        let mut sim = Self {
             now: Instant::ZERO,
             queue: SimEventQueue::default(),
             nodes,
@@ -134,9 +134,9 @@ impl SimRun {
             stopped_counters: BTreeMap::new(),
             scenario,
         };
-        world.plan();
-        world.plan_oddities();
-        world
+        sim.plan();
+        sim.plan_oddities();
+        sim
     }
 
     /// Schedules lost contexts and the termination of a program, from generators of their own: the

@@ -19,7 +19,7 @@ pub(crate) enum TraceKind {
     Send,
     /// A frame arrived at a node.
     Arrive,
-    /// The network affected a frame; its field is the number of a [`crate::net::Fate`].
+    /// The network affected a frame; its field is the number of a [`crate::net::NetFate`].
     Fate,
     /// A host took a turn.
     HostTurn,

@@ -117,12 +117,12 @@ impl NvmeTxNetwork {
         let now = net.now;
         net.client.app.socket = Some(net.client.host().connect(now, remote).unwrap());
         let (prng, written) = (Prng::new(5), vec![]);
-        let mut world = Self { net, file, prng, written, mark: 0, first_tx_context: None };
-        world.run_until(|net| {
+        let mut sim = Self { net, file, prng, written, mark: 0, first_tx_context: None };
+        sim.run_until(|net| {
             net.server.app.socket.is_some() && net.server.host().offload_fstat(file).is_some()
         });
         if let Carrier::Tls(version, suite) = carrier {
-            let TwoMachineNetwork { now, client, server, .. } = &mut world.net;
+            let TwoMachineNetwork { now, client, server, .. } = &mut sim.net;
             let crypto: Arc<dyn CryptoProvider> = Arc::new(crypto::Provider);
             let keys = session_keys(version, suite, 0, &crypto);
             for (end, keys) in [client, server].into_iter().zip(keys) {
@@ -130,7 +130,7 @@ impl NvmeTxNetwork {
                 end.host().attach_tls(*now, socket, &keys).unwrap();
             }
         }
-        world
+        sim
     }
 
     fn socket(&self) -> SocketId {
@@ -252,12 +252,12 @@ impl NvmeTxNetwork {
 #[test]
 fn the_device_fills_digests_in() {
     for carrier in CARRIERS {
-        let mut world = NvmeTxNetwork::new(carrier, device(1), Ok(()));
-        world.begin().unwrap();
-        world.net.link = lossy(20);
-        let digests = world.send_many(100);
-        world.settle();
-        let count = |name: &str| world.count(name);
+        let mut sim = NvmeTxNetwork::new(carrier, device(1), Ok(()));
+        sim.begin().unwrap();
+        sim.net.link = lossy(20);
+        let digests = sim.send_many(100);
+        sim.settle();
+        let count = |name: &str| sim.count(name);
         assert_eq!(count("nvme_tx_pdus"), 100);
         assert_eq!((count("nvme_tx_digests_device"), count("nvme_tx_digests_host")), (digests, 0));
         assert_eq!((count("nvme_tx_device"), count("tx_nvmeotcp_ctx")), (1, 1));
@@ -267,7 +267,7 @@ fn the_device_fills_digests_in() {
         assert!(count("tcp_retrans") > 0 && count("tx_nvmeotcp_resync_bytes") > 0, "{carrier:?}");
         assert_eq!(count("tx_nvmeotcp_drop_no_sync_data"), 0);
         assert_eq!(count("tx_nvmeotcp_drop_bypass_req") + count("tx_dropped_l5o"), 0);
-        world.close();
+        sim.close();
     }
 }
 
@@ -275,14 +275,14 @@ fn the_device_fills_digests_in() {
 #[test]
 fn no_digest_is_computed_twice_in_order() {
     for carrier in CARRIERS {
-        let mut world = NvmeTxNetwork::new(carrier, device(1), Ok(()));
-        world.begin().unwrap();
-        let digests = world.send_many(50);
-        world.settle();
-        let count = |name: &str| world.count(name);
+        let mut sim = NvmeTxNetwork::new(carrier, device(1), Ok(()));
+        sim.begin().unwrap();
+        let digests = sim.send_many(50);
+        sim.settle();
+        let count = |name: &str| sim.count(name);
         assert_eq!((count("nvme_tx_digests_device"), count("nvme_tx_digests_host")), (digests, 0));
         assert_eq!((count("tx_nvmeotcp_ooo"), count("tx_nvmeotcp_resync_bytes")), (0, 0));
-        world.close();
+        sim.close();
     }
 }
 
@@ -291,51 +291,51 @@ fn no_digest_is_computed_twice_in_order() {
 #[test]
 fn resets_in_the_middle() {
     for carrier in CARRIERS {
-        let mut world = NvmeTxNetwork::new(carrier, device(1), Ok(()));
-        world.begin().unwrap();
-        world.net.link = lossy(10);
+        let mut sim = NvmeTxNetwork::new(carrier, device(1), Ok(()));
+        sim.begin().unwrap();
+        sim.net.link = lossy(10);
         for round in 0..5 {
-            world.send_many(20);
+            sim.send_many(20);
             for _ in 0..2 + round {
-                world.step();
+                sim.step();
             }
-            world.net.server.device().reset();
+            sim.net.server.device().reset();
         }
-        world.settle();
-        let before = world.count("nvme_tx_digests_host");
+        sim.settle();
+        let before = sim.count("nvme_tx_digests_host");
         assert!(before > 0, "{carrier:?}");
-        assert_eq!(world.count("device_resets"), 2 * 5, "the device's and the host's");
+        assert_eq!(sim.count("device_resets"), 2 * 5, "the device's and the host's");
         // The host now reads the file itself; the device still computes digests of memory.
         for _ in 0..10 {
-            world.send(24, PduData::Memory(Bytes::from(vec![9; 5000])), true);
+            sim.send(24, PduData::Memory(Bytes::from(vec![9; 5000])), true);
         }
-        world.settle();
-        assert_eq!(world.count("nvme_tx_digests_host"), before, "{carrier:?}");
+        sim.settle();
+        assert_eq!(sim.count("nvme_tx_digests_host"), before, "{carrier:?}");
     }
 }
 
 /// If the host encrypts it must also compute digests, so the context for digests is destroyed.
 #[test]
 fn digests_fall_back_with_refused_encryption() {
-    let mut world = NvmeTxNetwork::new(CARRIERS[1], device(1), Ok(()));
-    world.begin().unwrap();
-    let digests = world.send_many(30);
-    (0..3).for_each(|_| world.step());
-    let (context, flow) = world.first_tx_context.unwrap();
+    let mut sim = NvmeTxNetwork::new(CARRIERS[1], device(1), Ok(()));
+    sim.begin().unwrap();
+    let digests = sim.send_many(30);
+    (0..3).for_each(|_| sim.step());
+    let (context, flow) = sim.first_tx_context.unwrap();
     let refused = Event::L5oRefused(L5oRefused { context, flow, reason: Refusal::TableFull });
-    let now = world.net.now;
-    world.net.server.host().handle_event(now, refused);
-    world.settle();
-    let count = |name: &str| world.count(name);
+    let now = sim.net.now;
+    sim.net.server.host().handle_event(now, refused);
+    sim.settle();
+    let count = |name: &str| sim.count(name);
     assert_eq!((count("tls_tx_device_refused"), count("nvme_tx_device_lost")), (1, 1));
     assert_eq!(count("nvme_tx_digests_device"), digests);
     let host = count("nvme_tx_digests_host");
     assert!(0 < host && host <= digests);
-    let more = world.send_many(10);
-    world.settle();
-    assert_eq!(world.count("nvme_tx_digests_host"), host + more);
-    world.net.settle();
-    assert_eq!(world.count("file_held_bytes"), 0, "what had left under the context");
+    let more = sim.send_many(10);
+    sim.settle();
+    assert_eq!(sim.count("nvme_tx_digests_host"), host + more);
+    sim.net.settle();
+    assert_eq!(sim.count("file_held_bytes"), 0, "what had left under the context");
 }
 
 /// The bytes are the same whichever capability of the device is missing.
@@ -358,16 +358,16 @@ fn software_does_the_same() {
             (l5o(|l5o| l5o.contexts_max = 0), Ok(()), Ok(())),
         ];
         for (nth, (config, offload, want)) in cases.into_iter().enumerate() {
-            let mut world = NvmeTxNetwork::new(carrier, config, offload);
-            let begun = world.begin().map(|_| ());
+            let mut sim = NvmeTxNetwork::new(carrier, config, offload);
+            let begun = sim.begin().map(|_| ());
             // Digests are computed before encryption, so a host that encrypts computes them.
             let sealed_by_host = matches!(carrier, Carrier::Tls(..)) && matches!(nth, 1 | 3);
             let want = if sealed_by_host { Err(Refusal::Encrypted) } else { want };
             assert_eq!(begun, want, "{carrier:?} {nth}");
-            world.net.link = lossy(10);
-            let digests = world.send_many(60);
-            world.settle();
-            let count = |name: &str| world.count(name);
+            sim.net.link = lossy(10);
+            let digests = sim.send_many(60);
+            sim.settle();
+            let count = |name: &str| sim.count(name);
             let (host, device) = (count("nvme_tx_digests_host"), count("nvme_tx_digests_device"));
             assert!(host + device >= digests, "{carrier:?} {nth}");
             let refused = count("nvme_tx_device_refused") + count("nvme_tx_device_lost");

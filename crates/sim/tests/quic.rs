@@ -33,14 +33,14 @@ const STILL: [&str; 5] =
 #[test]
 fn offload_changes_no_byte() {
     let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
-    let (mut worlds, mut compared) = (0, 0);
+    let (mut runs, mut compared) = (0, 0);
     for [on, off] in (0..SEEDS).filter_map(outboard_sim::check_quic) {
         for outcome in [&on, &off] {
             if let Some(text) = outcome.explain() {
                 panic!("{text}");
             }
         }
-        worlds += 1;
+        runs += 1;
         compared += u64::from(on.comparable);
         on.counters.iter().for_each(|(name, value)| *sums.entry(name).or_default() += value);
         on.stats.visit(&mut |name, value| *sums.entry(name).or_default() += value);
@@ -48,7 +48,7 @@ fn offload_changes_no_byte() {
             assert_eq!(off.counters.get(name).copied().unwrap_or(0), 0, "{name}, {}", off.seed);
         }
     }
-    assert!(worlds > SEEDS / 6 && compared > worlds / 4, "{worlds} worlds, {compared} compared");
+    assert!(runs > SEEDS / 6 && compared > runs / 4, "{runs} runs, {compared} compared");
     for name in MOVED {
         assert!(sums.get(name).is_some_and(|&sum| sum > 0), "{name} did not move: {sums:?}");
     }

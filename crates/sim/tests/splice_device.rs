@@ -92,11 +92,11 @@ impl SpliceDeviceNetwork {
         let towards = ends[PROXY].host().connect(now, to(2, run.v6[1])).unwrap();
         let (loss, random) = (0, Prng::new(run.seed));
         let (proxy, got) = ([towards; 2], [vec![], vec![]]);
-        let mut world = Self { now, ends, loss, random, client, server: towards, proxy, got };
-        world.run_for(100);
-        world.proxy[0] = world.ends[PROXY].app.accepted().expect("the client is connected");
-        world.server = world.ends[2].app.accepted().expect("the proxy is connected");
-        world
+        let mut sim = Self { now, ends, loss, random, client, server: towards, proxy, got };
+        sim.run_for(100);
+        sim.proxy[0] = sim.ends[PROXY].app.accepted().expect("the client is connected");
+        sim.server = sim.ends[2].app.accepted().expect("the proxy is connected");
+        sim
     }
 
     /// Runs for `ms` milliseconds of virtual time.
@@ -198,40 +198,40 @@ fn text(len: usize, salt: usize) -> Vec<u8> {
 /// under loss; then both ends close. Data arrives unchanged, and the proxy's host sees none of the
 /// spliced frames.
 fn splice_under(run: SpliceRunParams) {
-    let mut world = SpliceDeviceNetwork::new(run);
-    world.first_exchange();
-    let id = world.nsplice();
+    let mut sim = SpliceDeviceNetwork::new(run);
+    sim.first_exchange();
+    let id = sim.nsplice();
     // Both ends send while the splice is being set up, so that packets are in flight.
     let (up, down) = (text(300_000, 7), text(400_000, 13));
-    world.send(0, &up[..20_000]);
-    world.send(2, &down[..20_000]);
-    world.wait_for("splicing", |w| w.ends[PROXY].app.0.contains(&Notice::Spliced(id)));
-    let before = world.ends[PROXY].host().counters().received_frames;
-    world.loss = run.loss;
-    world.send(0, &up[20_000..]);
-    world.send(2, &down[20_000..]);
-    world.wait_for("everything", |w| w.got[1].len() >= up.len() && w.got[0].len() >= down.len());
-    assert!(world.got[1] == up && world.got[0] == down, "{run:?}");
-    world.ends[0].host().shutdown(world.now, world.client);
-    world.run_for(2000);
-    world.send(2, b"after the client's end");
-    world.ends[2].host().shutdown(world.now, world.server);
-    world.wait_for("the end", |w| {
+    sim.send(0, &up[..20_000]);
+    sim.send(2, &down[..20_000]);
+    sim.wait_for("splicing", |w| w.ends[PROXY].app.0.contains(&Notice::Spliced(id)));
+    let before = sim.ends[PROXY].host().counters().received_frames;
+    sim.loss = run.loss;
+    sim.send(0, &up[20_000..]);
+    sim.send(2, &down[20_000..]);
+    sim.wait_for("everything", |w| w.got[1].len() >= up.len() && w.got[0].len() >= down.len());
+    assert!(sim.got[1] == up && sim.got[0] == down, "{run:?}");
+    sim.ends[0].host().shutdown(sim.now, sim.client);
+    sim.run_for(2000);
+    sim.send(2, b"after the client's end");
+    sim.ends[2].host().shutdown(sim.now, sim.server);
+    sim.wait_for("the end", |w| {
         let (client, server) =
             (w.ends[0].host().readiness(w.client), w.ends[2].host().readiness(w.server));
         let ended = |r: host::Readiness| r.peer_closed || r.error.is_some();
         ended(client) && ended(server)
     });
-    assert_eq!(world.got[0][down.len()..], *b"after the client's end");
-    assert_eq!(world.ends[PROXY].host().counters().received_frames, before, "{run:?}");
-    world.loss = 0;
-    world.wait_for("SpliceClosed", |w| w.ends[PROXY].app.0.contains(&Notice::SpliceClosed(id)));
-    let meta = world.ends[PROXY].host().take_splice(id).unwrap();
+    assert_eq!(sim.got[0][down.len()..], *b"after the client's end");
+    assert_eq!(sim.ends[PROXY].host().counters().received_frames, before, "{run:?}");
+    sim.loss = 0;
+    sim.wait_for("SpliceClosed", |w| w.ends[PROXY].app.0.contains(&Notice::SpliceClosed(id)));
+    let meta = sim.ends[PROXY].host().take_splice(id).unwrap();
     assert_eq!(meta.end, Some(SpliceEnd::Closed), "{run:?}");
     assert_eq!(meta.bytes, [300_000, 400_022], "{run:?}");
     for dropped in ["out_of_window", "bad_ack", "no_ack", "malformed", "blind_reset", "kept_full"] {
         let name = format!("splice_dropped_{dropped}");
-        assert_eq!(world.ends[PROXY].count(&name), 0, "{name} {run:?}");
+        assert_eq!(sim.ends[PROXY].count(&name), 0, "{name} {run:?}");
     }
 }
 
@@ -270,20 +270,20 @@ fn with_fewer_options() {
 #[test]
 fn a_reset_passes_through() {
     for from in [0, 2] {
-        let mut world = SpliceDeviceNetwork::new(PLAIN);
-        world.first_exchange();
-        let id = world.nsplice();
-        world.send(from, &text(50_000, 3));
-        world.wait_for("splicing", |w| w.ends[PROXY].app.0.contains(&Notice::Spliced(id)));
-        world.run_for(500);
+        let mut sim = SpliceDeviceNetwork::new(PLAIN);
+        sim.first_exchange();
+        let id = sim.nsplice();
+        sim.send(from, &text(50_000, 3));
+        sim.wait_for("splicing", |w| w.ends[PROXY].app.0.contains(&Notice::Spliced(id)));
+        sim.run_for(500);
         let (socket, other) =
-            if from == 0 { (world.client, world.server) } else { (world.server, world.client) };
-        world.send(from, b"on its way");
-        world.ends[from].host().abort(world.now, socket);
-        world.run_for(500);
-        let error = world.ends[2 - from].host().readiness(other).error;
+            if from == 0 { (sim.client, sim.server) } else { (sim.server, sim.client) };
+        sim.send(from, b"on its way");
+        sim.ends[from].host().abort(sim.now, socket);
+        sim.run_for(500);
+        let error = sim.ends[2 - from].host().readiness(other).error;
         assert_eq!(error, Some(SocketError::Reset));
-        let meta = world.ends[PROXY].host().take_splice(id).unwrap();
+        let meta = sim.ends[PROXY].host().take_splice(id).unwrap();
         assert_eq!(meta.end, Some(SpliceEnd::Reset(u8::from(from == 2))));
     }
 }
@@ -292,16 +292,16 @@ fn a_reset_passes_through() {
 /// at its next segment.
 #[test]
 fn a_reset_of_the_device_ends_them() {
-    let mut world = SpliceDeviceNetwork::new(PLAIN);
-    world.first_exchange();
-    let id = world.nsplice();
-    world.wait_for("splicing", |w| w.ends[PROXY].app.0.contains(&Notice::Spliced(id)));
-    world.ends[PROXY].device().reset();
-    world.send(0, b"hello?");
-    world.send(2, b"hello?");
-    world.run_for(500);
-    for (end, socket) in [(0, world.client), (2, world.server)] {
-        assert_eq!(world.ends[end].host().readiness(socket).error, Some(SocketError::Reset));
+    let mut sim = SpliceDeviceNetwork::new(PLAIN);
+    sim.first_exchange();
+    let id = sim.nsplice();
+    sim.wait_for("splicing", |w| w.ends[PROXY].app.0.contains(&Notice::Spliced(id)));
+    sim.ends[PROXY].device().reset();
+    sim.send(0, b"hello?");
+    sim.send(2, b"hello?");
+    sim.run_for(500);
+    for (end, socket) in [(0, sim.client), (2, sim.server)] {
+        assert_eq!(sim.ends[end].host().readiness(socket).error, Some(SocketError::Reset));
     }
-    assert_eq!(world.ends[PROXY].host().take_splice(id).unwrap().end, None);
+    assert_eq!(sim.ends[PROXY].host().take_splice(id).unwrap().end, None);
 }

@@ -6,16 +6,16 @@ const SEEDS: u64 = 240;
 
 #[test]
 fn offload_changes_no_byte() {
-    let (mut worlds, mut streams, mut again) = (0, 0, 0);
+    let (mut runs, mut streams, mut again) = (0, 0, 0);
     for outcome in (0..SEEDS).filter_map(outboard_sim::check_tls) {
         if let Some(text) = outcome.explain() {
             panic!("{text}");
         }
-        worlds += 1;
+        runs += 1;
         streams += outcome.streams.len();
         again += outcome.stats.offloaded_again;
     }
-    assert!(worlds > SEEDS / 5 && streams > 400, "{worlds} worlds, {streams} streams");
+    assert!(runs > SEEDS / 5 && streams > 400, "{runs} runs, {streams} streams");
     assert!(again > 0, "no device lost its place and found it again");
 }
 

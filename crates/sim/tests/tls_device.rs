@@ -157,10 +157,10 @@ fn every_flipped_byte() {
         for suite in SUITES {
             let mut at = HEADERS;
             loop {
-                let mut world = TlsDeviceNetwork::open(version, suite, Some(engine()));
+                let mut sim = TlsDeviceNetwork::open(version, suite, Some(engine()));
                 let flipped = Rc::new(Cell::new(false));
                 let noted = Rc::clone(&flipped);
-                world.send_over(b"a record of its own", move |mut frame| {
+                sim.send_over(b"a record of its own", move |mut frame| {
                     if let Some(byte) = frame.get_mut(at).filter(|_| !noted.get()) {
                         *byte ^= 1;
                         noted.set(true);
@@ -172,23 +172,23 @@ fn every_flipped_byte() {
                     break;
                 }
                 // If the length field has grown, the server waits for more bytes.
-                let socket = world.client.app.socket.unwrap();
-                let now = world.now;
-                let _ended = world.client.host().send(now, socket, Bytes::from(text(400)));
-                world.settle();
-                assert_eq!(world.server.app.read, b"", "byte {at}");
-                let error = error_of(&mut world.server);
+                let socket = sim.client.app.socket.unwrap();
+                let now = sim.now;
+                let _ended = sim.client.host().send(now, socket, Bytes::from(text(400)));
+                sim.settle();
+                assert_eq!(sim.server.app.read, b"", "byte {at}");
+                let error = error_of(&mut sim.server);
                 assert!(matches!(error, Some(SocketError::Tls(_))), "byte {at}: {error:?}");
-                let told = error_of(&mut world.client);
+                let told = error_of(&mut sim.client);
                 assert!(matches!(told, Some(SocketError::TlsPeer(_))), "byte {at}: {told:?}");
-                assert_eq!(world.server.count("tls_rx_records_full"), 0, "byte {at}");
+                assert_eq!(sim.server.count("tls_rx_records_full"), 0, "byte {at}");
                 at += 1;
             }
         }
     }
 }
 
-/// An altered copy behind the right segment changes nothing. An altered copy before it is accepted
+/// An altered copy after the right segment changes nothing. An altered copy before it is accepted
 /// by TCP, and ends the session.
 #[test]
 fn replays_with_other_content() {
@@ -199,19 +199,19 @@ fn replays_with_other_content() {
         other
     };
     for version in VERSIONS {
-        let mut world = TlsDeviceNetwork::open(version, Suite::Aes128Gcm, Some(engine()));
+        let mut sim = TlsDeviceNetwork::open(version, Suite::Aes128Gcm, Some(engine()));
         let want = text(60_000);
-        world.send_over(&want, move |frame| vec![frame.clone(), other(&frame), frame]);
-        world.wait_for(want.len());
-        assert_eq!(world.server.app.read, want);
-        assert_eq!(world.server.count("tls_rx_records_full"), 4);
-        assert_eq!(world.server.count("tls_decrypt_error"), 0);
+        sim.send_over(&want, move |frame| vec![frame.clone(), other(&frame), frame]);
+        sim.wait_for(want.len());
+        assert_eq!(sim.server.app.read, want);
+        assert_eq!(sim.server.count("tls_rx_records_full"), 4);
+        assert_eq!(sim.server.count("tls_decrypt_error"), 0);
 
-        let mut world = TlsDeviceNetwork::open(version, Suite::Aes128Gcm, Some(engine()));
-        world.send_over(&want, move |frame| vec![other(&frame), frame]);
-        assert_eq!(world.server.app.read, b"");
-        assert_eq!(error_of(&mut world.server), Some(SocketError::Tls(TlsAlert::BadRecordMac)));
-        assert!(world.server.count("rx_tls_err") > 0);
+        let mut sim = TlsDeviceNetwork::open(version, Suite::Aes128Gcm, Some(engine()));
+        sim.send_over(&want, move |frame| vec![other(&frame), frame]);
+        assert_eq!(sim.server.app.read, b"");
+        assert_eq!(error_of(&mut sim.server), Some(SocketError::Tls(TlsAlert::BadRecordMac)));
+        assert!(sim.server.count("rx_tls_err") > 0);
     }
 }
 
@@ -220,58 +220,58 @@ fn replays_with_other_content() {
 #[test]
 fn a_full_table() {
     let small = L5oConfig { contexts_max: 1, ..engine() };
-    let mut world = TlsDeviceNetwork::open(TlsVersion::Tls13, Suite::Aes256Gcm, Some(small));
-    let info = tls_of(&mut world.server);
+    let mut sim = TlsDeviceNetwork::open(TlsVersion::Tls13, Suite::Aes256Gcm, Some(small));
+    let info = tls_of(&mut sim.server);
     assert_eq!((info.tx_offload, info.rx_offload), (Ok(()), Err(Refusal::TableFull)));
-    assert_eq!(world.server.count("tls_rx_device_refused"), 1);
+    assert_eq!(sim.server.count("tls_rx_device_refused"), 1);
     let want = text(100_000);
-    world.send(&want);
-    world.wait_for(want.len());
-    assert_eq!(world.server.app.read, want);
-    assert_eq!(world.server.count("rx_tls_decrypted_packets"), 0);
-    assert_eq!(tls_of(&mut world.server).rx_records, [0; 3], "nothing was expected of the device");
+    sim.send(&want);
+    sim.wait_for(want.len());
+    assert_eq!(sim.server.app.read, want);
+    assert_eq!(sim.server.count("rx_tls_decrypted_packets"), 0);
+    assert_eq!(tls_of(&mut sim.server).rx_records, [0; 3], "nothing was expected of the device");
 }
 
 /// ARCHITECTURE.md, property 7: a device reset in mid-record loses no data, and offload resumes.
 #[test]
 fn resets_in_mid_record() {
     for (version, suite) in VERSIONS.into_iter().zip([Suite::Aes128Gcm, Suite::ChaCha20Poly1305]) {
-        let mut world = TlsDeviceNetwork::open(version, suite, Some(engine()));
+        let mut sim = TlsDeviceNetwork::open(version, suite, Some(engine()));
         let want = text(200_000);
-        let socket = world.client.app.socket.unwrap();
-        let now = world.now;
-        world.client.host().send(now, socket, Bytes::from(want.clone())).unwrap();
+        let socket = sim.client.app.socket.unwrap();
+        let now = sim.now;
+        sim.client.host().send(now, socket, Bytes::from(want.clone())).unwrap();
         for round in 0..6 {
             // Some frames arrive, then both devices lose their state.
             let mut left = 5 + round;
-            world.link = tampering(move |frame| {
+            sim.link = tampering(move |frame| {
                 let arrives = left > 0;
                 left -= usize::from(arrives);
                 if arrives { vec![frame] } else { vec![] }
             });
-            world.settle();
-            world.client.device().reset();
-            world.server.device().reset();
-            world.now += Duration::from_secs(1);
+            sim.settle();
+            sim.client.device().reset();
+            sim.server.device().reset();
+            sim.now += Duration::from_secs(1);
         }
-        world.link = faithful();
-        world.settle();
-        world.wait_for(want.len());
-        assert_eq!(world.server.app.read, want);
-        assert_eq!(world.server.count("tls_decrypt_error"), 0);
+        sim.link = faithful();
+        sim.settle();
+        sim.wait_for(want.len());
+        assert_eq!(sim.server.app.read, want);
+        assert_eq!(sim.server.count("tls_decrypt_error"), 0);
         assert_eq!(
-            (tls_of(&mut world.client).tx_offload, tls_of(&mut world.server).rx_offload),
+            (tls_of(&mut sim.client).tx_offload, tls_of(&mut sim.server).rx_offload),
             (Ok(()), Ok(()))
         );
-        let before = world.server.count("tls_rx_records_full");
-        let sealed = world.client.count("tx_tls_encrypted_bytes");
+        let before = sim.server.count("tls_rx_records_full");
+        let sealed = sim.client.count("tx_tls_encrypted_bytes");
         // Within a bound, the device resynchronizes and then decrypts whole records again.
         for round in 1..9 {
-            world.send(&text(50_000));
-            world.wait_for(want.len() + round * 50_000);
+            sim.send(&text(50_000));
+            sim.wait_for(want.len() + round * 50_000);
         }
-        assert!(world.server.count("tls_rx_records_full") >= before + 16);
-        assert!(world.client.count("tx_tls_encrypted_bytes") > sealed + 400_000);
+        assert!(sim.server.count("tls_rx_records_full") >= before + 16);
+        assert!(sim.client.count("tx_tls_encrypted_bytes") > sealed + 400_000);
     }
 }
 
@@ -279,18 +279,18 @@ fn resets_in_mid_record() {
 #[test]
 fn numbers_end() {
     for number in [u64::MAX, u64::MAX - 1] {
-        let mut world = TlsDeviceNetwork::with_number(
+        let mut sim = TlsDeviceNetwork::with_number(
             TlsVersion::Tls13,
             Suite::Aes128Gcm,
             Some(engine()),
             number,
         );
-        let socket = world.client.app.socket.unwrap();
-        let now = world.now;
-        let _ = world.client.host().send(now, socket, Bytes::from_static(b"too late"));
-        world.settle();
-        assert_eq!(error_of(&mut world.client), Some(SocketError::Tls(TlsAlert::InternalError)));
-        assert_eq!(world.server.app.read, b"");
+        let socket = sim.client.app.socket.unwrap();
+        let now = sim.now;
+        let _ = sim.client.host().send(now, socket, Bytes::from_static(b"too late"));
+        sim.settle();
+        assert_eq!(error_of(&mut sim.client), Some(SocketError::Tls(TlsAlert::InternalError)));
+        assert_eq!(sim.server.app.read, b"");
     }
 }
 
@@ -301,22 +301,22 @@ fn numbers_cross_32_bits() {
     for version in VERSIONS {
         for (server, lossy) in [(None, false), (Some(engine()), false), (Some(engine()), true)] {
             let opens = server.is_some();
-            let mut world = TlsDeviceNetwork::with_number(
+            let mut sim = TlsDeviceNetwork::with_number(
                 version,
                 Suite::ChaCha20Poly1305,
                 server,
                 (1 << 32) - 3,
             );
             let (want, mut count) = (text(300_000), 0);
-            world.send_over(&want, move |frame| {
+            sim.send_over(&want, move |frame| {
                 count += 1;
                 if lossy && (20..50).contains(&count) { vec![] } else { vec![frame] }
             });
-            world.wait_for(want.len());
-            assert_eq!(world.server.app.read, want, "{version:?} {opens}");
-            assert!(world.client.count("tx_tls_encrypted_bytes") >= 300_000);
-            assert_eq!(world.server.count("tls_decrypt_error"), 0);
-            let full = world.server.count("tls_rx_records_full");
+            sim.wait_for(want.len());
+            assert_eq!(sim.server.app.read, want, "{version:?} {opens}");
+            assert!(sim.client.count("tx_tls_encrypted_bytes") >= 300_000);
+            assert_eq!(sim.server.count("tls_decrypt_error"), 0);
+            let full = sim.server.count("tls_rx_records_full");
             assert!(full >= if lossy { 8 } else { 19 * u64::from(opens) }, "{full} {lossy}");
         }
     }
@@ -329,32 +329,31 @@ fn every_mode_resynchronizes() {
     for resync in [ResyncMode::StreamScan, ResyncMode::Async, ResyncMode::NextHint] {
         for out_of_order in [true, false] {
             let config = L5oConfig { resync, out_of_order, ..engine() };
-            let mut world =
-                TlsDeviceNetwork::open(TlsVersion::Tls13, Suite::Aes128Gcm, Some(config));
+            let mut sim = TlsDeviceNetwork::open(TlsVersion::Tls13, Suite::Aes128Gcm, Some(config));
             let mut count = 0;
             let mut want = text(30_000);
-            world.send(&want);
+            sim.send(&want);
             let more = text(120_000);
-            world.send_over(&more, move |frame| {
+            sim.send_over(&more, move |frame| {
                 count += 1;
                 if (12..40).contains(&count) { vec![] } else { vec![frame] }
             });
             want.extend_from_slice(&more);
-            world.wait_for(want.len());
+            sim.wait_for(want.len());
             // Records of various sizes, so that no guess is right by chance.
             for len in [3000, 777, 16_384, 5000, 9999, 20_000, 1, 2000, 4000, 3000, 500, 40_000] {
-                world.send(&text(len));
+                sim.send(&text(len));
                 want.extend(text(len));
-                world.wait_for(want.len());
+                sim.wait_for(want.len());
             }
-            let before = world.server.count("tls_rx_records_full");
+            let before = sim.server.count("tls_rx_records_full");
             for len in [3000, 777, 16_384, 5000] {
-                world.send(&text(len));
+                sim.send(&text(len));
                 want.extend(text(len));
-                world.wait_for(want.len());
+                sim.wait_for(want.len());
             }
-            assert_eq!(world.server.app.read, want);
-            let full = world.server.count("tls_rx_records_full") - before;
+            assert_eq!(sim.server.app.read, want);
+            let full = sim.server.count("tls_rx_records_full") - before;
             assert_eq!(full, 4, "{resync:?}, out of order {out_of_order}");
         }
     }

@@ -26,7 +26,8 @@ pub(crate) struct Echo {
 impl Echo {
     pub(crate) fn listen(host: &mut Host, port: u16) -> Result<Self, Failure> {
         let listener = host.listen(ListenConfig { addr: None, port, backlog: BACKLOG });
-        let listener = listener.map_err(|e| Failure::Unavailable(format!("port {port}: {e}")))?;
+        let listener = listener
+            .map_err(|e| Failure::Unavailable(format!("cannot listen on port {port}: {e}")))?;
         Ok(Self { listener, bytes: 0 })
     }
 }
@@ -65,7 +66,7 @@ fn run(options: StackOptions) -> Result<(), Failure> {
         .options(options)
         .application(|queue| Echo::listen(queue.host, 7))
         .start()?;
-    println!("serving echoes at port 7");
+    println!("echoing on port 7");
     stack.run(signals, None)
 }
 

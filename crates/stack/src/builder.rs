@@ -36,8 +36,9 @@ pub struct QueueSetup<'a> {
     pub host: &'a mut Host,
 }
 
-type OpenLinks<'a> =
-    Box<dyn FnOnce(&StackOptions, &MonotonicClock) -> Result<Vec<Box<dyn Link>>, Failure> + 'a>;
+/// Links, one for each queue.
+type OpenedLinks = Result<Vec<Box<dyn Link>>, Failure>;
+type OpenLinks<'a> = Box<dyn FnOnce(&StackOptions, &MonotonicClock) -> OpenedLinks + 'a>;
 type OpenDisk<'a> = Box<dyn Fn() -> Result<Box<dyn Disk>, Failure> + 'a>;
 type Configure<'a> = Box<dyn Fn(usize, &mut DeviceConfig, &mut host::HostConfig) + 'a>;
 type MakeApplication<'a, A> = Box<dyn FnMut(QueueSetup<'_>) -> Result<A, Failure> + 'a>;
@@ -129,7 +130,7 @@ impl<'a, A, M> Builder<'a, A, M> {
     #[must_use]
     pub fn links(
         self,
-        open: impl FnOnce(&StackOptions, &MonotonicClock) -> Result<Vec<Box<dyn Link>>, Failure> + 'a,
+        open: impl FnOnce(&StackOptions, &MonotonicClock) -> OpenedLinks + 'a,
     ) -> Self {
         Self { open_links: Some(Box::new(open)), ..self }
     }

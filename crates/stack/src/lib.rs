@@ -14,7 +14,7 @@
 //! # }
 //! ```
 //!
-//! For each queue there is a host thread and a device thread, joined by rings ([`threads`]). Crate
+//! For each queue there is a host thread and a device thread, joined by rings (`threads`). Crate
 //! `node` defines the order in which they call host, device and application; sockets belong to the
 //! host; links and disks are those of crate `io`. This crate opens them, and depends on no
 //! application.
@@ -49,5 +49,5 @@ pub use running::Stack;
 pub use signals::Signals;
 pub use threads::{MessageSender, spawn};
 
-/// Most half-open and unaccepted connections of a listener.
+/// Maximum number of half-open and unaccepted connections of a listener.
 pub const BACKLOG: usize = 4096;

@@ -37,7 +37,7 @@ impl FromStr for LinkName {
     fn from_str(text: &str) -> Result<Self, String> {
         match text.split_once(':') {
             Some(("tap", name)) if !name.is_empty() => Ok(Self::Tap(name.to_owned())),
-            _ => Err(format!("`{text}` is not a wire; there is tap:NAME")),
+            _ => Err(format!("invalid link `{text}`; expected tap:NAME")),
         }
     }
 }
@@ -94,7 +94,7 @@ fn capture(
     if queue > 0 {
         path.as_mut_os_string().push(format!(".{queue}"));
     }
-    let failed = |e| Failure::NoInput(format!("cannot write --pcap {}: {e}", path.display()));
+    let failed = |e| Failure::NoInput(format!("cannot create --pcap {}: {e}", path.display()));
     let capture = PcapLink::create(link, &path, interface, clock.unix_epoch()).map_err(failed)?;
     Ok(Box::new(capture))
 }

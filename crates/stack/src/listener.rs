@@ -83,7 +83,7 @@ impl ListenerThread {
         listener: L,
         mut serve: impl FnMut(L::ClientStream) + Send + 'static,
     ) -> Result<Self, Failure> {
-        let failed = |e| Failure::System(format!("cannot wait for {clients}: {e}"));
+        let failed = |e| Failure::System(format!("cannot listen for {clients}: {e}"));
         listener.set_nonblocking().map_err(failed)?;
         let bell = Notifier::new().map_err(failed)?;
         let stop = Arc::new(AtomicBool::new(false));
@@ -167,7 +167,7 @@ impl<L: KernelListener> AcceptLoop<L> {
                 }
                 Err(error) => {
                     if !self.failure_printed {
-                        eprintln!("outboard: {} cannot be accepted: {error}", self.clients);
+                        eprintln!("outboard: cannot accept {}: {error}; retrying", self.clients);
                     }
                     self.failure_printed = true;
                     // The listener stays readable, so only a delay prevents a busy loop.

@@ -54,7 +54,7 @@ pub(crate) fn open_access_log(
 fn append_to(path: &Path) -> Result<BufWriter<File>, String> {
     let file = File::options().create(true).append(true).open(path);
     file.map(BufWriter::new)
-        .map_err(|e| format!("cannot write --access-log {}: {e}", path.display()))
+        .map_err(|e| format!("cannot open --access-log {}: {e}", path.display()))
 }
 
 impl AccessLog {
@@ -86,7 +86,7 @@ impl AccessLog {
         if let LogTarget::File { path, file } = &mut self.target {
             match append_to(path) {
                 Ok(new) => *file = new,
-                Err(why) => eprintln!("outboard: {why}; the log goes where it went"),
+                Err(why) => eprintln!("outboard: {why}; keeping the old file"),
             }
         }
     }

@@ -1,8 +1,9 @@
 //! Options of a stack: addresses, link, queues, offloads, faults, logs, metrics.
 //!
-//! [`StackOptions`] is part of a command line (`#[command(flatten)]`), and with [`StackOptions::default`] a
-//! value that a program sets itself; both have the same defaults. This module converts them to
-//! configurations of devices and hosts; [`crate::link`] opens the links that they name.
+//! [`StackOptions`] is part of a command line (`#[command(flatten)]`), and with
+//! [`StackOptions::default`] a value that a program sets itself; both have the same defaults. This
+//! module converts them to configurations of devices and hosts; [`crate::link`] opens the links
+//! that they name.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -31,7 +32,7 @@ pub struct StackOptions {
     #[arg(long, value_name = "ADDR")]
     pub gateway: Vec<IpAddr>,
     /// Link to use: tap:NAME
-    #[arg(long = "wire", default_value = "tap:ob0", value_name = "WIRE")]
+    #[arg(long = "link", alias = "wire", default_value = "tap:ob0", value_name = "LINK")]
     pub link: LinkName,
     /// Offloads that the device provides, besides checksums and segmentation: all, none, or a list
     /// of file, tls-tx, tls-rx, setup, teardown, splice, quic, nvme
@@ -310,7 +311,7 @@ impl FromStr for Offloads {
                 _ => {
                     let known: Vec<_> = Self::ALL.names().collect();
                     return Err(format!(
-                        "`{name}` is no offload; there are: all, none, tls, {}",
+                        "unknown offload `{name}`; expected all, none, tls, {}",
                         known.join(", ")
                     ));
                 }
@@ -333,7 +334,7 @@ impl fmt::Display for Offloads {
 fn probability(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(p) if (0.0..=1.0).contains(&p) => Ok(p),
-        _ => Err(format!("`{text}` is not a probability between 0 and 1")),
+        _ => Err(format!("invalid probability `{text}`; expected a number from 0 to 1")),
     }
 }
 

@@ -133,7 +133,7 @@ impl<M> Stack<M> {
         let until = self.clock.now() + self.drain_time;
         let mut open = self.open_connections();
         if open > 0 {
-            eprintln!("outboard: waiting for {open} connections; another signal ends them");
+            eprintln!("outboard: draining {open} connections; send another signal to reset them");
         }
         while open > 0 {
             let left = until.since(self.clock.now()).min(DRAIN_INTERVAL);
@@ -147,7 +147,7 @@ impl<M> Stack<M> {
             open = self.open_connections();
         }
         if open > 0 {
-            eprintln!("outboard: {open} connections are reset");
+            eprintln!("outboard: resetting {open} connections");
         }
     }
 

@@ -219,6 +219,6 @@ fn a_stack_that_cannot_start_leaves_nothing_behind() {
         .application(|queue| echo::Echo::listen(queue.host, 7))
         .start();
     let line = started.err().map(|failure| failure.to_string()).unwrap_or_default();
-    assert!(line.starts_with("cannot serve --metrics at 127.0.0.1:"), "{line}");
+    assert!(line.starts_with("cannot listen on --metrics 127.0.0.1:"), "{line}");
     assert!(!control.exists());
 }

@@ -14,7 +14,7 @@
 use alloc::boxed::Box;
 use alloc::vec;
 
-/// Most packet numbers that a window spans.
+/// Maximum number of packet numbers that a window spans.
 const PACKETS_MAX: u16 = 1024;
 
 /// The value of an empty slot.
@@ -39,7 +39,7 @@ pub enum WindowPosition {
 #[derive(Debug)]
 pub struct ReorderWindow {
     slots: Box<[u32]>,
-    /// Most packet numbers in the window, counted from `next`.
+    /// Maximum number of packet numbers in the window, counted from `next`.
     packets: u16,
     /// The oldest number that is missing.
     next: u64,
@@ -78,7 +78,7 @@ impl ReorderWindow {
         self.waiting += 1;
     }
 
-    /// Moves the window behind `number`, which was delivered without waiting. The number is not
+    /// Moves the window past `number`, which was delivered without waiting. The number is not
     /// below the next one, and no packet up to it waits.
     pub fn advance_past(&mut self, number: u64) {
         self.next = number + 1;

@@ -1,9 +1,9 @@
 //! A table with generational keys.
 //!
-//! A [`SlabKey`] refers to a value until the value is removed; afterwards it refers to nothing, even
-//! when its slot is used again. So lists may keep keys of removed values (a canceled waiter, a disk
-//! request from before a reset) and find out on access. Slots are reused, so that a steady state
-//! does not allocate.
+//! A [`SlabKey`] refers to a value until the value is removed; afterwards it refers to nothing,
+//! even when its slot is used again. So lists may keep keys of removed values (a canceled waiter, a
+//! disk request from before a reset) and find out on access. Slots are reused, so that a steady
+//! state does not allocate.
 
 use alloc::vec::Vec;
 

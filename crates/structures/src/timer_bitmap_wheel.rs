@@ -23,7 +23,7 @@ const WORD: u32 = u64::BITS;
 /// Timers of flows, with time-outs in ticks.
 #[derive(Debug)]
 pub struct TimerBitmapWheel {
-    /// The bitmaps, one behind the other.
+    /// The bitmaps, one after the other.
     words: Box<[AtomicU64]>,
     /// Words per bitmap.
     stride: usize,

@@ -13,7 +13,7 @@ const INTERVAL: Duration = Duration::from_millis(500);
 /// Allows one answer per interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChallengeLimiter {
-    /// When the last answer was sent; the epoch if none was.
+    /// Time at which the last answer was sent; the epoch if none was.
     sent_at: Instant,
 }
 

@@ -204,7 +204,7 @@ impl SynCookies {
 impl core::fmt::Debug for SynCookies {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         // The keys are secret.
-        f.debug_struct("Cookies").field("epoch", &self.epoch).finish_non_exhaustive()
+        f.debug_struct("SynCookies").field("epoch", &self.epoch).finish_non_exhaustive()
     }
 }
 

@@ -12,7 +12,7 @@
 //! | [`challenge`] | rate limit of answers to unacceptable segments: RFC 5961 section 7 |
 //! | [`time_wait`] | segments in TIME-WAIT: RFC 9293, RFC 6191, RFC 1337 |
 //! | [`cookie`] | SYN cookies: RFC 4987 section 3.6 |
-//! | [`tuple`] | a tuple as bytes, and its hashes |
+//! | [`mod@tuple`] | a tuple as bytes, and its hashes |
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -9,9 +9,9 @@ use wire::tcp::{TcpFlags, TcpHeader};
 /// The state of a closed connection by which segments are judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimeWaitTcb {
-    /// The sequence number behind our FIN.
+    /// The sequence number after our FIN.
     pub snd_nxt: SeqNum,
-    /// The sequence number behind the peer's FIN.
+    /// The sequence number after the peer's FIN.
     pub rcv_nxt: SeqNum,
     /// The peer's last timestamp; `None` without timestamps.
     pub ts_recent: Option<u32>,

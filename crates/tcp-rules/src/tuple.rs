@@ -11,7 +11,7 @@ use base::mix;
 use wire::Tuple;
 use wire::emit::to_v6_octets;
 
-/// Most bytes of a tuple: two IPv6 addresses and two ports.
+/// Maximum number of bytes of a tuple: two IPv6 addresses and two ports.
 pub const BYTES_MAX: usize = 36;
 
 /// Calls `f` with the tuple as bytes, addresses before ports: 12 bytes for IPv4, else

@@ -16,7 +16,7 @@ pub struct ReceiveWindow {
 
 impl ReceiveWindow {
     /// Returns whether a segment of `len` sequence numbers at `seq`, SYN and FIN included, is
-    /// acceptable: RFC 9293 table 6. So is a segment that begins before the window and ends behind
+    /// acceptable: RFC 9293 table 6. So is a segment that begins before the window and ends after
     /// it; the caller trims it at both ends.
     #[must_use]
     #[inline]

@@ -1,6 +1,6 @@
 //! A disk in memory, with faults chosen by the test. File contents are stored or computed.
 //!
-//! Used by simulated machines ([`crate::Machine`]) and, one request at a time, by the tests of
+//! Used by simulated machines ([`crate::TestMachine`]) and, one request at a time, by the tests of
 //! `nic`. For a disk that models crashes see `sim::namespace`.
 
 use std::collections::BTreeMap;

@@ -2,10 +2,11 @@
 //! assertions, simulated machines and links, TLS for both ends ([`tls13`]), NVMe/TCP PDUs
 //! ([`pdu`]), and diagrams of transition tables ([`state_diagram`]).
 //!
-//! [`ScriptedTcpPeer`] is one host under test and a scripted peer: the test writes down every segment, as in
-//! packetdrill. [`TransferPair`] is two hosts that exchange data over a path that delays, loses, reorders
-//! and duplicates packets. Both run on virtual time: nothing sleeps or reads a clock. This crate is
-//! for tests only. A failed expectation panics with the expected and the actual value.
+//! [`ScriptedTcpPeer`] is one host under test and a scripted peer: the test writes down every
+//! segment, as in packetdrill. [`TransferPair`] is two hosts that exchange data over a path that
+//! delays, loses, reorders and duplicates packets. Both run on virtual time: nothing sleeps or
+//! reads a clock. This crate is for tests only. A failed expectation panics with the expected and
+//! the actual value.
 #![forbid(unsafe_code)]
 
 mod disk;

@@ -34,7 +34,7 @@ pub trait TestDisk {
     fn submit(&mut self, now: Instant, by: MachineHalf, request: DiskRequest);
     /// Returns the next completion for half `half`.
     fn poll(&mut self, now: Instant, by: MachineHalf) -> Option<DiskCompletion>;
-    /// Returns when the next pending request completes.
+    /// Returns the time at which the next pending request completes.
     fn poll_timeout(&self) -> Option<Instant>;
 }
 
@@ -175,7 +175,7 @@ impl<D: TestDisk> TestMachine<D> {
         }
     }
 
-    /// Returns when the host, the device or the disk has work to do next.
+    /// Returns the time at which the host, the device or the disk has work to do next.
     pub fn poll_timeout(&self, now: Instant, app: &(impl Application + ?Sized)) -> Option<Instant> {
         Instant::earliest([
             self.host.poll_timeout(app),

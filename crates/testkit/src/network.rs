@@ -175,7 +175,7 @@ impl<A: Application, B: Application, D: TestDisk> TwoMachineNetwork<A, B, D> {
         while self.turn() {}
     }
 
-    /// Returns when a machine has work to do or a frame arrives next.
+    /// Returns the time at which a machine has work to do or a frame arrives next.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         Instant::earliest([

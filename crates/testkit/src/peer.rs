@@ -1,9 +1,9 @@
 //! One host under test and a scripted peer.
 //!
 //! The test sends segments as the peer ([`ScriptedTcpPeer::send`]), expects segments from the host
-//! ([`ScriptedTcpPeer::expect`]), advances time ([`ScriptedTcpPeer::at_ms`]), and acts as the host's application
-//! (`app_*`) and device (`echo*`, `handle_device_event`). Neighbor resolution is answered unless a test disables
-//! that.
+//! ([`ScriptedTcpPeer::expect`]), advances time ([`ScriptedTcpPeer::at_ms`]), and acts as the
+//! host's application (`app_*`) and device (`echo*`, `handle_device_event`). Neighbor resolution is
+//! answered unless a test disables that.
 
 mod app_and_disk;
 mod non_tcp;
@@ -116,7 +116,7 @@ pub struct ScriptedTcpPeer {
     peer_ts: bool,
     win: u16,
     last_tag: Option<(FlowId, u32)>,
-    /// Whether ARP requests and neighbor solicitations for the peer are answered.
+    /// True to answer ARP requests and neighbor solicitations for the peer.
     pub answers_neighbors: bool,
     /// ECN field of frames from the peer, unless a segment sets its own.
     pub ecn: u8,

@@ -9,7 +9,7 @@ use core::fmt;
 
 use wire::tcp::TcpFlags;
 
-/// A TCP segment, written with [`seg!`](crate::seg).
+/// A TCP segment, written with [`seg!`](crate::seg!).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seg {
     /// Control bits. PSH is compared only if the expected segment has it.
@@ -41,13 +41,13 @@ pub struct Seg {
     pub sacks: Option<Vec<(u32, u32)>>,
     /// ECN field of the IP header.
     pub ecn: Option<u8>,
-    /// Whether the host marked the transmit as a retransmission.
+    /// True if the host marked the transmit as a retransmission.
     pub again: Option<bool>,
     /// Segment size of a run; 0 for a single segment.
     pub run: Option<u16>,
     /// Offset and length of the payload's bytes that come from a file.
     pub file: Option<(u64, u32)>,
-    /// Whether the transmit asks for an echo.
+    /// True if the transmit asks for an echo.
     pub echo: Option<bool>,
 }
 
@@ -148,7 +148,7 @@ macro_rules! seg {
     }};
 }
 
-/// Parses the fields of [`seg!`](crate::seg) recursively.
+/// Parses the fields of [`seg!`](crate::seg!) recursively.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! seg_fields {
@@ -186,7 +186,7 @@ macro_rules! seg_fields {
         $crate::seg_fields!($s $($r)*);
     };
     ($s:ident $flag:ident $($r:tt)*) => {
-        $s.flags = $s.flags.with($crate::Flags::$flag);
+        $s.flags = $s.flags.with($crate::TcpFlags::$flag);
         $crate::seg_fields!($s $($r)*);
     };
 }

@@ -3,12 +3,12 @@
 //!
 //! Used by NVMe over TCP, whose target and initiator run the handshake over a plain connection and
 //! continue with its keys. s2n-tls does the work, since rustls supports only pre-shared keys from
-//! its own tickets. The crate is separate because it passes bytes by C callbacks ([`s2n_io`]). It
+//! its own tickets. The crate is separate because it passes bytes by C callbacks (`s2n_io`). It
 //! uses no socket: received bytes are passed in, bytes to send are returned.
 //!
 //! Invariants: bytes after the handshake's last record are never read; no ticket is sent (Linux
 //! drops a connection that receives one); neither end has a certificate, so no handshake succeeds
-//! without a pre-shared key; the bytes read from a peer are limited by [`BYTES_MAX`].
+//! without a pre-shared key; the bytes read from a peer are limited by `BYTES_MAX`.
 #![deny(unsafe_code)]
 
 mod records;
@@ -66,7 +66,7 @@ pub struct ExternalPsk {
 impl fmt::Debug for ExternalPsk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The identity and the secret are not printed.
-        f.debug_struct("Key").field("hash", &self.hash).finish_non_exhaustive()
+        f.debug_struct("ExternalPsk").field("hash", &self.hash).finish_non_exhaustive()
     }
 }
 
@@ -85,7 +85,7 @@ pub struct TlsPskSecrets {
 
 impl fmt::Debug for TlsPskSecrets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Agreed").field("suite", &self.suite).finish_non_exhaustive()
+        f.debug_struct("TlsPskSecrets").field("suite", &self.suite).finish_non_exhaustive()
     }
 }
 
@@ -123,16 +123,16 @@ pub enum TlsPskFailure {
     #[error("the peer does not speak TLS 1.3")]
     Version,
     /// The peer offered no key of ours, or accepted none.
-    #[error("the peer has no key of ours")]
+    #[error("the peer does not know this key's identity")]
     NoKey,
     /// The peer has a different secret for the same identity.
-    #[error("the peer has another secret for the key")]
+    #[error("the peer has a different key for this identity")]
     SecretMismatch,
     /// The peer's messages are malformed or do not verify.
-    #[error("the peer's messages make no sense")]
+    #[error("malformed messages from the peer")]
     InvalidMessage,
     /// The peer sent more than `BYTES_MAX` bytes.
-    #[error("the peer's messages are too long")]
+    #[error("messages from the peer are too long")]
     TooLong,
 }
 
@@ -150,7 +150,9 @@ pub struct TlsPskHandshake {
 
 impl fmt::Debug for TlsPskHandshake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Handshake").field("is_client", &self.is_client).finish_non_exhaustive()
+        f.debug_struct("TlsPskHandshake")
+            .field("is_client", &self.is_client)
+            .finish_non_exhaustive()
     }
 }
 
@@ -304,7 +306,7 @@ impl TlsPskHandshake {
 
 /// The library rejects a key, or has no memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the TLS library refuses: {0}")]
+#[error("TLS library error: {0}")]
 pub struct TlsPskSetupError(&'static str);
 
 impl From<Error> for TlsPskSetupError {

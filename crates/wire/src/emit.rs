@@ -48,7 +48,7 @@ impl IpHeader {
     }
 }
 
-/// Writes Ethernet and IP headers at the start of `out`, for `payload_len` bytes behind them.
+/// Writes Ethernet and IP headers at the start of `out`, for `payload_len` bytes after them.
 /// Lengths of more than 16 bits are written as zero.
 ///
 /// # Panics

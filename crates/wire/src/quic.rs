@@ -193,7 +193,7 @@ impl fmt::Display for QuicFrameError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Truncated => f.write_str("the payload ends inside a frame"),
-            Self::UnknownType(kind) => write!(f, "frames of type {kind:#x} are not known"),
+            Self::UnknownType(kind) => write!(f, "unknown frame type {kind:#x}"),
             Self::StreamTooLong => f.write_str("a stream is longer than it may be"),
         }
     }
@@ -287,7 +287,7 @@ impl QuicFrameReader<'_> {
         self.skip(len)
     }
 
-    /// Skips the fields behind a frame's type: RFC 9000 section 19, and DATAGRAM (RFC 9221).
+    /// Skips the fields after a frame's type: RFC 9000 section 19, and DATAGRAM (RFC 9221).
     fn skip_body(&mut self, kind: u64) -> Result<(), QuicFrameError> {
         match kind {
             // PADDING.

@@ -1,10 +1,10 @@
 //! Completion of packets as a NIC does it (lengths, sequence numbers, checksums), for single
 //! packets and for the packets of a run of segments.
 //!
-//! [`cut_run`] segments contiguous runs, for captures (whose readers do not accept frames longer than a
-//! packet) and for tests. The device cuts its runs one packet at a time, with payloads in many
-//! pieces, and completes them with the same [`HeaderLayout`]. Frames with invalid headers are passed on
-//! unchanged.
+//! [`cut_run`] segments contiguous runs, for captures (whose readers do not accept frames longer
+//! than a packet) and for tests. The device cuts its runs one packet at a time, with payloads in
+//! many pieces, and completes them with the same [`HeaderLayout`]. Frames with invalid headers are
+//! passed on unchanged.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -134,7 +134,7 @@ impl HeaderLayout {
     }
 }
 
-/// Returns a complete packet with `parts` behind its IP header.
+/// Returns a complete packet with `parts` after its IP header.
 #[must_use]
 pub fn packet(link: &EthernetAddrs, ip: &IpHeader, parts: &[&[u8]]) -> Vec<u8> {
     let l4 = ETHERNET_BYTES + ip.len();
@@ -412,7 +412,9 @@ mod tests {
                 head[..3].copy_from_slice(&[8, 0, 0x45]);
                 head[11] = [6, 17, 58][head[11] as usize % 3];
             }
-            for layout in [HeaderLayout::find(&frame), HeaderLayout::of(&frame, headers.0, headers.1),
+            for layout in [
+                HeaderLayout::find(&frame),
+                HeaderLayout::of(&frame, headers.0, headers.1),
                 HeaderLayout::of(&frame, 14, 34)] {
                 let all = packets(&frame, layout, (size, partial));
                 prop_assert!(!all.is_empty());

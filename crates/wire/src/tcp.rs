@@ -88,7 +88,7 @@ pub struct TcpTimestamps {
 pub struct SackBlock {
     /// First sequence number.
     pub start: SeqNum,
-    /// Sequence number behind the last byte.
+    /// Sequence number after the last byte.
     pub end: SeqNum,
 }
 
@@ -290,7 +290,7 @@ pub struct TcpHeader {
 #[non_exhaustive]
 pub enum TcpHeaderError {
     /// The packet is shorter than its header, or the data offset points into the fixed header or
-    /// behind the packet.
+    /// after the packet.
     BadLength,
     /// An option's length is wrong.
     BadOption,
@@ -420,8 +420,9 @@ mod tests {
             seq: u32,
         ) -> TcpHeader {
             let timestamps = ts.map(|(value, echo)| TcpTimestamps { value, echo });
-            let mut options =
-                TcpOptions { mss, window_scale, sack_permitted, timestamps, ..TcpOptions::default() };
+            let mut options = TcpOptions {
+                mss, window_scale, sack_permitted, timestamps, ..TcpOptions::default()
+            };
             for (start, end) in blocks {
                 options.push_sack(SackBlock { start: SeqNum(start), end: SeqNum(end) });
             }

@@ -9,9 +9,9 @@ pub mod client_hello;
 pub const HEADER_BYTES: usize = 5;
 /// Maximum content of a record (RFC 8446 section 5.1).
 pub const CONTENT_BYTES_MAX: usize = 1 << 14;
-/// Maximum length of a record behind its header: 2048 bytes of expansion (RFC 5246 section 6.2.3).
+/// Maximum length of a record after its header: 2048 bytes of expansion (RFC 5246 section 6.2.3).
 pub const RECORD_BYTES_MAX: usize = CONTENT_BYTES_MAX + 2048;
-/// Maximum length of a TLS 1.3 record behind its header (RFC 8446 section 5.2).
+/// Maximum length of a TLS 1.3 record after its header (RFC 8446 section 5.2).
 pub const RECORD_BYTES_MAX_13: usize = CONTENT_BYTES_MAX + 256;
 /// Length of a nonce.
 pub const NONCE_BYTES: usize = 12;
@@ -65,7 +65,7 @@ pub struct TlsFraming {
 pub struct TlsRecordHeader {
     /// Content type; in TLS 1.3 the outer one.
     pub kind: u8,
-    /// Length of the record behind the header.
+    /// Length of the record after the header.
     pub len: u16,
 }
 
@@ -221,7 +221,7 @@ impl TlsRecordRun {
         self.content_bytes + self.records() * self.overhead as u64
     }
 
-    /// Returns the position of a byte of the encoded run. Its end is the start of the record behind
+    /// Returns the position of a byte of the encoded run. Its end is the start of the record after
     /// the last.
     #[must_use]
     pub fn position(&self, at: u64) -> TlsRecordPosition {
@@ -250,8 +250,8 @@ impl TlsRecordRun {
         left
     }
 
-    /// Returns the length of the content before a position; `full_header_len` bytes precede each record's
-    /// content.
+    /// Returns the length of the content before a position; `full_header_len` bytes precede each
+    /// record's content.
     #[must_use]
     pub fn content_before(&self, place: TlsRecordPosition, front: u32) -> u64 {
         let here = place.offset.saturating_sub(front).min(self.record_content_len(place.index));

@@ -30,13 +30,13 @@ const fn allow(krate: &'static str, files: usize, why: &'static str) -> Allowanc
 
 /// Crates that are not listed must have no cycles.
 const ALLOWANCES: &[Allowance] = &[
-    allow("abi", 2, "NVMe over TCP is a protocol above TCP, whose contexts name their protocol"),
+    allow("abi", 2, "contexts of layer-5 protocols refer to NVMe/TCP and vice versa"),
     allow("apps", 12, "parts of the NVMe target and initiator use each other's types"),
-    allow("io", 4, "halves of one object"),
-    allow("outboard", 6, "verbs and their options"),
-    allow("quic", 2, "a connection and how its packets are sent"),
-    allow("sim", 20, "options of a run name everything that they switch"),
-    allow("stack", 4, "what a builder makes knows it"),
+    allow("io", 4, "two halves of one type"),
+    allow("outboard", 6, "subcommands and their options"),
+    allow("quic", 2, "a connection and its packet transmission"),
+    allow("sim", 20, "options of a run refer to everything that they control"),
+    allow("stack", 4, "the builder and the built type refer to each other"),
 ];
 
 /// Crates whose top-level modules, with everything below them, are layers without import cycles.
@@ -55,12 +55,12 @@ const DIRECTIONS: &[ForbiddenDirection] = &[
     ForbiddenDirection {
         from: "host/src/tcp",
         to: "host/src/l5p",
-        why: "TCP carries bytes and knows no protocol above it",
+        why: "TCP must not depend on layer-5 protocols",
     },
     ForbiddenDirection {
         from: "nic/src/engine",
         to: "nic/src/device",
-        why: "an engine uses what it is lent, and does not know the device",
+        why: "an engine uses only what it is passed, and must not depend on the device",
     },
 ];
 
@@ -91,11 +91,11 @@ pub(crate) fn run() -> Result<CheckReport, String> {
 pub(crate) fn draw(args: &[&str]) -> Result<ExitCode, String> {
     let (format, krate) = match args {
         [format @ ("--dot" | "--svg" | "--folders"), krate] => (*format, tree::folder(krate)),
-        _ => return Err("imports takes --dot, --svg or --folders, and a crate".to_owned()),
+        _ => return Err("imports: expected --dot, --svg or --folders, and a crate".to_owned()),
     };
     let files = tree::files()?;
     if !tree::crates(&files).iter().any(|name| name == krate) {
-        return Err(format!("there is no crates/{krate}"));
+        return Err(format!("crates/{krate} does not exist"));
     }
     let graph = graph_of(&tidy::sources(&files)?, krate);
     let drawn = match format {
@@ -122,7 +122,8 @@ fn check_cycles(krate: &str, graph: &ImportGraph, allowed: usize, report: &mut C
     let table = "xtask/src/imports/mod.rs";
     if found < allowed {
         let why = ALLOWANCES.iter().find(|a| a.krate == krate).map_or("", |a| a.why);
-        let message = format!("{krate} has {found} files in circles: allow no more ({why})");
+        let message =
+            format!("{krate} has only {found} files in import cycles; lower its allowance ({why})");
         report.warning(table, 0, message);
     }
     if found <= allowed {
@@ -141,7 +142,8 @@ fn check_cycles(krate: &str, graph: &ImportGraph, allowed: usize, report: &mut C
             }
         }
         let message = format!(
-            "{} files import each other in a circle ({krate} may have {allowed} such): move what \
+            "import cycle of {} files ({krate} may have {allowed} files in cycles); move items \
+                 that \
              both sides need to a module that imports neither\n{}",
             cycle.len(),
             lines.join("\n")
@@ -170,7 +172,7 @@ fn check_folders(krate: &str, graph: &ImportGraph, report: &mut CheckReport) {
     for circle in cycles::components(names.len(), &edges).iter().filter(|set| set.len() > 1) {
         let names: Vec<&str> = circle.iter().map(|&node| names[node].as_str()).collect();
         let message = format!(
-            "the modules {} import each other in a circle: `xtask imports --folders {krate}`",
+            "import cycle of the modules {}; see `xtask imports --folders {krate}`",
             names.join(", ")
         );
         report.error(&format!("crates/{krate}/src/lib.rs"), 0, message);

@@ -1,7 +1,7 @@
 //! A copy of the tree that contains all planted faults, and the programs built from it.
 //!
-//! Used by `mutants`. The copy is below the build folder. The switch is a crate `content_in_copy` that
-//! exists only in the copy, so the product has no trace of it. Files are written only if they
+//! Used by `mutants`. The copy is below the build folder. The switch is a crate `content_in_copy`
+//! that exists only in the copy, so the product has no trace of it. Files are written only if they
 //! differ, so that a second run rebuilds only changed crates. As in `make sim`, the product's
 //! crates are built without assertions: a fault must be found by its effect.
 
@@ -24,7 +24,7 @@ const NONE: usize = usize::MAX - 1;
 static CHOSEN: AtomicUsize = AtomicUsize::new(UNREAD);
 static REACHED: AtomicBool = AtomicBool::new(false);
 
-/// Whether the fault of this number is switched on. Its code is then reached.
+/// Returns whether the fault of this number is switched on. Its code is then reached.
 #[inline]
 pub fn fault(number: usize) -> bool {
     let mut chosen = CHOSEN.load(Ordering::Relaxed);
@@ -39,7 +39,7 @@ fn read() -> usize {
     let chosen = match std::env::var("PLANTED_FAULT") {
         Err(_) => NONE,
         Ok(name) => NAMES.iter().position(|known| *known == name).unwrap_or_else(|| {
-            eprintln!("no planted fault is called {name}");
+            eprintln!("unknown planted fault: {name}");
             std::process::exit(64)
         }),
     };

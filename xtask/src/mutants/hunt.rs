@@ -130,8 +130,8 @@ fn first_failure(said: &str) -> Option<(u64, String)> {
 /// Describes the end of a program that failed without reporting a seed.
 fn describe_exit(output: &Output) -> String {
     match output.status.code() {
-        Some(124 | 137) => "does not end".to_owned(),
-        _ => format!("{}, without a failed seed", output.status),
+        Some(124 | 137) => "did not end".to_owned(),
+        _ => format!("{}, no failed seed reported", output.status),
     }
 }
 

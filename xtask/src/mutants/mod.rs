@@ -23,7 +23,7 @@ use hunt::{Hunt, HuntResult};
 use list::{FaultTest, PlantedFault};
 use plant::{FaultAnchor, TokenizedSource};
 
-/// Least number of faults in the list.
+/// Minimum number of faults in the list.
 const FAULTS_MIN: usize = 40;
 
 /// Command-line options.
@@ -86,13 +86,13 @@ pub(crate) fn check() -> Result<CheckReport, String> {
 
 fn check_list(faults: &[PlantedFault], report: &mut CheckReport) {
     if faults.len() < FAULTS_MIN {
-        let message = format!("{} faults: at least {FAULTS_MIN}", faults.len());
+        let message = format!("only {} faults; at least {FAULTS_MIN} are required", faults.len());
         report.error("xtask/faults", 0, message);
     }
     let mut names = BTreeSet::new();
     for fault in faults {
         if !names.insert(&fault.name) {
-            report.error(&fault.listed_in, 0, format!("{}: a second one", fault.name));
+            report.error(&fault.listed_in, 0, format!("{}: duplicate name", fault.name));
         }
         if fault.code.replace(['«', '»'], "").trim() == fault.faulty.trim() {
             report.error(&fault.listed_in, 0, format!("{}: changes nothing", fault.name));
@@ -114,7 +114,7 @@ fn missing_test(fault: &PlantedFault, sources: &[tidy::RustSource]) -> Option<St
     let function = format!("fn {}(", test.name.rsplit("::").next().unwrap_or_default());
     let has_it = |s: &tidy::RustSource| s.path.starts_with(&folder) && s.text.contains(&function);
     let is_missing = !sources.iter().any(has_it);
-    is_missing.then(|| format!("there is no test {} below {folder}", test.name))
+    is_missing.then(|| format!("test {} not found below {folder}", test.name))
 }
 
 /// Runs the verb `mutants`.
@@ -205,7 +205,7 @@ fn baseline(
     let is_well = |verdict: &&HuntResult| !matches!(verdict, HuntResult::NotReached);
     match verdicts.iter().chain(&of_tests).find(is_well) {
         None => Ok(()),
-        Some(verdict) => Err(format!("without any fault: {verdict:?}")),
+        Some(verdict) => Err(format!("failed without a fault: {verdict:?}")),
     }
 }
 
@@ -265,7 +265,7 @@ fn describe_result(verdict: &HuntResult) -> String {
 
 /// Returns the results as a Markdown table.
 fn table(tried: &[FaultOutcome<'_>]) -> String {
-    let mut text = String::from("| area | fault | what is wrong | found by |\n|---|---|---|---|\n");
+    let mut text = String::from("| area | fault | effect | found by |\n|---|---|---|---|\n");
     for FaultOutcome { fault, verdict, .. } in tried {
         let by = match verdict {
             HuntResult::Test => format!("test: `{}`", fault.test.as_deref().unwrap_or_default()),

@@ -58,11 +58,11 @@ pub(crate) fn locate(
     }
     match found.as_slice() {
         [anchor] => Ok(anchor.clone()),
-        [] => Err(format!("its code is not in {folder}: it changed, and so must the fault")),
+        [] => Err(format!("code is not in {folder}; adapt the fault to the changed code")),
         [first, second, ..] => {
             let count = found.len();
             Err(format!(
-                "its code is {count} times in {folder}, in {} and {}: write more of what is \
+                "code occurs {count} times in {folder}, in {} and {}; include more \
                  around it",
                 first.path, second.path
             ))
@@ -81,10 +81,10 @@ fn marked(code: &str) -> Result<(Vec<&str>, Range<usize>), String> {
     let range = match (cut("«"), cut("»")) {
         (Some(start), Some(end)) => start..end,
         (None, None) => 0..wanted.len(),
-        _ => return Err("one of `«` and `»` is missing in its code".to_owned()),
+        _ => return Err("only one of `«` and `»` in the code".to_owned()),
     };
     if range.is_empty() || wanted.iter().any(|token| matches!(*token, "«" | "»")) {
-        return Err("its code does not mark one part of itself".to_owned());
+        return Err("the code must mark exactly one part, not empty".to_owned());
     }
     Ok((wanted, range))
 }

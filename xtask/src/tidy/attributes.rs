@@ -33,13 +33,18 @@ pub(crate) fn check(source: &RustSource, report: &mut CheckReport) {
     }
     let code: String = source.code.split_whitespace().collect();
     if NO_STD.contains(&source.krate()) && !code.contains("#![no_std]") {
-        report.error(&source.path, 1, "must say #![no_std]: this crate has no operating system");
+        report.error(
+            &source.path,
+            1,
+            "missing #![no_std]: this crate must not need an operating system",
+        );
     }
     let forbids = code.split("#![forbid(").skip(1).any(|rest| {
         rest.split(')').next().is_some_and(|lints| lints.split(',').any(|l| l == "unsafe_code"))
     });
     if !UNSAFE.contains(&source.krate()) && !forbids {
-        let message = "must say #![forbid(unsafe_code)]: unsafe lives in crates/abi and crates/io";
+        let message =
+            "missing #![forbid(unsafe_code)]: unsafe code belongs in crates/abi and crates/io";
         report.error(&source.path, 1, message);
     }
 }

@@ -44,19 +44,27 @@ const fn ban(pattern: &'static str, place: BanScope, instead: &'static str) -> B
     Ban { pattern, scope: place, instead }
 }
 
-const CLOCK: &str = "pass base::Instant in: time is a parameter";
-const HASHER: &str = "use BTreeMap or hashbrown with a seeded hasher: runs must repeat from a seed";
-const OUTPUT: &str = "count it or return an event: only the binary prints";
+const CLOCK: &str = "take the time as a base::Instant parameter";
+const HASHER: &str = "use BTreeMap, or hashbrown with a seeded hasher; runs must be reproducible";
+const OUTPUT: &str = "increment a counter or return an event; only binaries print";
 
 const BANS: &[Ban] = &[
-    ban("todo!", BanScope::Everywhere, "write it, or return an error that says what is not there"),
-    ban("unimplemented!", BanScope::Everywhere, "return an error that says what is not there"),
+    ban(
+        "todo!",
+        BanScope::Everywhere,
+        "implement it, or return an error that names the missing feature",
+    ),
+    ban("unimplemented!", BanScope::Everywhere, "return an error that names the missing feature"),
     ban("dbg!", BanScope::Everywhere, "use a counter or a trace"),
     ban("static mut", BanScope::Everywhere, "give the state an owner"),
-    ban("thread::sleep", BanScope::Tests, "wait for the event itself: a pipe, a channel, a child"),
-    ban("unsafe", BanScope::SafeCrates, "put it behind a safe function of crates/abi or crates/io"),
+    ban(
+        "thread::sleep",
+        BanScope::Tests,
+        "wait for the event itself: a pipe, a channel, or a child process",
+    ),
+    ban("unsafe", BanScope::SafeCrates, "wrap it in a safe function of crates/abi or crates/io"),
     ban("std::net", BanScope::SansIo, "use the addresses of core::net, and sockets only in io"),
-    ban("std::fs", BanScope::SansIo, "ask for it through abi::disk"),
+    ban("std::fs", BanScope::SansIo, "use abi::disk"),
     ban("std::thread", BanScope::SansIo, "leave threads to the binary"),
     ban("println!", BanScope::SansIo, OUTPUT),
     ban("print!", BanScope::SansIo, OUTPUT),

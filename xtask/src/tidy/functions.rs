@@ -38,7 +38,7 @@ pub(crate) fn check(sources: &[RustSource], list: &str, report: &mut CheckReport
                 Some(entry) => used[entry] = true,
                 None => {
                     let message = format!(
-                        "function `{}` has {} lines: at most {FUNCTION_LINES_MAX}, cut it",
+                        "function `{}` has {} lines; split it, at most {FUNCTION_LINES_MAX}",
                         function.name, function.lines
                     );
                     report.error(&source.path, function.line, message);
@@ -48,7 +48,7 @@ pub(crate) fn check(sources: &[RustSource], list: &str, report: &mut CheckReport
     }
     for (entry, _) in allowed.iter().zip(used).filter(|(_, used)| !used) {
         let message = format!(
-            "no function `{}` of {} lines in {}: correct the entry or take it out",
+            "no function `{}` of {} lines in {}; correct or remove the entry",
             entry.function, entry.lines, entry.path
         );
         report.error(LIST, entry.listed_at, message);
@@ -92,7 +92,7 @@ mod tests {
         assert_eq!(errors(71, true, ""), [""; 0]);
         assert_eq!(
             errors(71, false, ""),
-            ["a.rs:1: function `f` has 71 lines: at most 70, cut it"]
+            ["a.rs:1: function `f` has 71 lines; split it, at most 70"]
         );
     }
 

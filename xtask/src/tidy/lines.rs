@@ -17,18 +17,18 @@ pub(crate) fn check(source: &RustSource, report: &mut CheckReport) {
         let mut error = |message: &str| report.error(&source.path, index + 1, message);
         let width = line.chars().count();
         if width > WIDTH_MAX && !line.contains("://") {
-            error(&format!("line of {width} characters: at most {WIDTH_MAX}"));
+            error(&format!("line of {width} characters; at most {WIDTH_MAX}"));
         }
         if line.contains('\t') {
-            error("tab: use spaces, in a literal write \\t");
+            error("tab character; use spaces, or \\t in a literal");
         }
         if line.ends_with([' ', '\r']) {
             error("space or carriage return at the end of the line");
         }
     }
     if !source.text.starts_with("//!") {
-        let message = "no module head: begin with `//!`, say purpose, callers, invariants, and \
-                       what it does not do";
+        let message = "missing module head; begin with `//!` and state purpose, callers, \
+                       invariants, and what it does not do";
         report.error(&source.path, 1, message);
     }
     if !source.text.ends_with('\n') {
@@ -42,11 +42,12 @@ fn length(source: &RustSource, report: &mut CheckReport) {
     let lines = source.test_lines.iter().filter(|&&test| !test).count();
     if lines > FILE_LINES_HARD {
         let message =
-            format!("{lines} lines without tests: cut by role, at most {FILE_LINES_HARD}");
+            format!("{lines} lines without tests; split the file, at most {FILE_LINES_HARD}");
         report.error(&source.path, 0, message);
     } else if lines > FILE_LINES_SOFT {
-        let message =
-            format!("{lines} lines without tests: above {FILE_LINES_SOFT}, has it one purpose?");
+        let message = format!(
+            "{lines} lines without tests, more than {FILE_LINES_SOFT}; consider splitting the file"
+        );
         report.warning(&source.path, 0, message);
     }
 }

@@ -190,7 +190,7 @@ impl<X> FakeConnections<X> {
         self.peer(id).error = Some(error);
     }
 
-    /// Acknowledges this number of bytes; the FIN counts as one byte behind the others.
+    /// Acknowledges this number of bytes; the FIN counts as one byte after the others.
     pub(crate) fn acknowledge(&mut self, id: FakeSocketId, bytes: u64) {
         self.peer(id).acknowledge(bytes);
     }

@@ -13,7 +13,7 @@ use super::fake::{FakeConnections, FakeSocketId};
 /// Maximum number of unacknowledged bytes.
 const BUFFER_BYTES: usize = 10_000;
 
-/// How the connection ended, as the peer sees it.
+/// End of the connection, as the peer sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ObservedEnd {
     Fin,
@@ -246,10 +246,14 @@ impl ConnectionUnderTest for FakeUnderTest {
 macro_rules! rules {
     ($($made:ident: $($rule:ident)*;)*) => {
         mod of_the_host {
-            $($(#[test] fn $rule() { super::$rule(<super::HostUnderTest as super::ConnectionUnderTest>::$made()); })*)*
+            $($(#[test] fn $rule() {
+                super::$rule(<super::HostUnderTest as super::ConnectionUnderTest>::$made());
+            })*)*
         }
         mod of_the_fake {
-            $($(#[test] fn $rule() { super::$rule(<super::FakeUnderTest as super::ConnectionUnderTest>::$made()); })*)*
+            $($(#[test] fn $rule() {
+                super::$rule(<super::FakeUnderTest as super::ConnectionUnderTest>::$made());
+            })*)*
         }
     };
 }

@@ -37,7 +37,7 @@ use super::status::HttpStatus;
 pub(crate) enum RequestDecision {
     /// Wait for more bytes.
     Incomplete,
-    /// Read the content behind the head, which has `head_bytes` bytes, and decide again.
+    /// Read the content after the head, which has `head_bytes` bytes, and decide again.
     Content { head_bytes: usize, discard: ContentDiscard, expects_continue: bool },
     /// Send the response in [`Responder::output`], and remove this number of bytes from the front.
     Respond(WrittenResponse, usize),
@@ -80,8 +80,8 @@ pub(crate) struct RequestEnv {
     pub(crate) remote: Option<IpAddr>,
     /// Result of the open, if the request waited for one.
     pub(crate) opened: Option<Result<(), FileFault>>,
-    /// When the request began to wait; an entry of the file cache that was valid then is valid for
-    /// it.
+    /// Time at which the request began to wait; an entry of the file cache that was valid then is
+    /// valid for it.
     pub(crate) since: Option<Instant>,
     /// Service of the connection.
     pub(crate) service: ListenerService,
@@ -114,7 +114,7 @@ pub(crate) struct Responder {
     ranges: Vec<ByteRange>,
 }
 
-/// Why a request cannot be answered yet.
+/// Cause for which a request cannot be answered yet.
 enum FileWait {
     Open,
     Join,
@@ -150,7 +150,8 @@ impl Responder {
         }
     }
 
-    /// Returns the path to open after [`RequestDecision::Open`], or to wait for after [`RequestDecision::Join`].
+    /// Returns the path to open after [`RequestDecision::Open`], or to wait for after
+    /// [`RequestDecision::Join`].
     pub(crate) fn path(&self) -> &[u8] {
         &self.path
     }
@@ -169,12 +170,7 @@ impl Responder {
             ParsedRequest::Incomplete => RequestDecision::Incomplete,
             ParsedRequest::Refused { status, head } => {
                 let content = if head { ResponseContent::HeadOnly } else { ResponseContent::Full };
-                let plan = self.output.write_status_text(
-                    status,
-                    ExtraField::None,
-                    content,
-                    ConnectionPersistence::Close,
-                );
+                let plan = self.write_final_error(status, ExtraField::None, content);
                 self.record(bytes, &plan, None, about);
                 RequestDecision::Respond(plan, bytes.len())
             }
@@ -182,12 +178,7 @@ impl Responder {
                 if about.service == ListenerService::NotTls =>
             {
                 let (status, content) = (HttpStatus::BadRequest, content_of(&request));
-                let plan = self.output.write_status_text(
-                    status,
-                    ExtraField::NeedsTls,
-                    content,
-                    ConnectionPersistence::Close,
-                );
+                let plan = self.write_final_error(status, ExtraField::NeedsTls, content);
                 self.record(bytes, &plan, Some(&request), about);
                 RequestDecision::Respond(plan, head_bytes)
             }
@@ -196,12 +187,7 @@ impl Responder {
                     Ok(discard) => discard,
                     Err(status) => {
                         let content = content_of(&request);
-                        let plan = self.output.write_status_text(
-                            status,
-                            ExtraField::None,
-                            content,
-                            ConnectionPersistence::Close,
-                        );
+                        let plan = self.write_final_error(status, ExtraField::None, content);
                         self.record(bytes, &plan, Some(&request), about);
                         return RequestDecision::Respond(plan, head_bytes);
                     }
@@ -233,6 +219,16 @@ impl Responder {
                 }
             }
         }
+    }
+
+    /// Writes an error response after which the connection is closed.
+    fn write_final_error(
+        &mut self,
+        status: HttpStatus,
+        extra: ExtraField<'_>,
+        content: ResponseContent,
+    ) -> WrittenResponse {
+        self.output.write_status_text(status, extra, content, ConnectionPersistence::Close)
     }
 
     /// Returns a reader for the content of a request, if it must be read before the response;

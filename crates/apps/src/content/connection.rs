@@ -40,7 +40,7 @@ pub(crate) struct HttpConnectionEnv<'a, S> {
 /// RFC 9110 section 15.2.1.
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
-/// Whether a connection continues.
+/// Fate of a connection after a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ConnAction {
     /// The connection continues.
@@ -102,7 +102,7 @@ pub(crate) struct HttpConnection<I> {
     send_closed: bool,
     /// The last request was answered and had no content: closing may be left to the host.
     close_after_reply: bool,
-    /// When to call [`Self::handle_timeout`].
+    /// Time at which to call [`Self::handle_timeout`].
     pub(crate) deadline: Instant,
     /// Bytes given to the host.
     written: u64,
@@ -373,7 +373,7 @@ impl<I: Copy + Eq> HttpConnection<I> {
         }
     }
 
-    /// Stores the head, in order to read the content behind it first.
+    /// Stores the head, in order to read the content after it first.
     fn begin_content<S: ContentSockets<Id = I>>(
         &mut self,
         cx: &mut HttpConnectionEnv<'_, S>,

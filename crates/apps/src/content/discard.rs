@@ -1,9 +1,9 @@
 //! Reads and discards the content of a request, in order to find the next request.
 //!
-//! [`super::connection`] passes a [`ContentDiscard`] the bytes behind a head as they arrive. The chunked
-//! coding is read strictly (RFC 9112 section 7.1): a proxy in front of the server that reads a
-//! chunk differently would see other requests. All bytes count towards the limit, including those
-//! of the coding, so extensions and trailers are bounded.
+//! [`super::connection`] passes a [`ContentDiscard`] the bytes after a head as they arrive. The
+//! chunked coding is read strictly (RFC 9112 section 7.1): a proxy in front of the server that
+//! reads a chunk differently would see other requests. All bytes count towards the limit, including
+//! those of the coding, so extensions and trailers are bounded.
 
 use super::request::ContentFraming;
 use super::status::HttpStatus;
@@ -30,19 +30,19 @@ enum DiscardState {
     },
     /// The extensions of a chunk of this size.
     Extension(u64),
-    /// The line feed behind the size of a chunk.
+    /// The line feed after the size of a chunk.
     SizeLf(u64),
     /// Remaining bytes of the chunk.
     Data(u64),
-    /// The carriage return behind the data of a chunk.
+    /// The carriage return after the data of a chunk.
     DataCr,
-    /// The line feed behind the data of a chunk.
+    /// The line feed after the data of a chunk.
     DataLf,
     /// The beginning of a trailer field, or of the empty line that ends the content.
     TrailerStart,
     /// Within a trailer field.
     Trailer,
-    /// The line feed behind a trailer field.
+    /// The line feed after a trailer field.
     TrailerLf,
     /// The line feed of the empty line.
     FinalLf,

@@ -1,15 +1,15 @@
 //! The cache of open files: path to handle, metadata and prepared fields.
 //!
 //! [`super::server`] looks paths up and reports the beginning and the end of each open. An entry is
-//! valid for a time, or until [`FileCache::expire`] says that its path may lead to another file. The
-//! next request then opens the path again, and requests that arrive meanwhile wait for the same
+//! valid for a time, or until [`FileCache::expire`] says that its path may lead to another file.
+//! The next request then opens the path again, and requests that arrive meanwhile wait for the same
 //! open. A failed open is not cached, unless the file was optional.
 //!
 //! Bounded: at most `capacity` entries have a resource; each further entry is being opened and has
 //! a connection that waits for it. The victim is found by second chance (CLOCK), so a hit writes
 //! one flag and moves nothing. Entries that were not used during a sweep interval are dropped too,
-//! so that no handle keeps a deleted file alive. The cache calls no socket: [`FileCache::poll_close`]
-//! returns the handles to close.
+//! so that no handle keeps a deleted file alive. The cache calls no socket:
+//! [`FileCache::poll_close`] returns the handles to close.
 
 use std::collections::BTreeMap;
 
@@ -146,7 +146,8 @@ impl FileCache {
     }
 
     /// Registers an open that began for a path that [`Self::lookup`] found to be
-    /// [`FileLookup::Unknown`]. If it is `optional`, it may end without a file ([`CachedResource::Absent`]).
+    /// [`FileLookup::Unknown`]. If it is `optional`, it may end without a file
+    /// ([`CachedResource::Absent`]).
     pub(crate) fn begin(&mut self, path: &[u8], file: FileId, waiter: OpenWaiter, optional: bool) {
         let opening =
             PendingOpen { waiters: vec![waiter], optional, retried: false, expired: false };
@@ -279,7 +280,10 @@ impl FileCache {
 
     /// Drops a file from which a transfer failed.
     pub(crate) fn invalidate(&mut self, file: FileId) {
-        let named = |entry: &FileCacheEntry| matches!(&entry.resource, Some(CachedResource::File(f)) if f.file == file);
+        let named = |entry: &FileCacheEntry| match &entry.resource {
+            Some(CachedResource::File(cached)) => cached.file == file,
+            _ => false,
+        };
         let index = self.entries.iter().position(|e| e.as_ref().is_some_and(named));
         if let Some(index) = index {
             self.drop_resource(index);
@@ -300,7 +304,7 @@ impl FileCache {
         self.next_sweep = if self.ready > 0 { now + SWEEP_INTERVAL } else { Instant::FAR_FUTURE };
     }
 
-    /// When to call [`Self::handle_timeout`].
+    /// Time at which to call [`Self::handle_timeout`].
     pub(crate) const fn poll_timeout(&self) -> Instant {
         self.next_sweep
     }

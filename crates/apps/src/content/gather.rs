@@ -1,7 +1,7 @@
 //! Gathers the head of a message that arrives in pieces.
 //!
 //! Called by the content server and by the proxy with received bytes, until the head is complete or
-//! too long. Their parsers find out which of the two it is. No byte behind the head is taken.
+//! too long. Their parsers find out which of the two it is. No byte after the head is taken.
 
 /// Limits of the length of a head.
 #[derive(Clone, Copy, Debug)]
@@ -87,7 +87,7 @@ mod tests {
         }
     }
 
-    /// However the head is cut, it is gathered to its end, and no byte behind it is taken.
+    /// However the head is cut, it is gathered to its end, and no byte after it is taken.
     #[test]
     fn any_pieces_give_the_same_head() {
         let text = b"GET /\r\nA: b\r\n\r\nGET /2";

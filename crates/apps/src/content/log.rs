@@ -1,7 +1,7 @@
 //! The access log: a bounded queue of lines in Combined Log Format.
 //!
 //! [`super::answer`] adds a line for each response when it is queued; the program takes the lines
-//! with [`super::ContentServer::poll_log`]. Lines that find the queue full are dropped and counted.
+//! with [`host::Application::poll_log`]. Lines that find the queue full are dropped and counted.
 //! Values from clients are escaped as in nginx, so that they can neither forge lines nor control a
 //! terminal.
 

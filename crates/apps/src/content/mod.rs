@@ -8,9 +8,9 @@
 //!
 //! Modules from the socket inward: `server` (connections, deadlines), `connection` (one
 //! connection), `gather` (heads that arrive in pieces), `answer` (the decisions of HTTP; no sockets
-//! from here on), `request`, `request_target`, `conditional`, `range`, `response`, `file_cache` (open files),
-//! `log`. `http3` stands beside `server` and `connection`. The server does not list directories and
-//! compresses nothing; the content of requests is read and discarded (`discard`).
+//! from here on), `request`, `request_target`, `conditional`, `range`, `response`, `file_cache`
+//! (open files), `log`. `http3` stands beside `server` and `connection`. The server does not list
+//! directories and compresses nothing; the content of requests is read and discarded (`discard`).
 
 mod answer;
 mod coding;
@@ -248,7 +248,8 @@ impl ContentServer {
     }
 
     /// Marks a path below the root, or with `None` all paths, as changed: the next request opens
-    /// the file again. Without this call, an open file is used for [`ContentServerConfig::file_validity`].
+    /// the file again. Without this call, an open file is used for
+    /// [`ContentServerConfig::file_validity`].
     pub fn expire(&mut self, path: Option<&[u8]>) {
         let responder = &mut self.server.responder;
         responder.counters.http_files_expired += 1;

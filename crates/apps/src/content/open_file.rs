@@ -1,6 +1,7 @@
 //! An open file, with the fields of the response head that do not change between requests.
 //!
-//! Created by [`super::files`] once for each open, read by [`super::response`] for each request.
+//! Created by [`super::file_cache`] once for each open, read by [`super::response`] for each
+//! request.
 
 use abi::{FileId, FileStat};
 

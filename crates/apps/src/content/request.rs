@@ -1,9 +1,9 @@
 //! Parses and checks a request, or chooses the status that refuses it.
 //!
 //! Called by [`super::answer`] with the unread bytes of a connection; parses in place and copies
-//! nothing. All decisions about message framing are made here: the end of a [`HttpRequest`] is known.
-//! Targets, conditions and ranges are left to [`super::request_target`], [`super::conditional`] and
-//! [`super::range`].
+//! nothing. All decisions about message framing are made here: the end of a [`HttpRequest`] is
+//! known. Targets, conditions and ranges are left to [`super::request_target`],
+//! [`super::conditional`] and [`super::range`].
 
 use core::cmp::Ordering;
 use core::mem::MaybeUninit;
@@ -81,7 +81,7 @@ impl KnownField {
     }
 }
 
-/// Framing of the content behind a head (RFC 9112 section 6.3).
+/// Framing of the content after a head (RFC 9112 section 6.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ContentFraming {
     /// No content.
@@ -103,7 +103,7 @@ pub(crate) struct HttpRequest<'h, 'b> {
     pub(crate) minor: u8,
     /// The client wants the connection to persist.
     pub(crate) keep_alive: bool,
-    /// Framing of the content behind the head.
+    /// Framing of the content after the head.
     pub(crate) content: ContentFraming,
     /// The client waits for 100 before it sends the content.
     pub(crate) expects_continue: bool,
@@ -268,7 +268,7 @@ fn parse_version(bytes: &[u8]) -> Result<Option<RequestLine<'_>>, HttpStatus> {
     }
 }
 
-/// Reads the fields behind a request line of a later version.
+/// Reads the fields after a request line of a later version.
 fn parse_later_minor<'h, 'b>(
     line: RequestLine<'b>,
     bytes: &'b [u8],

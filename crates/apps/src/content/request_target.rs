@@ -1,9 +1,10 @@
 //! Converts a request-target to the path of a file: forms, percent-decoding, dot segments.
 //!
 //! Called by [`super::answer`] for every request whose file is not found by its raw target. Pure.
-//! The result of [`normalize_path`] is relative to the root, never begins with a slash and has no `.`,
-//! `..` or empty segment, so a path cannot name a file outside of the directory that it appears to
-//! name. (The disk resolves paths beneath its root as well: this is the first of two barriers.)
+//! The result of [`normalize_path`] is relative to the root, never begins with a slash and has no
+//! `.`, `..` or empty segment, so a path cannot name a file outside of the directory that it
+//! appears to name. (The disk resolves paths beneath its root as well: this is the first of two
+//! barriers.)
 
 /// Reason for which a target names no file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,8 +61,8 @@ pub(crate) fn host_of(authority: &[u8]) -> &[u8] {
 
 /// Returns the path of a target that needs no processing: nothing to decode, no query, no
 /// directory, and no segment that is empty or begins with a dot. This is the common case and costs
-/// one look at each byte. For all other targets the caller uses [`split_target`] and [`normalize_path`]; for
-/// these, they would return the same path.
+/// one look at each byte. For all other targets the caller uses [`split_target`] and
+/// [`normalize_path`]; for these, they would return the same path.
 pub(crate) fn plain_path(target: &[u8]) -> Option<&[u8]> {
     let path = target.strip_prefix(b"/")?;
     let mut before = b'/';

@@ -52,7 +52,7 @@ pub(crate) enum ResponsePiece {
     File { file: FileId, offset: u64, len: u64 },
 }
 
-/// Whether the connection persists after the response, and how the response says so.
+/// Persistence of the connection after the response, and the field that declares it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ConnectionPersistence {
     /// It persists, which is the default of HTTP/1.1.
@@ -63,7 +63,7 @@ pub(crate) enum ConnectionPersistence {
     Close,
 }
 
-/// Whether the response has content; the response to HEAD has none.
+/// Presence of content in the response; the response to HEAD has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ResponseContent {
     Full,
@@ -78,7 +78,7 @@ pub(crate) enum ExtraField<'a> {
     Allow,
     /// Says in the content that the port is for TLS: for 400.
     NeedsTls,
-    /// When to retry: for 503.
+    /// Time after which to retry: for 503.
     RetryAfter,
     /// Size of the file: for 416.
     Size(u64),

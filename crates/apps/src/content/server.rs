@@ -161,7 +161,7 @@ impl<I: Copy + Eq> HttpServer<I> {
         self.close_files(host);
     }
 
-    /// Returns when to call [`Self::handle_timeout`]; this may be too early.
+    /// Returns the time at which to call [`Self::handle_timeout`]; this may be too early.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         let files = self.responder.files.poll_timeout();
         let next = self.deadlines.next().map_or(files, |at| at.min(files));

@@ -1,11 +1,11 @@
 //! One end of an NVMe/TCP connection, with an optional TLS handshake before the first PDU.
 //!
-//! [`super::target`] and [`super::initiator`] own one [`NvmeChannel`] per connection and poll it after
-//! each notice about the socket. With a [`NvmeTlsHandshake`], the channel takes TLS records off the plain
-//! connection one at a time, so that the first encrypted record after the handshake stays in the
-//! socket's receive buffer for the host's TLS, and sends the handshake's output. When the keys are
-//! known, the host speaks TLS from the next byte on ([`Host::attach_tls`]), and PDUs begin. Without
-//! a handshake, or if the socket itself speaks TLS, PDUs begin at once.
+//! [`super::target`] and [`super::initiator`] own one [`NvmeChannel`] per connection and poll it
+//! after each notice about the socket. With a [`NvmeTlsHandshake`], the channel takes TLS records
+//! off the plain connection one at a time, so that the first encrypted record after the handshake
+//! stays in the socket's receive buffer for the host's TLS, and sends the handshake's output. When
+//! the keys are known, the host speaks TLS from the next byte on ([`Host::attach_tls`]), and PDUs
+//! begin. Without a handshake, or if the socket itself speaks TLS, PDUs begin at once.
 //!
 //! Bytes received during the handshake are limited by [`HANDSHAKE_BYTES_MAX`]; its duration is
 //! limited by the owner. This module does not inspect keys.
@@ -21,8 +21,8 @@ use super::handshake::{
     NvmeHandshakeProgress, NvmeHandshakeResult, NvmeTlsHandshake, NvmeTlsHandshakeFactory,
 };
 
-/// Most bytes that a peer may send before the handshake is complete. A handshake with pre-shared
-/// keys carries no certificates and needs about 1 KiB.
+/// Maximum number of bytes that a peer may send before the handshake is complete. A handshake with
+/// pre-shared keys carries no certificates and needs about 1 KiB.
 const HANDSHAKE_BYTES_MAX: usize = 32 << 10;
 
 /// Reason for which a connection has no secure channel.
@@ -32,7 +32,7 @@ pub enum SecureChannelError {
     #[error("the peer does not speak TLS")]
     Plain,
     /// TLS was not expected, but the peer sent a TLS record.
-    #[error("the peer speaks TLS only")]
+    #[error("the peer requires TLS")]
     Tls,
     /// The handshake failed: with the alert of the peer, or locally if `None`.
     #[error("the TLS handshake failed: {}", describe(*.0))]
@@ -43,13 +43,13 @@ pub enum SecureChannelError {
 fn describe(alert: Option<u8>) -> String {
     let name = match alert {
         None => return "at this end".to_owned(),
-        Some(40) => "handshake failure, it does not know the key",
+        Some(40) => "handshake failure, the peer may not know the key",
         Some(47) => "illegal parameter",
         Some(51) => "decrypt error, the keys differ",
-        Some(70) => "another version of the protocol",
+        Some(70) => "protocol version",
         Some(80) => "internal error",
         Some(109) => "missing extension",
-        Some(115) => "unknown identity, there is no key for this host",
+        Some(115) => "unknown PSK identity, the peer has no key for this host",
         Some(other) => return format!("the peer sent alert {other}"),
     };
     format!("the peer says: {name}")
@@ -94,7 +94,7 @@ pub(super) struct NvmeChannel {
 
 impl core::fmt::Debug for NvmeChannel {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Channel").field("transport", &self.transport).finish_non_exhaustive()
+        f.debug_struct("NvmeChannel").field("transport", &self.transport).finish_non_exhaustive()
     }
 }
 

@@ -2,9 +2,10 @@
 //! 3.6.1.3).
 //!
 //! Before the first PDU, both ends agree on keys by TLS 1.3 with a pre-shared key.
-//! [`super::target`] and [`super::initiator`] run a [`NvmeTlsHandshake`] over the plain connection and
-//! pass the resulting keys to [`host::Host::attach_tls`]. The store of pre-shared keys and the TLS
-//! library are the concern of the implementation of [`NvmeTlsHandshakeFactory`]; tests use a scripted one.
+//! [`super::target`] and [`super::initiator`] run a [`NvmeTlsHandshake`] over the plain connection
+//! and pass the resulting keys to [`host::Host::attach_tls`]. The store of pre-shared keys and the
+//! TLS library are the concern of the implementation of [`NvmeTlsHandshakeFactory`]; tests use a
+//! scripted one.
 
 use host::TlsKeys;
 
@@ -16,7 +17,8 @@ pub trait NvmeTlsHandshake: Send {
     /// ones.
     ///
     /// Bytes after the handshake's last record are never used: they are encrypted with the agreed
-    /// keys. Not called again after [`NvmeHandshakeProgress::Done`] or [`NvmeHandshakeProgress::Failed`].
+    /// keys. Not called again after [`NvmeHandshakeProgress::Done`] or
+    /// [`NvmeHandshakeProgress::Failed`].
     fn advance(&mut self, received: &[u8], out: &mut Vec<u8>) -> NvmeHandshakeProgress;
 }
 

@@ -176,7 +176,8 @@ pub struct ProxyListener {
     pub port: u16,
     /// The part of a connection that is read.
     pub mode: ProxyMode,
-    /// Routes by requested host and path; the most specific one applies. Unused in [`ProxyMode::Tcp`].
+    /// Routes by requested host and path; the most specific one applies. Unused in
+    /// [`ProxyMode::Tcp`].
     pub routes: Vec<ProxyRoute>,
     /// Index of the pool for requests that no route matches, and for all connections in
     /// [`ProxyMode::Tcp`].
@@ -333,7 +334,7 @@ pub struct ProxyConfig {
     pub seed: u64,
     /// True to ask the device to splice.
     pub splice: bool,
-    /// True to fill the access log that [`super::Proxy::poll_log`] returns.
+    /// True to fill the access log that [`host::Application::poll_log`] returns.
     pub access_log: bool,
 }
 

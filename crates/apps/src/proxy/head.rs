@@ -253,7 +253,7 @@ impl<'r, 'h, 'b> ForwardedRequest<'r, 'h, 'b> {
     }
 
     /// Writes the connection-specific fields. Those of the client are not passed on, but since all
-    /// bytes behind the head are relayed, they determine the fields for the backend.
+    /// bytes after the head are relayed, they determine the fields for the backend.
     fn write_connection(&self, out: &mut Vec<u8>, listener: &ProxyListener) {
         let is_1_0 = self.request.minor == 0;
         let all = |name: &'static str| {

@@ -1,9 +1,9 @@
 //! Health checks: connections of the proxy to each backend, one at a time.
 //!
-//! [`super::server`] calls [`HealthChecks::handle_timeout`] when a check is due or has taken too long,
-//! and [`HealthChecks::handle_socket`] when its socket's readiness changed. A check is a connection or,
-//! if the pool has a path, a GET that must be answered with 2xx or 3xx. A backend that is not
-//! checked and went down is tried again after [`HealthCheckConfig::DOWN_TIME`].
+//! [`super::server`] calls [`HealthChecks::handle_timeout`] when a check is due or has taken too
+//! long, and [`HealthChecks::handle_socket`] when its socket's readiness changed. A check is a
+//! connection or, if the pool has a path, a GET that must be answered with 2xx or 3xx. A backend
+//! that is not checked and went down is tried again after [`HealthCheckConfig::DOWN_TIME`].
 
 use base::{DeadlineHeap, Duration, Instant, Prng};
 use bytes::Bytes;
@@ -78,7 +78,7 @@ impl<I: Copy + Eq> HealthChecks<I> {
         }
     }
 
-    /// Returns when to call [`Self::handle_timeout`].
+    /// Returns the time at which to call [`Self::handle_timeout`].
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         self.alarms.next()
     }

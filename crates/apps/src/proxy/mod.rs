@@ -7,10 +7,10 @@
 //! new [`ProxyTable`] to [`Proxy::apply`] when one of them changes.
 //!
 //! Modules from the socket inward: `server` (pairs, deadlines), `pair` (one client and its
-//! backend), `health_check` (health checks), `pool` (backends and load balancing), `maglev`; without
-//! sockets: `head` and `sni` (the first bytes of a client), `route`, `proxy_protocol`. The proxy
-//! terminates no TLS, parses of a response the status line only, and of a connection's requests the
-//! first only.
+//! backend), `health_check` (health checks), `pool` (backends and load balancing), `maglev`;
+//! without sockets: `head` and `sni` (the first bytes of a client), `route`, `proxy_protocol`. The
+//! proxy terminates no TLS, parses of a response the status line only, and of a connection's
+//! requests the first only.
 
 mod config;
 mod counters;

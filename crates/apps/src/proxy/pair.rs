@@ -3,7 +3,7 @@
 //!
 //! [`super::server`] calls it when the readiness of one of its sockets changed, when its deadline
 //! has passed, and when a splice was made, was refused or has ended. The head is parsed once; the
-//! bytes behind it are relayed unread, by the device if it accepts, else by this host ([`relay`]).
+//! bytes after it are relayed unread, by the device if it accepts, else by this host ([`relay`]).
 //! Bytes are read from one side only if the other has room for them, so a pair buffers a head and
 //! nothing else.
 
@@ -34,7 +34,7 @@ pub(crate) struct ProxyPairEnv<'a, S: ProxySockets> {
     pub(crate) shared: &'a mut ProxyShared<S::Id>,
 }
 
-/// Whether a pair continues.
+/// Fate of a pair after a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PairAction {
     /// The pair continues.
@@ -99,13 +99,13 @@ pub(crate) struct ProxyPair<I> {
     send_closed: [bool; 2],
     times: PairTimes,
     status: ResponseStatusLine,
-    /// How the pair ends, once that is known; the first cause counts.
+    /// Cause of the pair's end, once it is known; the first cause counts.
     termination: Option<Termination>,
     /// Unacknowledged bytes on both sides at the last check of the deadline.
     queued: u64,
-    /// When bytes were last relayed.
+    /// Time at which bytes were last relayed.
     last_relayed: Instant,
-    /// When to call [`Self::handle_timeout`].
+    /// Time at which to call [`Self::handle_timeout`].
     pub(crate) deadline: Instant,
 }
 

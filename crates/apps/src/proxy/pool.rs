@@ -1,9 +1,9 @@
 //! Pools and their backends: load balancing and health.
 //!
-//! [`super::pair`] asks for a backend and reports how the connection went; [`super::check`] asks
-//! which backend is due for a check and reports the result; [`super::server`] passes new tables. A
-//! backend that is no longer in the table is *draining*: it keeps its connections, gets no new
-//! ones, and its slot becomes free when the last one has ended.
+//! [`super::pair`] asks for a backend and reports how the connection went; [`super::health_check`]
+//! asks which backend is due for a check and reports the result; [`super::server`] passes new
+//! tables. A backend that is no longer in the table is *draining*: it keeps its connections, gets
+//! no new ones, and its slot becomes free when the last one has ended.
 
 use base::{Duration, Instant};
 use wire::Endpoint;
@@ -246,7 +246,7 @@ impl Backends {
             let full = pool.members.iter().any(is_up);
             return Err(if full { NoBackend::Full } else { NoBackend::Down });
         };
-        // The next choice begins behind this backend, so that equal backends take turns.
+        // The next choice begins after this backend, so that equal backends take turns.
         pool.cursor = pool.members.iter().position(|m| *m == id).map_or(0, |at| at + 1);
         if config.balance == LoadBalancing::RoundRobin {
             settle_credit(&mut self.slots, &pool.members, id, fits);

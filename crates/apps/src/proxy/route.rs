@@ -18,8 +18,8 @@ pub(crate) fn find_pool(listener: &ProxyListener, name: &str, path: &str) -> Opt
     best.map(|(_, ProxyRoute { pool, .. })| *pool).or(listener.default)
 }
 
-/// Returns how specific a pattern is that matches a name: exact names rank highest, then patterns
-/// with a star by their length, then the empty pattern.
+/// Returns the rank of a pattern if it matches a name: exact names rank highest, then patterns with
+/// a star by their length, then the empty pattern.
 fn host_rank(pattern: &str, name: &str) -> Option<(u8, usize)> {
     if pattern.is_empty() {
         return Some((0, 0));

@@ -167,7 +167,7 @@ impl<I: Copy + Eq> ProxyServer<I> {
         self.checks.handle_timeout(now, host, &mut self.shared);
     }
 
-    /// Returns when to call [`Self::handle_timeout`]; this may be too early.
+    /// Returns the time at which to call [`Self::handle_timeout`]; this may be too early.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         self.deadlines.next().into_iter().chain(self.checks.poll_timeout()).min()
     }

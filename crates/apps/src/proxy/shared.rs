@@ -68,7 +68,7 @@ pub(crate) struct ProxyLogRecord<'a> {
     pub(crate) bytes: [u64; 2],
     /// `spliced`, `relayed` or `answered`.
     pub(crate) how: &'static str,
-    /// How the connection ended, in a word or two.
+    /// Cause of the connection's end, in a word or two.
     pub(crate) end: &'a str,
     pub(crate) times: PairTimes,
     /// Status of the response to the client, if it is known.

@@ -238,7 +238,7 @@ fn a_command_that_is_never_answered() {
     };
     let closed: fn(u16) -> ScriptAnswer = |_| ScriptAnswer::Close;
     for (bad, associations, said) in [
-        (none, 6, "no answer in time: command, and its abort"),
+        (none, 6, "timed out: command, and its abort"),
         (refused, 6, "terminated by the peer: "),
         (closed, 6, "closed by the peer"),
     ] {
@@ -405,7 +405,7 @@ fn a_controller_that_stays_away() {
     assert!(net.done.iter().any(|done| done.buffer.is_some()));
     net.done.clear();
     let late = net.ask(NvmeRequest::Flush, 0);
-    assert!(late.result.unwrap_err().to_string().starts_with("the controller is lost: "));
+    assert!(late.result.unwrap_err().to_string().starts_with("controller lost: "));
 }
 
 #[test]
@@ -444,7 +444,8 @@ fn refusing_controllers() {
         net.run_ms(100);
         let kind = if header_digest { "header" } else { "data" };
         assert_eq!(net.events, [InitiatorEvent::Failed(AssociationLoss::NoDigests(kind))]);
-        let text = format!("the target gives no {kind} digests; try without --{kind}-digest");
+        let text =
+            format!("the target does not support {kind} digests; try without --{kind}-digest");
         assert_eq!(AssociationLoss::NoDigests(kind).to_string(), text);
         assert_eq!((net.counter("connects_failed"), net.target.admin_log.len()), (1, 0));
     }

@@ -32,7 +32,7 @@ use crate::tcp::initial_numbers::InitialNumbersKey;
 use crate::tcp::input::RxTcpSegment;
 use crate::tcp::listen::SynCacheEntry;
 
-/// How long after the last cookie was sent an acknowledgment of no connection is checked for one.
+/// Time after the last cookie in which an acknowledgment of no connection is checked for one.
 const COOKIE_LIFE: Duration = Duration::from_secs(128);
 
 /// Result of checking an acknowledgment for a cookie.
@@ -54,11 +54,11 @@ fn peer_mss(syn: &TcpHeader) -> u16 {
 pub(crate) struct Accept {
     key: InitialNumbersKey,
     cookies: SynCookies,
-    /// When a cookie was last sent; see [`COOKIE_LIFE`].
+    /// Time at which a cookie was last sent; see [`COOKIE_LIFE`].
     cookie_sent: Option<Instant>,
     /// TLS configurations of the TLS listeners, by listener.
     tls_servers: BTreeMap<u32, TlsServer>,
-    /// Whether listeners may have set-up offload, or why not.
+    /// `Ok` if listeners may have set-up offload, or the reason for a refusal.
     setup: Result<(), Refusal>,
     /// Maximum number of connections.
     connections_max: usize,
@@ -277,7 +277,7 @@ impl Accept {
     }
 
     /// Creates the connection of a finished handshake. Returns `None` if there is no room. `before`
-    /// is the place of its tuple.
+    /// is the previous owner of its tuple.
     pub(crate) fn establish(
         &mut self,
         streams: &mut Streams,

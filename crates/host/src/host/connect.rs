@@ -13,7 +13,7 @@ use crate::l5p::tls::{HostTlsSession, TlsClient};
 use crate::stream::table::TupleOwner;
 use crate::tcp::conn::{ConnParams, Negotiated, TcpEnv};
 
-/// How long a tuple must have been in TIME-WAIT before an active open reuses it.
+/// Time for which a tuple must have been in TIME-WAIT before an active open reuses it.
 const TIME_WAIT_REUSE_MIN: Duration = Duration::from_secs(1);
 
 impl Host {

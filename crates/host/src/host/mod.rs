@@ -148,8 +148,8 @@ impl Host {
         services.splices.settle(streams, &mut cx);
     }
 
-    /// Returns when to call [`Self::handle_timeout`] if nothing happens before. Valid once
-    /// [`Self::poll_op`] has returned `None`.
+    /// Returns the time at which to call [`Self::handle_timeout`] if nothing happens before. Valid
+    /// once [`Self::poll_op`] has returned `None`.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         let Services { streams, splices, .. } = &self.services;

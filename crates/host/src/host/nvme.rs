@@ -1,6 +1,6 @@
 //! NVMe/TCP PDUs on a socket.
 //!
-//! Called by [`crate::nvme::Transport`], and by users with a transport of their own.
+//! Called by [`crate::nvme::NvmeTransport`], and by users with a transport of their own.
 
 use alloc::sync::Arc;
 

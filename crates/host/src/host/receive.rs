@@ -1,6 +1,6 @@
 //! Dispatch of received packets.
 //!
-//! Called for [`abi::Event::ReceivedFrame`]. The checksum and the addresses of a packet are checked
+//! Called for [`abi::Event::Received`]. The checksum and the addresses of a packet are checked
 //! before anything else in it is used. Packets for no service are counted.
 
 use abi::link::RxFrame;

@@ -2,9 +2,9 @@
 //!
 //! TLS is a session between a connection and the application's socket: [`crate::stream`] lets it
 //! work after each event of its connection, and the socket calls go to the session instead of the
-//! connection. NVMe/TCP belongs to the application, which polls a [`crate::nvme::Transport`] above
-//! the socket, plain or TLS; here are the PDUs of its send stream, and its receive offload. TCP
-//! knows neither: its send stream asks [`transforms`] for the bytes of records and PDUs, and it
+//! connection. NVMe/TCP belongs to the application, which polls a [`crate::nvme::NvmeTransport`]
+//! above the socket, plain or TLS; here are the PDUs of its send stream, and its receive offload.
+//! TCP knows neither: its send stream asks [`transforms`] for the bytes of records and PDUs, and it
 //! passes the metadata of received segments on without reading it.
 
 pub(crate) mod nvme_tcp;

@@ -19,9 +19,9 @@ use super::arp;
 use super::outbox::{HOP_LIMIT, Outbox};
 use crate::rate_limit::RateLimiter;
 
-/// Most errors that we send per second.
+/// Maximum number of errors that we send per second.
 const ERRORS_PER_SECOND: u32 = 100;
-/// Bytes of a packet behind its IP header that an error quotes: RFC 1812 would allow more.
+/// Bytes of a packet after its IP header that an error quotes: RFC 1812 would allow more.
 const QUOTED_BYTES: usize = 8;
 
 /// An ICMP error about a TCP segment of ours.

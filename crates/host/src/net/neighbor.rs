@@ -24,7 +24,7 @@ const PARKED_MAX: usize = 1024;
 const TRIES_MAX: u8 = 3;
 /// Interval of solicitations: RFC 4861 RETRANS_TIMER.
 const RETRY: Duration = Duration::from_secs(1);
-/// How long an answer is valid: RFC 4861 REACHABLE_TIME.
+/// Time for which an answer is valid: RFC 4861 REACHABLE_TIME.
 const REACHABLE: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
@@ -178,7 +178,7 @@ impl NeighborTable {
         dropped
     }
 
-    /// Returns when to call [`Self::handle_timeout`]; may be early.
+    /// Returns the time at which to call [`Self::handle_timeout`]; may be early.
     pub(crate) const fn poll_timeout(&self) -> Option<Instant> {
         self.retry_at
     }

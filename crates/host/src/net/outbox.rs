@@ -52,7 +52,7 @@ pub(crate) struct Outbox {
 /// The device's capabilities that connections of this host use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offloads {
-    /// Most payload bytes of one transmit.
+    /// Maximum number of payload bytes of one transmit.
     pub(crate) transmit_bytes_max: u32,
     /// Limits of layer-5 offload, or why there is none.
     pub(crate) l5o: Result<L5oLimits, Refusal>,
@@ -210,7 +210,8 @@ impl Outbox {
         may
     }
 
-    /// Sends a reset with the sequence number that the peer's own acknowledgment proves right.
+    /// Sends a reset with sequence number `seq`: the one that the peer expects next (RFC 9293
+    /// section 3.10.7.1).
     pub(crate) fn send_tcp_reset(&mut self, now: Instant, tuple: &Tuple, seq: SeqNum) {
         let reset = TcpHeader {
             source: tuple.local.port,

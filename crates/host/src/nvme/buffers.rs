@@ -1,9 +1,9 @@
 //! Buffers for received data, by tag.
 //!
-//! Called by [`super::Transport`]. A buffer is here, or registered with the device. While the
-//! device has it, data that the device did not place is kept aside (`unplaced`), so that only one side
-//! writes to the memory. A digest that the device did not verify waits for the buffer as well, and
-//! so do all later PDUs. If a peer causes too many to wait ([`WAITING_MAX`]), the buffer is
+//! Called by [`super::NvmeTransport`]. A buffer is here, or registered with the device. While the
+//! device has it, data that the device did not place is kept aside (`unplaced`), so that only one
+//! side writes to the memory. A digest that the device did not verify waits for the buffer as well,
+//! and so do all later PDUs. If a peer causes too many to wait ([`WAITING_MAX`]), the buffer is
 //! reclaimed early.
 //!
 //! Invariant: bytes count as received in the order of their offsets, each once, so a buffer is
@@ -27,11 +27,11 @@ pub(super) struct UncheckedRxPdu {
     pub(super) data: DataPduHeader,
     /// The received digest.
     pub(super) digest: u32,
-    /// Whether the digest is right; `None` if the host must compute it when the buffer is here.
+    /// True if the digest is right; `None` if the host must compute it when the buffer is here.
     pub(super) verdict: Option<bool>,
 }
 
-/// Where a buffer is.
+/// Location of a buffer.
 #[derive(Debug)]
 enum RxBufferLocation {
     Here(AlignedBuf),
@@ -111,8 +111,8 @@ impl AwaitedRxBuffer {
         self.registered_as = Some(id);
     }
 
-    /// Returns whether the device has placed everything after `arrived_before`, so that it returns the
-    /// buffer by itself.
+    /// Returns whether the device has placed everything after `arrived_before`, so that it returns
+    /// the buffer by itself.
     pub(super) const fn is_fully_placed(&self) -> bool {
         self.placed == self.len - self.arrived_before
     }

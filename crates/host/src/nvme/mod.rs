@@ -2,11 +2,11 @@
 //! NIC Offloads, section 5.1).
 //!
 //! A [`NvmeTransport`] is one end of a connection. Its owner (an initiator or a target) calls
-//! [`NvmeTransport::poll`] after each notice about the socket, and passes in what is to be sent. The
-//! transport builds and parses PDUs, computes and verifies digests, and writes data to the buffers
-//! registered for it ([`NvmeTransport::expect`]). The device does as much of that as it can
-//! (`l5p::nvme_tcp::rx_offload` has the host's state of it), and software does the rest; the bytes on the
-//! link are the same.
+//! [`NvmeTransport::poll`] after each notice about the socket, and passes in commands, responses
+//! and data to send. The transport builds and parses PDUs, computes and verifies digests, and
+//! writes data to the buffers registered for it ([`NvmeTransport::expect`]). The device does as
+//! much of that as it can (`l5p::nvme_tcp::rx_offload` has the host's state of it), and software
+//! does the rest; the bytes on the link are the same.
 //!
 //! Claims of the device are checked against the headers, which the host always reads. A byte counts
 //! as placed only if the device placed it in the buffer that is registered under the PDU's tag when
@@ -154,7 +154,7 @@ pub enum NvmeTransportEvent {
     Ended(NvmeTransportEnd),
 }
 
-/// How a connection ended.
+/// Reason for the end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NvmeTransportEnd {
     /// The peer closed the connection.
@@ -164,7 +164,7 @@ pub enum NvmeTransportEnd {
     #[error("{0}")]
     Lost(SocketError),
     /// The peer sent neither ICReq nor ICResp in time.
-    #[error("the peer does not speak NVMe/TCP: no answer in time")]
+    #[error("the peer does not speak NVMe/TCP: timed out")]
     Silent,
     /// The peer sent a terminate request.
     #[error("terminated by the peer: {0}")]
@@ -218,7 +218,7 @@ pub struct NvmeTransport {
 
 impl core::fmt::Debug for NvmeTransport {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Transport").field("socket", &self.socket).finish_non_exhaustive()
+        f.debug_struct("NvmeTransport").field("socket", &self.socket).finish_non_exhaustive()
     }
 }
 
@@ -296,7 +296,7 @@ impl NvmeTransport {
         self.events.pop_front()
     }
 
-    /// Returns when to call [`Self::poll`] again if nothing happens before.
+    /// Returns the time at which to call [`Self::poll`] again if nothing happens before.
     #[must_use]
     pub const fn poll_timeout(&self) -> Option<Instant> {
         match self.phase {
@@ -341,8 +341,8 @@ impl NvmeTransport {
         self.faulty_command
     }
 
-    /// Reclaims a buffer, complete or not: [`NvmeTransportEvent::Buffer`] follows. Later data under the tag
-    /// is a protocol error.
+    /// Reclaims a buffer, complete or not: [`NvmeTransportEvent::Buffer`] follows. Later data under
+    /// the tag is a protocol error.
     pub fn reclaim(&mut self, host: &mut Host, tag: u16) {
         let Some(awaited) = self.buffers.get_mut(tag) else { return };
         awaited.given_up = true;
@@ -352,7 +352,7 @@ impl NvmeTransport {
         self.report_and_return(host, tag);
     }
 
-    /// Gives the connection up for a reason other than a fault of the peer: later data is discarded
+    /// Abandons the connection for a reason other than a fault of the peer: later data is discarded
     /// without events. Buffers are still returned.
     pub fn abandon(&mut self) {
         self.phase = NvmeTransportPhase::Ended;

@@ -1,8 +1,9 @@
 //! Reception of PDUs: the byte stream is parsed in order, independent of packet boundaries.
 //!
-//! Called by [`NvmeTransport::poll`]. A header is collected and checked before its data, so each byte
-//! of data has a destination when it is read. Bytes that the device placed at that destination are
-//! skipped; all others are copied. Data digests that the device verified are not computed again.
+//! Called by [`NvmeTransport::poll`]. A header is collected and checked before its data, so each
+//! byte of data has a destination when it is read. Bytes that the device placed at that destination
+//! are skipped; all others are copied. Data digests that the device verified are not computed
+//! again.
 
 use abi::nvme_tcp::{DdpId, NvmeRxClaims, NvmeTcpState};
 use alloc::vec::Vec;

@@ -131,7 +131,7 @@ pub(crate) struct Files {
     next_request: u64,
     /// Requests to the disk that are in progress for each file, except opens.
     in_flight: HashMap<FileId, u32, KeyedHashBuilder>,
-    /// Whether new files are opened by the device, or why not.
+    /// `Ok` if new files are opened by the device, or the reason for a refusal.
     pub(crate) offload: Result<(), Refusal>,
 }
 

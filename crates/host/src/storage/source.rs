@@ -126,6 +126,6 @@ pub(crate) struct UnreadRange {
     pub(crate) offset: u64,
     /// Bytes of the file that follow in the span.
     pub(crate) bytes: u64,
-    /// Least number of bytes that are of use, unless no more follow.
+    /// Minimum number of bytes that are of use, unless no more follow.
     pub(crate) bytes_min: u64,
 }

@@ -2,11 +2,11 @@
 //! section 5.2, "lazy TCB creation").
 //!
 //! Most connections of a short-message service carry one request, one response and a close. For
-//! these a [`QuasiTcb`] of 40 bytes is all of the TCP state, and [`LazyTcb`] adds the request and the
-//! response while the application works on them. The request stays in the packet that it arrived
-//! in, the response is kept as the application wrote it (opportunistic zero-copy), and the close
-//! hands both over to the device for tear-down. Anything else first promotes the connection to a
-//! TCB ([`super::Streams::make_whole`]).
+//! these a [`QuasiTcb`] of 40 bytes is all of the TCP state, and [`LazyTcb`] adds the request and
+//! the response while the application works on them. The request stays in the packet that it
+//! arrived in, the response is kept as the application wrote it (opportunistic zero-copy), and the
+//! close hands both over to the device for tear-down. Anything else first promotes the connection
+//! to a TCB ([`super::Streams::promote`]).
 //!
 //! Invariants: everything received is in order, and is acknowledged only by what the device will
 //! send; nothing has been sent yet.
@@ -278,7 +278,7 @@ impl LazyTcb {
 
     /// Returns the connection with the whole response, for the device to tear down: response and
     /// FIN leave together. `None` if the peer's link address is unknown.
-    pub(crate) fn into_teardown(
+    pub(crate) fn take_teardown(
         &mut self,
         now: Instant,
         flow: FlowId,

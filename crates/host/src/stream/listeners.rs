@@ -33,7 +33,7 @@ impl Listeners {
         self.0.get(listener as usize)?.as_ref()
     }
 
-    /// As [`Self::get`], mutable.
+    /// Returns [`Self::get`], mutable.
     pub(crate) fn get_mut(&mut self, listener: u32) -> Option<&mut ListeningPort> {
         self.0.get_mut(listener as usize)?.as_mut()
     }

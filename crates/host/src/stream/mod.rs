@@ -205,7 +205,7 @@ impl Streams {
         self.expire_time_wait(cx.now);
     }
 
-    /// Returns when to call [`Self::handle_timeout`].
+    /// Returns the time at which to call [`Self::handle_timeout`].
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         Instant::earliest([self.alarms.next(), self.table.time_wait.poll_timeout()])
     }

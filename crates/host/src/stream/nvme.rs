@@ -3,8 +3,8 @@
 //! Called by users of NVMe/TCP on a socket, plain or TLS. A PDU is appended to the send stream
 //! whole and at once, in the order of the calls, regardless of the room: the caller bounds its
 //! outstanding PDUs. If the device computes digests, the stream holds a description of the PDU
-//! (`tx_pdus`). Otherwise the host computes the digest: of memory at once, of a file when it has read
-//! all of the data. This module neither parses PDUs nor knows their types.
+//! (`tx_pdus`). Otherwise the host computes the digest: of memory at once, of a file when it has
+//! read all of the data. This module neither parses PDUs nor knows their types.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -182,7 +182,8 @@ impl Streams {
         NvmeRxOffload::attach(port, conn, session.as_deref(), cx, state, skip)
     }
 
-    /// Returns whether a receive context is missing and may be requested: [`NvmeRxOffload::needs_context`].
+    /// Returns whether a receive context is missing and may be requested:
+    /// [`NvmeRxOffload::needs_context`].
     pub(crate) fn nvme_is_to_attach(
         &mut self,
         out: &mut Outbox,

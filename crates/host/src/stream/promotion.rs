@@ -98,7 +98,7 @@ impl Streams {
                 let shift = cx.config.window_scale();
                 let quasi = self.table.lazy_tcb_mut(id);
                 quasi.and_then(|q| {
-                    q.into_teardown(cx.now, id.into(), &tuple, shift, cx.config, cx.out)
+                    q.take_teardown(cx.now, id.into(), &tuple, shift, cx.config, cx.out)
                 })
             }
             Ok(_) => None,

@@ -45,7 +45,7 @@ impl Streams {
         cx.out.counters.tls_cleartext += 1;
     }
 
-    /// Works on a session and its connection. Returns `None` if there is no session.
+    /// Calls `f` with a session and its connection. Returns `None` if there is no session.
     pub(super) fn with_session<R>(
         &mut self,
         cx: &mut TcpEnv<'_>,
@@ -63,7 +63,7 @@ impl Streams {
         self.table.slot(id).is_some_and(|slot| slot.stream.session().is_some())
     }
 
-    /// Lets the session write. Received records are processed first: a KeyUpdate behind a request
+    /// Lets the session write. Received records are processed first: a KeyUpdate after a request
     /// must be answered before the response (RFC 8446 section 4.6.3).
     fn session_write<R>(
         &mut self,

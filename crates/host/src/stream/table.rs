@@ -25,7 +25,7 @@ use super::lazy_tcb::LazyTcb;
 /// Slots by which the table grows.
 const GROW_SLOTS: usize = 1024;
 
-/// What a tuple belongs to.
+/// Owner of a tuple.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TupleOwner {
     Connection(u32),
@@ -108,7 +108,7 @@ impl StreamSocket {
         }
     }
 
-    /// As [`Self::conn`], mutable.
+    /// Returns [`Self::conn`], mutable.
     pub(crate) fn conn_mut(&mut self) -> Option<&mut L5pConnection> {
         match self {
             Self::Vacant | Self::LazyTcb(_) => None,
@@ -152,8 +152,8 @@ impl SocketSlot {
     }
 }
 
-/// Words of the filter of [`TouchedSet`]: 16,384 bits, for the hundreds of connections that begin in a
-/// turn.
+/// Words of the filter of [`TouchedSet`]: 16,384 bits, for the hundreds of connections that begin
+/// in a turn.
 const FILTER_WORDS: usize = 256;
 
 /// Quasi-TCBs that were created or received their request in this turn of the application. New ones
@@ -322,7 +322,7 @@ impl SocketTable {
         self.slots.get(id.index as usize).filter(|slot| slot.generation == id.generation)
     }
 
-    /// As [`Self::slot`], mutable.
+    /// Returns [`Self::slot`], mutable.
     pub(crate) fn slot_mut(&mut self, id: SocketId) -> Option<&mut SocketSlot> {
         self.slots.get_mut(id.index as usize).filter(|slot| slot.generation == id.generation)
     }
@@ -339,7 +339,7 @@ impl SocketTable {
         })
     }
 
-    /// As [`Self::socket`], mutable.
+    /// Returns [`Self::socket`], mutable.
     pub(crate) fn socket_mut(&mut self, id: SocketId) -> Option<StreamMut<'_>> {
         let slot = self.slots.get_mut(id.index as usize)?;
         if slot.generation != id.generation {
@@ -360,7 +360,7 @@ impl SocketTable {
         self.lazy_tcbs.get(self.quasi_place(id)?)?.as_ref()
     }
 
-    /// As [`Self::lazy_tcb`], mutable.
+    /// Returns [`Self::lazy_tcb`], mutable.
     pub(crate) fn lazy_tcb_mut(&mut self, id: SocketId) -> Option<&mut LazyTcb> {
         let place = self.quasi_place(id)?;
         self.lazy_tcbs.get_mut(place)?.as_mut()
@@ -442,7 +442,7 @@ impl SocketTable {
         }
     }
 
-    /// As [`Self::get`], mutable.
+    /// Returns [`Self::get`], mutable.
     pub(crate) fn get_mut(&mut self, id: SocketId) -> Option<&mut L5pConnection> {
         self.slot_mut(id)?.stream.conn_mut()
     }

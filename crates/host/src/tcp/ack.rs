@@ -37,7 +37,7 @@ struct AckEffects {
 
 impl<T: TxTransforms> TcpConnection<T> {
     /// Returns the position that a segment acknowledges, if it is acceptable by RFC 5961 section
-    /// 5.2: not beyond what was sent, not older than a window, and, as in Linux, not before our
+    /// 5.2: not beyond SND.NXT, not older than a window, and, as in Linux, not before our
     /// first byte.
     pub(crate) fn acknowledged_position(&self, segment: &TcpHeader) -> Option<u64> {
         let ahead = i64::from(segment.ack.distance(self.seq(self.snd.una)));

@@ -24,7 +24,7 @@ pub struct Congestion {
     pub ssthresh: u32,
     /// Bytes acknowledged toward the next increase in congestion avoidance.
     credit: u32,
-    law: CongestionAlgorithm,
+    law: CongestionLaw,
     hystart: HyStart,
 }
 
@@ -34,7 +34,7 @@ pub struct Congestion {
 pub(crate) struct CwndUsage {
     /// The congestion window limited sending.
     limited: bool,
-    /// The most bytes that were outstanding, if the window was not the limit.
+    /// Maximum number of outstanding bytes, if the window was not the limit.
     outstanding: u32,
     /// Send position at the time of the note, which is valid until that is acknowledged.
     until: u64,
@@ -51,7 +51,8 @@ impl CwndUsage {
         }
     }
 
-    /// Returns whether the window may grow. In slow start it grows to twice what was outstanding.
+    /// Returns whether the window may grow. In slow start it grows to twice the bytes that were
+    /// outstanding.
     pub(crate) fn allows_growth(&self, cc: &Congestion) -> bool {
         self.limited || cc.in_slow_start() && cc.cwnd / 2 < self.outstanding
     }
@@ -80,7 +81,7 @@ impl RenoGrowth {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum CongestionAlgorithm {
+enum CongestionLaw {
     NewReno,
     Cubic(CubicState),
 }
@@ -100,7 +101,7 @@ struct CubicState {
     /// An acknowledgment has begun the current congestion avoidance, at `epoch`.
     epoch_begun: bool,
     epoch: Instant,
-    /// When an acknowledgment last counted in this epoch.
+    /// Time at which an acknowledgment last counted in this epoch.
     last_ack_at: Instant,
     reno_growth: RenoGrowth,
 }
@@ -110,8 +111,8 @@ impl Congestion {
     #[must_use]
     pub fn new(config: &TcpConfig, mss: u32) -> Self {
         let law = match config.algorithm {
-            CongestionAlgorithm::NewReno => CongestionAlgorithm::NewReno,
-            CongestionAlgorithm::Cubic => CongestionAlgorithm::Cubic(CubicState::default()),
+            CongestionAlgorithm::NewReno => CongestionLaw::NewReno,
+            CongestionAlgorithm::Cubic => CongestionLaw::Cubic(CubicState::default()),
         };
         let hystart = HyStart::new(config.hystart);
         Self { cwnd: config.initial_window * mss, ssthresh: u32::MAX, credit: 0, law, hystart }
@@ -119,7 +120,7 @@ impl Congestion {
 
     /// Sets the growth of CUBIC's estimate of Reno's window from now on; has no effect on NewReno.
     pub const fn set_reno_growth(&mut self, growth: RenoGrowth) {
-        if let CongestionAlgorithm::Cubic(cubic) = &mut self.law {
+        if let CongestionLaw::Cubic(cubic) = &mut self.law {
             cubic.reno_growth = growth;
         }
     }
@@ -155,8 +156,8 @@ impl Congestion {
             return;
         }
         let per_increase = match &mut self.law {
-            CongestionAlgorithm::NewReno => self.cwnd,
-            CongestionAlgorithm::Cubic(cubic) => {
+            CongestionLaw::NewReno => self.cwnd,
+            CongestionLaw::Cubic(cubic) => {
                 cubic.bytes_per_segment(now, self.cwnd, acked, mss, srtt)
             }
         };
@@ -173,8 +174,8 @@ impl Congestion {
         let floor = 2 * mss;
         self.ssthresh = match &mut self.law {
             // RFC 5681 equation 4; the window is used for the flight size, as in Linux.
-            CongestionAlgorithm::NewReno => (self.cwnd / 2).max(floor),
-            CongestionAlgorithm::Cubic(cubic) => cubic.reduce(self.cwnd, mss).max(floor),
+            CongestionLaw::NewReno => (self.cwnd / 2).max(floor),
+            CongestionLaw::Cubic(cubic) => cubic.reduce(self.cwnd, mss).max(floor),
         };
         self.credit = 0;
         self.hystart.stop();
@@ -184,7 +185,7 @@ impl Congestion {
     /// protocol's equivalent, such as QUIC's persistent congestion.
     pub const fn on_timeout(&mut self) {
         self.hystart.stop();
-        if let CongestionAlgorithm::Cubic(cubic) = &mut self.law {
+        if let CongestionLaw::Cubic(cubic) = &mut self.law {
             // RFC 9438 section 4.8: the next congestion avoidance begins at its own plateau.
             cubic.w_max = 0.0;
             cubic.epoch_begun = false;
@@ -202,7 +203,7 @@ impl Congestion {
             idle = idle - rto;
         }
         self.cwnd = self.cwnd.max(restart);
-        if let CongestionAlgorithm::Cubic(cubic) = &mut self.law {
+        if let CongestionLaw::Cubic(cubic) = &mut self.law {
             cubic.epoch_begun = false;
         }
     }
@@ -374,12 +375,12 @@ mod tests {
         cc.on_congestion(MSS);
         cc.cwnd = 60 * MSS;
         cc.on_congestion(MSS);
-        let CongestionAlgorithm::Cubic(cubic) = &cc.law else { panic!("it is CUBIC") };
+        let CongestionLaw::Cubic(cubic) = &cc.law else { panic!("it is CUBIC") };
         assert!((cubic.w_max - 51.0).abs() < 0.1 && (cubic.cwnd_prior - 60.0).abs() < 0.1);
         cc.cwnd = cc.ssthresh;
         let estimate = |cc: &Congestion| match &cc.law {
-            CongestionAlgorithm::Cubic(cubic) => cubic.w_est,
-            CongestionAlgorithm::NewReno => 0.0,
+            CongestionLaw::Cubic(cubic) => cubic.w_est,
+            CongestionLaw::NewReno => 0.0,
         };
         let mut now = Instant::ZERO;
         let mut last = 0.0;
@@ -444,8 +445,7 @@ mod tests {
         cc.on_timeout();
         cc.cwnd = MSS;
         cc.undo(before);
-        let (CongestionAlgorithm::Cubic(a), CongestionAlgorithm::Cubic(b)) = (&cc.law, &before.law)
-        else {
+        let (CongestionLaw::Cubic(a), CongestionLaw::Cubic(b)) = (&cc.law, &before.law) else {
             panic!("CUBIC")
         };
         assert_eq!((cc.cwnd, cc.ssthresh, a.epoch), (before.cwnd, before.ssthresh, b.epoch));

@@ -33,7 +33,7 @@ use crate::net::outbox::Outbox;
 use crate::storage::files::Files;
 use crate::storage::source::StreamSource;
 
-/// What the methods of a connection need from the host: time, configuration, output, files.
+/// Environment of a connection's methods: time, configuration, output, files.
 pub(crate) struct TcpEnv<'a> {
     pub(crate) now: Instant,
     pub(crate) config: &'a TcpConfig,
@@ -83,7 +83,7 @@ pub(crate) struct ConnFlags {
     pub(crate) defer: bool,
 }
 
-/// Whether the file ranges of a send stream were released. A connection in CLOSED stays until they
+/// Release of the file ranges of a send stream. A connection in CLOSED stays until they
 /// are.
 #[derive(Debug)]
 enum FileRangesRelease {
@@ -162,7 +162,7 @@ pub(crate) struct TcpSendState<T: TxTransforms> {
     /// Position acknowledged when the last recovery ended, used as RFC 6582's recover: duplicate
     /// acknowledgments at it begin no new recovery.
     pub(crate) recover: u64,
-    /// When the peer last made progress, for the user time-out (RFC 5482).
+    /// Time at which the peer last made progress, for the user time-out (RFC 5482).
     pub(crate) progress_at: Instant,
     /// Acknowledged bytes of a file that have not been reported to the device.
     pub(crate) unreported_acked: AckedFileRange,
@@ -343,7 +343,7 @@ impl<T: TxTransforms> TcpConnection<T> {
         self.snd.iss + low
     }
 
-    /// Returns the position behind everything that is queued: data, and the FIN if there is one.
+    /// Returns the position after everything that is queued: data, and the FIN if there is one.
     pub(crate) fn send_end(&self) -> u64 {
         self.snd.spans.end() + u64::from(self.snd.fin)
     }
@@ -637,8 +637,8 @@ pub(crate) fn segment_size(mtu: u16, tuple: &Tuple, options: &Negotiated) -> u32
     u32::from(own.min(options.peer_mss).max(SEGMENT_MIN)) - timestamp_bytes(options)
 }
 
-/// Least segment size, in bytes, that is used toward a peer; smaller offers are raised to it, since
-/// smaller segments cost too much (RFC 9293 MUST-67 wants 536 of us). Linux: `TCP_MIN_MSS`.
+/// Minimum segment size, in bytes, that is used toward a peer; smaller offers are raised to it,
+/// since smaller segments cost too much (RFC 9293 MUST-67 wants 536 of us). Linux: `TCP_MIN_MSS`.
 pub(crate) const SEGMENT_MIN: u16 = 88;
 
 /// Returns the bytes of the timestamps option with its padding; 0 if it was not negotiated.

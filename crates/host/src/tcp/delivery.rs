@@ -14,7 +14,7 @@ pub(crate) struct DeliveryRate {
     delivered: u32,
     /// Position whose acknowledgment ends the sample; 0 without a sample.
     end: u64,
-    /// When the sample began.
+    /// Time at which the sample began.
     since: Instant,
     /// The application did not fill the window since the sample began.
     app_limited: bool,

@@ -26,10 +26,10 @@ pub(crate) struct HyStart {
     stage: HyStartStage,
     /// Position whose acknowledgment ends the round: RFC 9406 windowEnd; 0 before the first round.
     round_end: u64,
-    /// Least round-trip time of the last and of the current round, in microseconds.
+    /// Minimum round-trip time of the last and of the current round, in microseconds.
     last_min: u32,
     current_min: u32,
-    /// Least round-trip time at the beginning of CSS.
+    /// Minimum round-trip time at the beginning of CSS.
     baseline: u32,
     /// Completed rounds of CSS.
     css_rounds: u8,

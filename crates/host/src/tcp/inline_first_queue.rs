@@ -1,6 +1,6 @@
 //! A queue of ranges that keeps its first entry inline.
 //!
-//! Used by [`super::flight`]. Small transactions have one transmit in flight: it needs no
+//! Used by [`super::scoreboard`]. Small transactions have one transmit in flight: it needs no
 //! allocation, and an acknowledgment touches one cache line less. The owner keeps the ranges in
 //! order.
 

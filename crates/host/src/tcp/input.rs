@@ -98,7 +98,7 @@ impl<T: TxTransforms> TcpConnection<T> {
 
     /// Takes over timestamp and ECN marks of an acceptable segment. Its timestamp is ignored if its
     /// acknowledgment is older than `una`, as in Linux's `tcp_ack`: a blind attacker would have to
-    /// guess what is in flight.
+    /// guess the sequence numbers in flight.
     fn take_timestamp_and_ecn(&mut self, now: Instant, arrival: &RxTcpSegment, una: u64) {
         if una >= self.snd.una {
             self.rcv.note_alive(now);

@@ -26,7 +26,8 @@ pub(crate) struct ListeningPort {
     pub(crate) half_open: usize,
     /// Connections that the application has not accepted yet.
     pub(crate) accept_queue_len: usize,
-    /// Whether the device answers SYNs of this listener (set-up offload), or why not.
+    /// `Ok` if the device answers SYNs of this listener (set-up offload), or the reason for a
+    /// refusal.
     pub(crate) setup_offload: Result<(), Refusal>,
     /// The device was given this listener.
     pub(crate) on_device: bool,
@@ -72,8 +73,8 @@ pub(crate) struct SynCacheEntry {
     /// The peer's window scale, if it offered one.
     pub(crate) peer_scale: Option<u8>,
     pub(crate) retries: u8,
-    /// When the SYN-ACK was sent; `None` once it was retransmitted, because its acknowledgment is
-    /// then no sample of the round-trip time (Karn's rule, RFC 6298 section 3).
+    /// Time at which the SYN-ACK was sent; `None` once it was retransmitted, because its
+    /// acknowledgment is then no sample of the round-trip time (Karn's rule, RFC 6298 section 3).
     pub(crate) sent_at: Option<Instant>,
     pub(crate) resend_at: Instant,
     pub(crate) challenges: ChallengeLimiter,
@@ -213,7 +214,7 @@ impl SynCache {
         (again, dead)
     }
 
-    /// Returns when to call [`Self::expire`].
+    /// Returns the time at which to call [`Self::expire`].
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         if self.entries.len() == self.free.len() { None } else { self.next_at }
     }

@@ -7,7 +7,7 @@
 //! | [`input`] | incoming segments: acceptability, resets, dispatch |
 //! | [`ack`] | acknowledgments: delivery, loss, recovery, congestion |
 //! | [`initial_numbers`] | initial sequence numbers and timestamp offsets |
-//! | [`output`] | what may be sent now, and in which transmits |
+//! | [`output`] | decides which bytes may be sent now, and in which transmits |
 //! | [`expire`] | expired timers |
 //! | [`rcv`] | receive window, reassembly, SACK blocks, delayed acknowledgments |
 //! | [`spans`] | the send buffer: a map from stream positions to sources of bytes |

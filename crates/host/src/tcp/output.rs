@@ -373,8 +373,8 @@ impl<T: TxTransforms> TcpConnection<T> {
     }
 
     /// Returns the bytes of the longest transmit: the device's limit; under pacing, a millisecond's
-    /// worth and what has become due since the connection was to send. If this thread is late,
-    /// shorter runs would make it later.
+    /// worth and the bytes that have become due since the connection was to send. If this thread is
+    /// late, shorter runs would make it later.
     fn transmit_bytes_limit(&self, cx: &TcpEnv<'_>) -> u32 {
         let mss = self.snd.mss;
         let max = cx.out.offloads.transmit_bytes_max / mss * mss;
@@ -437,14 +437,8 @@ impl<T: TxTransforms> TcpConnection<T> {
         if sent == 0 {
             return 0;
         }
-        let mut flags = if fin { TcpFlags::ACK.with(TcpFlags::FIN) } else { TcpFlags::ACK };
-        if ends_write {
-            flags = flags.with(TcpFlags::PSH);
-        }
-        if !again && len > 0 && core::mem::take(&mut self.snd.send_cwr) {
-            flags = flags.with(TcpFlags::CWR);
-        }
-        let segment = self.segment(cx, start, flags);
+        let sends_cwr = !again && len > 0 && core::mem::take(&mut self.snd.send_cwr);
+        let segment = self.segment(cx, start, data_flags(fin, ends_write, sends_cwr));
         let from_file = parts.iter().any(|p| p.extent().is_some());
         // For a prefix (bytes before the transmit in its record) the device already holds the
         // buffers.
@@ -544,7 +538,7 @@ impl<T: TxTransforms> TcpConnection<T> {
         }
     }
 
-    /// Returns the first position from which the stream may be rewritten: nothing behind it was
+    /// Returns the first position from which the stream may be rewritten: nothing after it was
     /// sent, nor is being read by the host.
     pub(crate) fn first_rewritable(&self) -> u64 {
         let (nxt, spans) = (self.snd.nxt, &self.snd.spans);
@@ -607,7 +601,8 @@ impl<T: TxTransforms> TcpConnection<T> {
         self.timers.set(TcpTimer::Retransmit, probe.unwrap_or(time_out));
     }
 
-    /// Returns when a tail loss probe is due; `None` if none is allowed (RFC 8985 section 7.2).
+    /// Returns the time at which a tail loss probe is due; `None` if none is allowed (RFC 8985
+    /// section 7.2).
     fn tail_probe_time(&self, cx: &TcpEnv<'_>) -> Option<Instant> {
         let snd = &self.snd;
         let allowed = snd.phase == CongestionPhase::Open
@@ -630,6 +625,21 @@ impl<T: TxTransforms> TcpConnection<T> {
         // Each acknowledgment shows that the path works: the delay counts from the last one.
         Some(snd.last_sent.max(snd.flight.back()?.xmit).max(snd.progress_at) + delay)
     }
+}
+
+/// Returns the flags of a segment with data, with a FIN, or with both.
+const fn data_flags(fin: bool, ends_write: bool, sends_cwr: bool) -> TcpFlags {
+    let mut flags = TcpFlags::ACK;
+    if fin {
+        flags = flags.with(TcpFlags::FIN);
+    }
+    if ends_write {
+        flags = flags.with(TcpFlags::PSH);
+    }
+    if sends_cwr {
+        flags = flags.with(TcpFlags::CWR);
+    }
+    flags
 }
 
 /// Returns the microseconds of the current millisecond (IO-TCP section 3.5).

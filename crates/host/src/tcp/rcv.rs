@@ -21,8 +21,8 @@ use crate::lazy_box::LazyBox;
 
 /// Length of the receive queue above which sparsely filled buffers are copied together.
 const SPARSE_CHUNKS_MAX: usize = 32;
-/// Most queued segments when one with metadata arrives. Those are not copied together, since the
-/// metadata belongs to each segment.
+/// Maximum number of queued segments when one with metadata arrives. Those are not copied together,
+/// since the metadata belongs to each segment.
 const MARKED_CHUNKS_MAX: usize = 4096;
 /// Segments acknowledged at once at the start of a connection: Linux's `TCP_MAX_QUICKACKS`.
 const QUICK_ACKS: u8 = 16;
@@ -137,7 +137,7 @@ impl TcpReceiveState {
     }
 
     fn window(&self) -> ReceiveWindow {
-        // The length is 0 after a FIN right behind a full window, when the next position is beyond
+        // The length is 0 after a FIN right after a full window, when the next position is beyond
         // the edge.
         let len = self.edge.saturating_sub(self.nxt);
         ReceiveWindow { next: self.ack(), len: u32::try_from(len).unwrap_or(u32::MAX) }
@@ -174,7 +174,7 @@ impl TcpReceiveState {
         if start < self.nxt && !chunk.is_empty() {
             self.report_duplicate(start, self.nxt);
         }
-        // Bytes outside the window or behind the FIN are dropped.
+        // Bytes outside the window or after the FIN are dropped.
         let stop = self.fin.min(self.edge);
         let Some(start) = chunk.trim(start, self.nxt, stop) else {
             if fin {

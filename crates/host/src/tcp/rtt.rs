@@ -5,7 +5,8 @@ use base::{Duration, Instant};
 
 use crate::config::TcpConfig;
 
-/// How long a minimum stays valid. RFC 8985 section 6.2 does not set this window; Linux has 300 s.
+/// Time for which a minimum is valid. RFC 8985 section 6.2 does not set this window; Linux has 300
+/// s.
 const MIN_RTT_WINDOW: Duration = Duration::from_secs(300);
 
 /// RFC 6298 (2.1): the time-out before any sample.

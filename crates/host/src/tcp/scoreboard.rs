@@ -16,7 +16,7 @@ use crate::lazy_box::{LazyBox, StaticDefault};
 pub(crate) struct SentRange {
     pub(crate) start: u64,
     pub(crate) end: u64,
-    /// When the range was last sent; while it is pending, when it was handed to the device.
+    /// Time at which the range was last sent or, while it is pending, handed to the device.
     pub(crate) xmit: Instant,
     /// Tag of the last transmit, by which the echo is matched.
     pub(crate) tag: u32,
@@ -68,7 +68,7 @@ impl SentRange {
         self.has(PENDING)
     }
 
-    /// Returns the last segment boundary of the range that is not behind `position`.
+    /// Returns the last segment boundary of the range that is not after `position`.
     fn boundary_at_or_before(&self, position: u64) -> u64 {
         let size = u64::from(self.segment_size.max(1));
         match position {
@@ -112,7 +112,7 @@ pub(crate) struct Scoreboard {
     lost: u64,
     resent: u64,
     pending: u64,
-    /// When the transmit that was echoed last left.
+    /// Time at which the transmit that was echoed last left.
     departed: Instant,
 }
 
@@ -125,8 +125,8 @@ pub(crate) struct DeliveredBytes {
     pub(crate) first_rtt: Option<Duration>,
     /// Round-trip time of the last of the delivered ranges that were sent only once.
     pub(crate) last_rtt: Option<Duration>,
-    /// When the latest retransmission among the delivered ranges was sent; `None` if there was
-    /// none.
+    /// Time at which the latest retransmission among the delivered ranges was sent; `None` if there
+    /// was none.
     pub(crate) resent_at: Option<Instant>,
 }
 
@@ -186,7 +186,7 @@ impl Scoreboard {
     }
 
     /// Returns the start of the first range that was handed to the device for the first time and
-    /// has not left, and when it was handed over. The peer expects no byte behind this start.
+    /// has not left, and when it was handed over. The peer expects no byte after this start.
     pub(crate) fn first_not_departed(&self) -> Option<(u64, Instant)> {
         if self.pending == 0 {
             return None;
@@ -210,7 +210,7 @@ impl Scoreboard {
         self.list.back()
     }
 
-    /// Records the first transmission of the bytes behind the last entry.
+    /// Records the first transmission of the bytes after the last entry.
     pub(crate) fn push(&mut self, start: u64, end: u64, now: Instant, sending: SentRangeInfo) {
         debug_assert!(self.list.back().is_none_or(|b| b.end == start));
         let SentRangeInfo { tag, segment_size, pending } = sending;
@@ -273,7 +273,7 @@ impl Scoreboard {
                 let (start, border) = (front.start, front.boundary_at_or_after(una));
                 if border > una {
                     // The rest of a partly acknowledged segment becomes an entry of its own, so
-                    // that the boundaries of the segments behind it stay known.
+                    // that the boundaries of the segments after it stay known.
                     self.split_out(0, start, border);
                 }
                 gone = self.list[0];
@@ -409,8 +409,8 @@ impl Scoreboard {
         self.pending += if pending { sent.len() } else { 0 };
     }
 
-    /// Returns when the oldest range was sent that has left the machine and is not known to have
-    /// arrived.
+    /// Returns the time at which the oldest range was sent that has left the machine and is not
+    /// known to have arrived.
     pub(crate) fn oldest_departure(&self) -> Option<Instant> {
         self.list.iter().find(|s| !s.has(SACKED) && !s.has(PENDING)).map(|s| s.xmit)
     }

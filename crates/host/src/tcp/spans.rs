@@ -23,7 +23,7 @@ use crate::storage::source::{StreamSource, UnreadRange};
 
 #[derive(Clone, Debug)]
 struct TxSpan<U> {
-    /// Position behind the last byte.
+    /// Position after the last byte.
     end: u64,
     bytes: SpanBytes<U>,
     /// The span is the end of an application's write.
@@ -40,7 +40,7 @@ pub(crate) struct CollectedSpans {
     pub(crate) ends_write: bool,
 }
 
-/// How much of a unit a transform took back.
+/// Extent of a unit that a transform took back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TakenBack {
     Nothing,
@@ -66,7 +66,7 @@ impl<U: TxUnit> SpanMap<U> {
         Self { start: 1, spans: VecDeque::new(), memory: 0, unread: false }
     }
 
-    /// Returns the position behind the last byte.
+    /// Returns the position after the last byte.
     pub(crate) fn end(&self) -> u64 {
         self.spans.back().map_or(self.start, |s| s.end)
     }
@@ -102,7 +102,7 @@ impl<U: TxUnit> SpanMap<U> {
         }
     }
 
-    /// Iterates over the units with bytes at `from` or behind, each with the offset of `from` in
+    /// Iterates over the units with bytes at `from` or after, each with the offset of `from` in
     /// it.
     pub(crate) fn units_from(&self, from: u64) -> impl Iterator<Item = (&U, u64)> {
         let first = self.index_of(from);
@@ -185,7 +185,7 @@ impl<U: TxUnit> SpanMap<U> {
         self.unread &= !self.spans.is_empty();
     }
 
-    /// Returns the end of the piece (record or PDU) of a unit that has bytes before and behind
+    /// Returns the end of the piece (record or PDU) of a unit that has bytes before and after
     /// `position`; `position` if there is none.
     pub(crate) fn piece_end(&self, position: u64) -> u64 {
         match self.spans.get(self.index_of(position)) {
@@ -238,7 +238,7 @@ impl<U: TxUnit> SpanMap<U> {
         CollectedSpans { len: u32::try_from(at - position).unwrap_or(0), ends_write }
     }
 
-    /// Returns the first file range at or behind `position` that the host has to read before it can
+    /// Returns the first file range at or after `position` that the host has to read before it can
     /// be sent; for a unit, from the beginning of the piece that holds `position`.
     pub(crate) fn first_unread(&self, position: u64) -> Option<UnreadRange> {
         if !self.unread {

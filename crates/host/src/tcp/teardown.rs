@@ -24,8 +24,8 @@ use super::timers::TcpTimer;
 use super::transform::TxTransforms;
 use crate::config::TcpConfig;
 
-/// Most parts of a connection that is handed over: more come from many small writes and are costly
-/// for the device to keep.
+/// Maximum number of parts of a connection that is handed over: more come from many small writes
+/// and are costly for the device to keep.
 const PARTS_MAX: usize = 8;
 
 impl<T: TxTransforms> TcpConnection<T> {
@@ -46,7 +46,7 @@ impl<T: TxTransforms> TcpConnection<T> {
         }
     }
 
-    /// Returns whether what is left needs no congestion control, reassembly or disk, which the
+    /// Returns whether the unsent rest needs no congestion control, reassembly or disk, which the
     /// paper keeps off the NIC.
     fn fits_teardown_limits(&self, limits: &TeardownLimits) -> bool {
         let snd = &self.snd;

@@ -12,7 +12,7 @@ use wire::Tuple;
 /// Limit of entries, beyond which the oldest is evicted: Linux's `tcp_max_tw_buckets`.
 const ENTRIES_MAX: usize = 262_144;
 
-/// Least extension of an entry's time at a restart: each restart adds an entry to the queue until
+/// Minimum extension of an entry's time at a restart: each restart adds an entry to the queue until
 /// the earlier time is over.
 const RESTART_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -24,7 +24,7 @@ pub(crate) struct TimeWaitEntry {
     pub(crate) tcb: TimeWaitTcb,
     /// Offset of our timestamps from the clock in milliseconds.
     pub(crate) ts_offset: u32,
-    /// When the connection entered TIME-WAIT.
+    /// Time at which the connection entered TIME-WAIT.
     pub(crate) since: Instant,
 }
 
@@ -104,8 +104,8 @@ impl HostTimeWaitTable {
         None
     }
 
-    /// Returns when to call [`Self::poll_expired`]. May be early: the queue has outdated times of
-    /// restarted entries.
+    /// Returns the time at which to call [`Self::poll_expired`]. May be early: the queue has
+    /// outdated times of restarted entries.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         self.queue.front().map(|&(at, _)| at)
     }

@@ -71,7 +71,7 @@ impl TcpTimers {
         expired
     }
 
-    /// Returns when the next timer expires.
+    /// Returns the time at which the next timer expires.
     pub(crate) fn next(&self) -> Instant {
         self.at.iter().copied().min().unwrap_or(Instant::FAR_FUTURE)
     }

@@ -30,7 +30,7 @@ pub(crate) trait TxUnit: Clone + Debug {
     /// Returns whether the host has to read a file for the unit.
     fn is_unread(&self) -> bool;
 
-    /// Returns the end of the piece (record or PDU) that has bytes before and behind `offset`;
+    /// Returns the end of the piece (record or PDU) that has bytes before and after `offset`;
     /// `offset` if there is none.
     fn piece_end(&self, offset: u64) -> u64;
 
@@ -38,7 +38,7 @@ pub(crate) trait TxUnit: Clone + Debug {
     /// length of each of their file ranges, and returns the bytes of host memory that were freed.
     fn release_before(&mut self, offset: u64, release: &mut dyn FnMut(FileId, u64, u64)) -> usize;
 
-    /// Returns the file range that the host has to read for the piece at `offset` and those behind
+    /// Returns the file range that the host has to read for the piece at `offset` and those after
     /// it; `at` in the result is an offset in the unit.
     fn first_unread(&self, offset: u64) -> Option<UnreadRange>;
 }

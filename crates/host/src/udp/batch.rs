@@ -1,6 +1,7 @@
 //! A batch of datagrams to one peer, and its division into transmits.
 //!
-//! Called by [`super::Udp`]. A transmit has whole datagrams, as many as the device takes in one.
+//! Called by [`super::UdpSockets`]. A transmit has whole datagrams, as many as the device takes in
+//! one.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;

@@ -33,7 +33,7 @@ use batch::{UdpSendBatch, scope_of};
 
 pub use batch::UdpSend;
 
-/// Low half of the flow numbers of UDP: no table of connections has so many slots.
+/// Low half of the flow numbers of UDP: no table of connections has as many slots.
 const FLOW_INDEX: u64 = 0xffff_fffd;
 
 /// Datagrams received in one frame.
@@ -74,9 +74,9 @@ pub(crate) struct UdpSockets {
     quic: Result<QuicLimits, Refusal>,
     /// Rate limit of port unreachable messages.
     unreachable_limit: RateLimiter,
-    /// Most memory of frames that wait on a socket, in bytes.
+    /// Maximum memory of frames that wait on a socket, in bytes.
     receive_bytes_max: usize,
-    /// Most datagrams in a transmit.
+    /// Maximum number of datagrams in a transmit.
     datagrams_max: usize,
 }
 

@@ -1,8 +1,8 @@
 //! Detects whether an open file still has the content that it had when it was opened.
 //!
 //! Called by all backends after each read of a file that was opened as [`DiskAccess::Content`]:
-//! [`ContentPromise::check`] compares the file's metadata with those of the open. If the content has
-//! changed, the read returns another [`FileStat::version`] than the open did, and the requester
+//! [`ContentPromise::check`] compares the file's metadata with those of the open. If the content
+//! has changed, the read returns another [`FileStat::version`] than the open did, and the requester
 //! ends its transfers.
 //!
 //! Metadata on Linux: a writer sets mtime before the first byte changes (through a mapping: at the
@@ -13,7 +13,7 @@
 //! metadata distinguishes these two: the kernel does not export its change cookie, and no
 //! notification carries a range. So [`ChangeRule::Content`] compares content: the last promised
 //! bytes must be those of the open. A file rewritten with other content has other bytes there,
-//! since everything behind an insertion moves.
+//! since everything after an insertion moves.
 //!
 //! Between its new mtime and its new size, an append in progress looks like a rewrite in place. So
 //! such a file is examined again for a few milliseconds before its transfers end.
@@ -38,8 +38,8 @@ use super::root::{file_fault_of, mix, stat};
 /// Size of the sample: the last promised bytes, compared if metadata cannot decide.
 const SAMPLE_BYTES: u64 = 4096;
 
-/// Most looks at a file that may be growing: some milliseconds, enough for a writer that was
-/// preempted.
+/// Maximum number of reads of a file that may be growing: some milliseconds, enough for a writer
+/// that was preempted.
 const GROWTH_POLLS_MAX: u32 = 2000;
 
 /// Which changes of a file end its transfers.
@@ -233,12 +233,12 @@ pub fn unreliable_metadata_reason(root: &Path) -> Option<&'static str> {
     }
     // Numbers from statfs(2).
     match found.f_type {
-        0x6969 => Some("NFS tells of changes by others late"),
-        0xff53_4d42 | 0xfe53_4d42 => Some("SMB tells of changes by others late"),
-        0x0102_1997 => Some("9P tells of changes by others late"),
-        0x6573_5546 => Some("FUSE tells of changes as the program behind it does"),
-        0x4d44 => Some("FAT has time stamps of two seconds"),
-        0x2011_bab0 => Some("exFAT has time stamps of ten milliseconds"),
+        0x6969 => Some("changes by other NFS clients are seen late"),
+        0xff53_4d42 | 0xfe53_4d42 => Some("changes by other SMB clients are seen late"),
+        0x0102_1997 => Some("changes by other 9P clients are seen late"),
+        0x6573_5546 => Some("the FUSE server decides when changes are seen"),
+        0x4d44 => Some("FAT time stamps have a resolution of 2 s"),
+        0x2011_bab0 => Some("exFAT time stamps have a resolution of 10 ms"),
         _ => None,
     }
 }

@@ -41,7 +41,7 @@ pub use content::{ChangeRule, unreliable_metadata_reason};
 pub use lock::lock;
 use root::DiskRoot;
 
-/// Most requests in flight, including answers that were not polled.
+/// Maximum number of requests in flight, including answers that were not polled.
 pub const IN_FLIGHT_MAX: usize = 256;
 
 /// Opens, reads, writes and closes files.
@@ -115,7 +115,10 @@ pub enum DiskKind {
 #[derive(Debug, thiserror::Error)]
 pub enum DiskSetupError {
     /// The root is not a directory, or is not readable.
-    #[error("cannot serve {}: {source}; give a directory that this user may read", path.display())]
+    #[error(
+        "cannot open directory {}: {source}; specify a directory that this user can read",
+        path.display()
+    )]
     Root {
         /// The root.
         path: PathBuf,
@@ -124,7 +127,7 @@ pub enum DiskSetupError {
     },
     /// openat2(2), which keeps paths below a root, is not available.
     #[error(
-        "openat2(2) is refused ({source}); Linux 5.6 or later is needed, and a sandbox must \
+        "cannot call openat2(2): {source}; Linux 5.6 or later is required, and a sandbox must \
          allow the call"
     )]
     NoOpenat2 {
@@ -133,7 +136,7 @@ pub enum DiskSetupError {
     },
     /// The kernel refuses io_uring or one of its operations.
     #[error(
-        "io_uring is refused ({source}); use --disk threads, or see \
+        "cannot set up io_uring: {source}; use --disk threads, or check \
          /proc/sys/kernel/io_uring_disabled"
     )]
     NoUring {
@@ -141,9 +144,7 @@ pub enum DiskSetupError {
         source: io::Error,
     },
     /// The thread pool could not be started.
-    #[error(
-        "cannot start threads to read files ({source}); raise the limit of processes (ulimit -u)"
-    )]
+    #[error("cannot start disk threads: {source}; raise the process limit (ulimit -u)")]
     NoThreads {
         /// The kernel's error.
         source: io::Error,
@@ -175,7 +176,7 @@ pub fn open_disk_with(
         DiskKind::Auto => match uring::UringDisk::new(root) {
             Ok(disk) => Ok(Box::new(disk)),
             Err((why, root)) => {
-                Ok(Box::new(threads::ThreadsDisk::new(root, format!("threads, for {why}"))?))
+                Ok(Box::new(threads::ThreadsDisk::new(root, format!("threads ({why})"))?))
             }
         },
     }

@@ -22,13 +22,13 @@ use abi::{FileFault, FileKind, FileStat, Refusal};
 use super::DiskSetupError;
 use super::content::{ChangeRule, ContentPromise};
 
-/// Most attempts of an open that races with renames.
+/// Maximum number of attempts of an open that races with renames.
 const OPEN_TRIES: usize = 8;
 
 /// Flags of every open, besides the access mode. `O_NONBLOCK` so that opening a FIFO does not wait
 /// for its writer.
 const OPEN_FLAGS: i32 = libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY;
-/// How all paths are resolved. Magic links (`/proc/PID/fd`) could lead anywhere.
+/// Flags of the resolution of all paths. Magic links (`/proc/PID/fd`) could lead anywhere.
 pub(super) const RESOLVE: u64 = libc::RESOLVE_BENEATH | libc::RESOLVE_NO_MAGICLINKS;
 
 /// The directory that no path leads out of.

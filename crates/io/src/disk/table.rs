@@ -14,7 +14,7 @@ use super::root::OpenFile;
 
 /// Bits of a name that hold the slot's index; the others hold its generation.
 const SLOT_BITS: u32 = 16;
-/// Most files open at a time.
+/// Maximum number of files open at a time.
 const FILES_MAX: usize = 1 << SLOT_BITS;
 
 #[derive(Debug, Default)]

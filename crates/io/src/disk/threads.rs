@@ -83,7 +83,7 @@ enum DiskJobResult {
         id: DiskRequestId,
         result: Result<(), FileFault>,
     },
-    /// Whether zeros were written.
+    /// Result of writing zeros: false if the file system cannot.
     Zero {
         id: DiskRequestId,
         result: Result<bool, FileFault>,

@@ -33,9 +33,9 @@ use super::table::{FileTable, bytes_to_write};
 use super::write::{ZERO_BYTES, ZEROS, is_fallocate_unsupported, write_fault_of, zero_mode};
 use super::{Disk, DiskCounters, DiskSetupError, IN_FLIGHT_MAX};
 
-/// Most retries of a request that the kernel asks to repeat (EAGAIN, EINTR).
+/// Maximum number of retries of a request that the kernel asks to repeat (EAGAIN, EINTR).
 const RETRIES_MAX: u8 = 8;
-/// Most samples that are read at a time; a file opened while all are in use has none.
+/// Maximum number of samples that are read at a time; a file opened while all are in use has none.
 const SAMPLES_MAX: usize = 16;
 /// Tag of an entry whose completion is ignored.
 const UNTRACKED: u64 = u64::MAX;

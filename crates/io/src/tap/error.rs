@@ -3,13 +3,13 @@
 use std::io;
 use std::net::IpAddr;
 
-/// Why a TAP could not be opened.
+/// Reason for which a TAP could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum TapError {
     /// The process may not create or configure network interfaces.
     #[error(
-        "no permission to set up interface {name}: CAP_NET_ADMIN is needed; run as root, or with \
-         `make run`, which uses a private network namespace"
+        "cannot set up TAP {name}: Operation not permitted; run as root, grant CAP_NET_ADMIN, or \
+         use `make run`, which creates a private network namespace"
     )]
     NoPermission {
         /// The interface.
@@ -17,13 +17,14 @@ pub enum TapError {
     },
     /// The process may not open `/dev/net/tun`, which only root may on this machine.
     #[error(
-        "no permission to open /dev/net/tun; run as root, or as root once `chmod 666 /dev/net/tun`"
+        "cannot open /dev/net/tun: Permission denied; run as root, or allow access with \
+         `chmod 666 /dev/net/tun`"
     )]
     DeviceDenied,
     /// Another process holds the interface.
     #[error(
-        "interface {name} is in use by another process; stop that one, or choose another \
-         name with --wire tap:NAME"
+        "cannot open TAP {name}: in use by another process; stop it, or choose another name with \
+         --link tap:NAME"
     )]
     Busy {
         /// The interface.
@@ -31,12 +32,12 @@ pub enum TapError {
     },
     /// The kernel has no TUN/TAP driver, or the device node is missing.
     #[error(
-        "/dev/net/tun is missing; load the driver with `modprobe tun`, or in a container pass \
-         --device /dev/net/tun"
+        "cannot open /dev/net/tun: no such device; run `modprobe tun`, or start the container \
+         with --device /dev/net/tun"
     )]
     NoDevice,
     /// Not a valid interface name, or the name of an interface of another type.
-    #[error("{name:?} cannot be a TAP's name: {why}; choose another with --wire tap:NAME")]
+    #[error("invalid TAP name {name:?}: {why}; choose another with --link tap:NAME")]
     BadName {
         /// The name.
         name: String,
@@ -44,7 +45,9 @@ pub enum TapError {
         why: &'static str,
     },
     /// The address for the kernel's end is already on another interface.
-    #[error("{addr} is already an address of interface {interface}; choose another with --peer")]
+    #[error(
+        "address {addr} is already in use on interface {interface}; choose another with --peer"
+    )]
     AddressInUse {
         /// The address.
         addr: IpAddr,
@@ -52,7 +55,7 @@ pub enum TapError {
         interface: String,
     },
     /// Any other error.
-    #[error("cannot {doing} interface {name}: {source}; `ip link show {name}` tells its state")]
+    #[error("cannot {doing} interface {name}: {source}; check `ip link show {name}`")]
     Other {
         /// The interface.
         name: String,

@@ -47,7 +47,7 @@ pub(super) fn add_address(index: u32, address: IpPrefix) -> io::Result<()> {
     match acknowledgment(&reply[..len]) {
         Some(0 | libc::EEXIST) => Ok(()),
         Some(errno) => Err(io::Error::from_raw_os_error(errno)),
-        None => Err(io::Error::other("netlink gave no acknowledgment")),
+        None => Err(io::Error::other("no netlink acknowledgment")),
     }
 }
 

@@ -64,7 +64,7 @@ pub(super) fn open(config: &TapConfig) -> Result<Vec<Tap>, TapError> {
     let name = check_name(&config.name)?;
     for peer in &config.peer {
         if let Some(interface) = (netlink::interfaces_with_address(peer.addr)
-            .map_err(tap_error(name, "look at"))?)
+            .map_err(tap_error(name, "query"))?)
         .into_iter()
         .find(|holder| holder != name)
         {
@@ -83,12 +83,12 @@ fn check_name(name: &str) -> Result<&str, TapError> {
     let bad = |why| Err(TapError::BadName { name: name.to_owned(), why });
     match name {
         "" => bad("it is empty"),
-        _ if name.len() >= libc::IFNAMSIZ => bad("it is longer than 15 bytes"),
-        "." | ".." => bad("the kernel reserves it"),
+        _ if name.len() >= libc::IFNAMSIZ => bad("longer than 15 bytes"),
+        "." | ".." => bad("reserved by the kernel"),
         // The kernel would replace "%d" by a number of its choice, and refuses the others
         // (`dev_valid_name`).
         _ if name.bytes().any(|b| b"/:%\0".contains(&b) || b.is_ascii_whitespace()) => {
-            bad("it contains a character that names cannot have")
+            bad("contains an invalid character")
         }
         _ => Ok(name),
     }
@@ -131,13 +131,14 @@ fn open_queue(
     request.ifr_ifru.ifru_flags = libc::c_short::from_ne_bytes(low_word(flags));
     ioctl(&file, libc::TUNSETIFF, &mut request).map_err(|error| match error.raw_os_error() {
         Some(libc::EINVAL) => {
-            TapError::BadName { name: name.to_owned(), why: "an interface of another kind has it" }
+            TapError::BadName { name: name.to_owned(), why: "used by an interface of another type" }
         }
         _ => TapError::from_io(name, "attach to", error),
     })?;
     // The default, set again because a persistent interface may have another size.
     let mut size = libc::c_int::try_from(VNET_BYTES).unwrap_or(0);
-    ioctl(&file, libc::TUNSETVNETHDRSZ, &mut size).map_err(tap_error(name, "set the header of"))?;
+    ioctl(&file, libc::TUNSETVNETHDRSZ, &mut size)
+        .map_err(tap_error(name, "set the virtio-net header size of"))?;
     let offloads = set_offloads(&file, offloads).map_err(tap_error(name, "set the offloads of"))?;
     Ok((file, offloads))
 }
@@ -187,13 +188,13 @@ fn configure(config: &TapConfig, name: &str) -> Result<u16, TapError> {
     let index = interface_index(name)?;
     for &peer in &config.peer {
         let holders =
-            netlink::interfaces_with_address(peer.addr).map_err(tap_error(name, "look at"))?;
+            netlink::interfaces_with_address(peer.addr).map_err(tap_error(name, "query"))?;
         if holders.is_empty() {
-            netlink::add_address(index, peer).map_err(tap_error(name, "give an address to"))?;
+            netlink::add_address(index, peer).map_err(tap_error(name, "add an address to"))?;
         }
     }
     let mut request = ifreq(name);
-    ioctl(&socket, libc::SIOCGIFFLAGS, &mut request).map_err(tap_error(name, "look at"))?;
+    ioctl(&socket, libc::SIOCGIFFLAGS, &mut request).map_err(tap_error(name, "query"))?;
     // SAFETY: SIOCGIFFLAGS has filled in this member.
     let flags = unsafe { request.ifr_ifru.ifru_flags };
     let up = libc::c_short::try_from(libc::IFF_UP).unwrap_or(0);

@@ -17,7 +17,7 @@ use cli::Failure;
 /// The two machines.
 pub(crate) type ContentPair = AccountedPair<ContentServer, DownloadClient>;
 
-/// How the server sends files.
+/// Method by which the server sends files.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FileSending {
     /// The device reads files; otherwise the host.

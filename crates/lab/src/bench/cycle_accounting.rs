@@ -43,7 +43,7 @@ pub(crate) struct Cycles {
     /// Device, its ends of the rings, its link and its disk.
     pub(crate) device: u64,
     /// The link's part of `device`: the work of a NIC's DMA.
-    pub(crate) wire: u64,
+    pub(crate) link: u64,
 }
 
 /// An application that a benchmark runs above a host.
@@ -92,7 +92,7 @@ impl Usage {
         self.elapsed = self.elapsed - before.elapsed;
         self.cycles.host -= before.cycles.host;
         self.cycles.device -= before.cycles.device;
-        self.cycles.wire -= before.cycles.wire;
+        self.cycles.link -= before.cycles.link;
         self.host_packets -= before.host_packets;
         self.device_packets -= before.device_packets;
         self
@@ -112,7 +112,7 @@ struct HostSide {
 
 /// A device's ends of the rings, its link and its disk.
 struct DeviceSide {
-    wire: Box<dyn Link>,
+    link: Box<dyn Link>,
     ops: RingConsumer<Op>,
     events: RingProducer<Event>,
     recycle: RingConsumer<PacketBuf>,
@@ -122,7 +122,7 @@ struct DeviceSide {
     /// Frames that the device received.
     packets: u64,
     /// Cycles of the link in the present turn.
-    wire_cycles: u64,
+    link_cycles: u64,
 }
 
 /// A machine: host, device and the rings between them.
@@ -140,7 +140,7 @@ impl<A: BenchApp> AccountedMachine<A> {
         host: Host,
         device: Device,
         app: A,
-        wire: Box<dyn Link>,
+        link: Box<dyn Link>,
         device_disk: Option<ModelledDisk>,
         host_disk: Option<ModelledDisk>,
     ) -> Self {
@@ -159,14 +159,14 @@ impl<A: BenchApp> AccountedMachine<A> {
                 digests_ignored: false,
             },
             device_side: DeviceSide {
-                wire,
+                link,
                 ops,
                 events,
                 recycle,
                 disk: device_disk,
                 received: VecDeque::new(),
                 packets: 0,
-                wire_cycles: 0,
+                link_cycles: 0,
             },
             cycles: Cycles::default(),
         }
@@ -196,11 +196,11 @@ impl<A: BenchApp> AccountedMachine<A> {
     /// Runs the device; returns whether it had work.
     fn device_turn(&mut self, now: Instant) -> bool {
         let from = cycles();
-        self.device_side.wire_cycles = 0;
+        self.device_side.link_cycles = 0;
         let turn = self.device.turn(now, &mut self.device_side);
         if turn.worked {
             self.cycles.device += cycles() - from;
-            self.cycles.wire += self.device_side.wire_cycles;
+            self.cycles.link += self.device_side.link_cycles;
         }
         turn.worked
     }
@@ -213,7 +213,7 @@ impl<A: BenchApp> AccountedMachine<A> {
         };
         self.host.host.visit(&mut note);
         self.device.device.visit(&mut note);
-        self.device_side.wire.visit(&mut note);
+        self.device_side.link.visit(&mut note);
         self.app.count(&mut note);
         Usage {
             elapsed: now.since(Instant::ZERO),
@@ -229,7 +229,7 @@ impl<A: BenchApp> AccountedMachine<A> {
         Instant::earliest([
             self.host.poll_timeout(&self.app),
             self.device.poll_timeout(now),
-            self.device_side.wire.poll_timeout(),
+            self.device_side.link.poll_timeout(),
             disk(&self.device_side.disk),
             disk(&self.host_side.disk),
         ])
@@ -296,10 +296,10 @@ impl DevicePorts for DeviceSide {
             // In batches, so that the cycle counter is read once for many frames.
             let from = cycles();
             while self.received.len() < BATCH {
-                let Some(frame) = self.wire.receive(now, pool) else { break };
+                let Some(frame) = self.link.receive(now, pool) else { break };
                 self.received.push_back(frame);
             }
-            self.wire_cycles += cycles() - from;
+            self.link_cycles += cycles() - from;
             self.packets += self.received.len() as u64;
         }
         self.received.pop_front()
@@ -307,8 +307,8 @@ impl DevicePorts for DeviceSide {
 
     fn transmit(&mut self, now: Instant, frame: &TxFrame) -> LinkTxStatus {
         let from = cycles();
-        let status = self.wire.transmit(now, frame);
-        self.wire_cycles += cycles() - from;
+        let status = self.link.transmit(now, frame);
+        self.link_cycles += cycles() - from;
         status
     }
 
@@ -357,13 +357,13 @@ impl<S: BenchApp, C: BenchApp> AccountedPair<S, C> {
     pub(crate) fn run_until(&mut self, mut done: impl FnMut(&Self) -> bool) -> Result<(), Failure> {
         loop {
             if let Some(what) = self.server.app.error().or_else(|| self.client.app.error()) {
-                return Err(Failure::System(format!("the benchmark went wrong: {what}")));
+                return Err(Failure::System(format!("benchmark failed: {what}")));
             }
             if done(self) {
                 return Ok(());
             }
             if !self.advance() {
-                let what = "the benchmark went wrong: nothing left to happen";
+                let what = "benchmark failed: no pending work and no timer";
                 return Err(Failure::System(what.to_owned()));
             }
         }

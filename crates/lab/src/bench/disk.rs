@@ -66,7 +66,7 @@ impl ModelledDisk {
         self.waiting.pop_front().map(|(_, completion)| completion)
     }
 
-    /// Returns when the next completion is due.
+    /// Returns the time at which the next completion is due.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         self.waiting.front().map(|(at, _)| *at)
     }

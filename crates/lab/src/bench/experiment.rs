@@ -2,8 +2,8 @@
 //! each run, prints a table, and prints JSON.
 //!
 //! A benchmark has arguments, which implement [`Benchmark`], settings, a measurement, a check of
-//! the path, and fields. It hands its experiments to a [`BenchReport`] and adds its conclusions from
-//! their rows. Nothing here depends on what is measured.
+//! the path, and fields. It hands its experiments to a [`BenchReport`] and adds its conclusions
+//! from their rows. Nothing here depends on the measured quantity.
 
 use std::collections::BTreeMap;
 use std::fmt::{Debug, Display};
@@ -294,7 +294,7 @@ impl<S: Copy + Debug, F: Debug> Experiment<'_, S, F> {
                 })?;
                 if !(self.took_path)(setting, &figures) {
                     return Err(Failure::System(format!(
-                        "the wrong path was measured ({setting:?}): {figures:?}"
+                        "run did not take the path of its setting ({setting:?}): {figures:?}"
                     )));
                 }
                 runs.push(figures);
@@ -355,7 +355,7 @@ mod tests {
         assert_eq!(rows.iter().map(|row| row.figures).collect::<Vec<_>>(), [13, 24, 38]);
         assert_eq!(find_figures(&rows, |&setting| setting == 20), Some(&24));
         let failure = measure(vec![vec![10]], 18).unwrap_err().to_string();
-        assert_eq!(failure, "the wrong path was measured (10): 20");
+        assert_eq!(failure, "run did not take the path of its setting (10): 20");
         let rows = json!([{ "n": 13, "of": 10 }, { "n": 24, "of": 10 }, { "n": 38, "of": 30 }]);
         assert_eq!(report.fields["rows"], rows);
     }

@@ -105,7 +105,7 @@ impl Benchmark for IoTcpArgs {
             report.set("corrections", Vec::<Value>::new());
             return Ok(());
         }
-        report.line("\non a slow disk, 300 KB, 1,000 connections:");
+        report.line("\nslow disk, 300 KB, 1,000 connections:");
         let corrections = Experiment {
             groups: corrections(),
             repeats: 1,
@@ -116,7 +116,7 @@ impl Benchmark for IoTcpArgs {
                 let FileSending { echo, correct_timestamps, .. } = row.setting.sending;
                 Fields::new()
                     .show("echo", "echo", echo)
-                    .show("timestamps corrected", "correct_timestamps", correct_timestamps)
+                    .show("corrected timestamps", "correct_timestamps", correct_timestamps)
                     .column("srtt us", row.figures.mean_srtt.as_micros())
                     .append(fields(row))
             },

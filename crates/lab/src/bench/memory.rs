@@ -38,7 +38,7 @@ impl Benchmark for MemoryArgs {
         let folder = TempFolder::new();
         let idle = measure(self.connections, folder.path())?;
         report.line(format!(
-            "{} idle established connections, each after one request",
+            "{} idle established connections, each after two requests",
             self.connections
         ));
         report.line(format!(
@@ -62,7 +62,9 @@ fn measure(connections: u32, folder: &Path) -> Result<f64, Failure> {
     pair.run_until(|p| p.now >= quiet)?;
     let established = pair.client.app.established_count(&pair.client.host.host);
     if established != connections as usize {
-        return Err(Failure::System(format!("only {established} connections are there")));
+        return Err(Failure::System(format!(
+            "only {established} of the connections are established"
+        )));
     }
     let AccountedPair { server, client, .. } = pair;
     drop(client);

@@ -5,9 +5,9 @@
 //!
 //! - Accounted benchmarks ([`io_tcp`], [`memory`], [`tls`], [`tls_loss`], [`tls_scale`],
 //!   [`short_connections`], [`splice`], [`quic`], [`quic_reorder`], [`nvme`], [`nvme_loss`]) run
-//!   client, link, device and host in turn on one thread ([`cycle_accounting`]) and sum the cycles of
-//!   each. [`testbed`] and the modules whose names end in `_pair` build the machines that several
-//!   of them run.
+//!   client, link, device and host in turn on one thread ([`cycle_accounting`]) and sum the cycles
+//!   of each. [`testbed`] and the modules whose names end in `_pair` build the machines that
+//!   several of them run.
 //! - Live benchmarks ([`serve_live`], [`proxy_live`], [`quic_live`], [`quic_relay`]) run the
 //!   program as users do, in turn with other programs ([`live::comparison`]).
 //! - [`connections`], [`tls_engine`] and [`timer_wheel`] measure a device or a data structure

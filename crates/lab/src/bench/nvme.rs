@@ -108,7 +108,7 @@ impl Benchmark for NvmeArgs {
         let rows = report.measure("rows", experiment)?;
         let shares: Vec<Share> = rows.iter().filter_map(|row| Share::of(row, &rows)).collect();
         report.set("headline", headline(&rows, target_depth, &shares));
-        report.line("\nshares of a read in software (figure 10):");
+        report.line("\ncycle shares of a read in software (figure 10):");
         report.table("shares", shares.iter().map(Share::fields).collect());
         Ok(())
     }
@@ -143,7 +143,7 @@ impl NvmeArgs {
         let mut all = settings(self.quick, target_depth);
         all.retain(is_wanted);
         if all.is_empty() {
-            let line = "--paths, --sizes and --depths leave nothing to measure: without them all \
+            let line = "--paths, --sizes and --depths select no setting; run without them to list \
                         names and numbers are shown";
             return Err(Failure::Usage(line.to_owned()));
         }

@@ -41,7 +41,7 @@ pub(crate) struct NvmeLossArgs {
     quick: bool,
 }
 
-/// How the device continues after lost and reordered packets.
+/// Algorithm of the device after lost and reordered packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NvmeLossAlgorithm {
     Paper,

@@ -71,7 +71,9 @@ impl Benchmark for ProxyLiveArgs {
             ("core", LoadRun::core_s_per_request),
         ];
         report(to, NAMES, &measured, &values, fields);
-        to.line(format!("outboard's connections: {spliced} by the device, {relayed} by the host."));
+        to.line(format!(
+            "outboard's connections: {spliced} relayed by the device, {relayed} by the host"
+        ));
         to.set("connections_spliced", spliced);
         to.set("connections_relayed", relayed);
         let mut headline = Map::new();

@@ -75,7 +75,8 @@ impl Benchmark for QuicLiveArgs {
         report(to, ["outboard", "quinn"], &measured, &values, fields);
         let ByDevice { sealed, opened, file_bytes, datagrams } = lab.by_device()?;
         to.line(format!(
-            "outboard's device sealed {sealed} of {datagrams} datagrams, opened {opened}, and put \
+            "outboard's device encrypted {sealed} of {datagrams} datagrams, decrypted {opened}, \
+             and sent \
              {file_bytes} bytes of files into them."
         ));
         to.set("device_sealed", sealed);

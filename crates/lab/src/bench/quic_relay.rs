@@ -2,10 +2,10 @@
 //! path with a round trip of 10 ms, loss and reordering.
 //!
 //! Each server runs in a network namespace during the whole benchmark; client and relay run there
-//! for each run ([`servers`]). The client is quic-go's for all servers, because quinn takes a packet
-//! for a duplicate if more than 128 others have overtaken it. The relay delays both directions, and
-//! drops and delays packets of the server; its seed depends on the round only, so that all servers
-//! get the same.
+//! for each run ([`servers`]). The client is quic-go's for all servers, because quinn takes a
+//! packet for a duplicate if more than 128 others have overtaken it. The relay delays both
+//! directions, and drops and delays packets of the server; its seed depends on the round only, so
+//! that all servers get the same.
 //!
 //! The relay and quic-go's programs are part of `interop`. They are expected in this program's
 //! folder; quic-go's is built there if Go is installed. Needs root, for the namespaces. All
@@ -57,12 +57,12 @@ const PATHS: [TestPath; 5] = [
     TestPath::new(
         "late-0.2",
         &["delay_us=5000", "late_ppm=2000", "late_us=6500"],
-        "0.2 % of packets 6.5 ms late",
+        "0.2 % of packets late by 6.5 ms",
     ),
     TestPath::new(
         "late-2",
         &["delay_us=5000", "late_ppm=20000", "late_us=6500"],
-        "2 % of packets 6.5 ms late",
+        "2 % of packets late by 6.5 ms",
     ),
     TestPath::new("loss-1", &["delay_us=5000", "loss_ppm=10000"], "1 % of packets lost"),
     TestPath {
@@ -98,7 +98,7 @@ impl Benchmark for QuicRelayArgs {
         for m in &measured {
             table.lines(&lines(m)).iter().for_each(|line| report.line(line));
         }
-        report.line("The ratio is Outboard's to the better one of the others; medians of rounds.");
+        report.line("ratio: Outboard to the faster of the others; medians over rounds");
         report.set("paths", measured.iter().map(json_of).collect::<Vec<_>>());
         let headline = measured
             .iter()
@@ -128,7 +128,7 @@ fn lines(m: &Measured) -> Vec<Fields> {
     if m.row.small {
         // Infinite if the download was not complete at the end of the run.
         let small = |at| m.median(at, PullResult::small_ms);
-        lines.push(line("ms", &small, None, "until the 300 KB are there"));
+        lines.push(line("ms", &small, None, "time to download 300 KB"));
     }
     lines
 }

@@ -110,7 +110,7 @@ impl ShortServer {
                 break;
             }
             if bytes.first() != Some(&FILL) || bytes.last() != Some(&FILL) {
-                self.errors.push("a wrong byte in a request".to_owned());
+                self.errors.push("data mismatch in a request".to_owned());
             }
             let len = bytes.len();
             here += len;
@@ -284,7 +284,7 @@ impl ShortClient {
                 break;
             }
             if bytes.iter().any(|&byte| byte != FILL) {
-                self.errors.push("a wrong byte in a response".to_owned());
+                self.errors.push("data mismatch in a response".to_owned());
             }
             let here = bytes.len();
             len += here;
@@ -293,7 +293,7 @@ impl ShortClient {
         let Some(waiting) = self.waiting.get_mut(&socket) else { return };
         waiting.received += len;
         if waiting.received > self.params.message_bytes {
-            self.errors.push("more than a response".to_owned());
+            self.errors.push("response too long".to_owned());
         }
         if waiting.received < self.params.message_bytes {
             return;

@@ -163,13 +163,13 @@ fn fields(SpliceRow { setting, figures }: &SpliceRow, relayed: &SpliceRow) -> Fi
     let [here, relayed] = [figures, &relayed.figures].map(|f| f.transactions.host_cycles());
     Fields::new()
         .show("bytes", "message_bytes", message_bytes)
-        .column("a connection", count.map_or_else(|| "persistent".into(), Value::from))
+        .column("req/conn", count.map_or_else(|| "persistent".into(), Value::from))
         .field("transactions_per_connection", count)
         .show("path", "path", if setting.splice { "splice" } else { "relay" })
         .field("clients", concurrent)
         .append(figures.transactions.fields())
         .show("per packet", "device_cycles_per_packet", figures.per_packet(cycles.device))
-        .field("wire_cycles_per_packet", figures.per_packet(cycles.wire))
+        .field("link_cycles_per_packet", figures.per_packet(cycles.link))
         .column("ratio", relayed / here.max(0.01))
         .counters(&figures.used().counters)
 }
@@ -187,7 +187,7 @@ fn headline(rows: &[SpliceRow], most: u32) -> Value {
         "host_packets_after_splice": lasting.map(|f| f.used().host_packets),
         "ratio_host_cycles": ratio(cycles(false), cycles(true)),
         "device_cycles_per_packet": lasting.map(|f| f.per_packet(f.used().cycles.device)),
-        "wire_cycles_per_packet_of_these": lasting.map(|f| f.per_packet(f.used().cycles.wire)),
+        "link_cycles_per_packet_of_these": lasting.map(|f| f.per_packet(f.used().cycles.link)),
     })
 }
 

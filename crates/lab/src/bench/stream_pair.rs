@@ -26,7 +26,7 @@ pub(crate) enum StreamSide {
     Receive,
 }
 
-/// Where the measured machine processes TLS records.
+/// Part of the measured machine that processes TLS records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TlsProcessing {
     NoTls,

@@ -43,8 +43,8 @@ pub(crate) fn link_config(frames_max: usize) -> MemoryLinkConfig {
 }
 
 /// Returns `link` with these faults, if there are any.
-pub(crate) fn with_faults(wire: MemoryLink, faults: FaultConfig) -> Box<dyn Link> {
-    if faults.is_active() { Box::new(FaultLink::new(wire, faults)) } else { Box::new(wire) }
+pub(crate) fn with_faults(link: MemoryLink, faults: FaultConfig) -> Box<dyn Link> {
+    if faults.is_active() { Box::new(FaultLink::new(link, faults)) } else { Box::new(link) }
 }
 
 /// Returns the endpoint of a machine's port.
@@ -88,13 +88,13 @@ impl MachineConfig {
     /// Returns the error of `app`.
     pub(crate) fn start<A: BenchApp>(
         self,
-        wire: Box<dyn Link>,
+        link: Box<dyn Link>,
         app: impl FnOnce(&mut Host) -> Result<A, Failure>,
     ) -> Result<AccountedMachine<A>, Failure> {
-        let device = Device::new(self.device, wire.capabilities());
+        let device = Device::new(self.device, link.capabilities());
         let mut host = Host::new(self.host, &device.capabilities(), self.number.into());
         let app = app(&mut host)?;
-        Ok(AccountedMachine::new(host, device, app, wire, self.device_disk, self.host_disk))
+        Ok(AccountedMachine::new(host, device, app, link, self.device_disk, self.host_disk))
     }
 }
 
@@ -197,5 +197,5 @@ pub(crate) fn check_counter(device: &Device, counter: &str, wanted: u64) -> Resu
     if seen == wanted {
         return Ok(());
     }
-    Err(Failure::System(format!("{counter} is {seen} and should be {wanted}")))
+    Err(Failure::System(format!("counter {counter} is {seen}, expected {wanted}")))
 }

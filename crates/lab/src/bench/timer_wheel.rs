@@ -92,7 +92,7 @@ fn fields(row: &ResultRow<TimerWheelSetting, TimerWheelFigures>) -> Fields {
         .show("wheel", "wheel", kind.name())
         .show("flows", "flows", flows)
         .show("threads", "threads", threads)
-        .show("bytes a flow", "bytes_per_flow", per_flow);
+        .show("bytes/flow", "bytes_per_flow", per_flow);
     WHEEL_OPERATIONS.iter().zip(row.figures.steps).fold(start, |fields, (step, (ns, cycles))| {
         let figures = json!({ "ns": ns, "cycles": cycles });
         fields.column(step, ns).column("cycles", cycles).field(step, figures)
@@ -111,7 +111,7 @@ impl WheelKind {
     const fn name(self) -> &'static str {
         match self {
             Self::Bitmaps => "bitmap wheel, shared",
-            Self::Own => "hash wheel, one a thread",
+            Self::Own => "hash wheel, one per thread",
             Self::Locked => "hash wheel, behind a mutex",
         }
     }
@@ -222,7 +222,7 @@ fn run_workers<W: WheelWorker>(
     });
     let expired: usize = all.iter().map(|(_, expired, _)| expired).sum();
     if expired != order.len() {
-        return Err(Failure::System(format!("{expired} of {} timers came up", order.len())));
+        return Err(Failure::System(format!("{expired} of {} timers expired", order.len())));
     }
     let mut figures =
         TimerWheelFigures { memory: all.first().map_or(0, |first| first.2), ..<_>::default() };

@@ -149,7 +149,8 @@ fn headline(rows: &[TlsRow]) -> Value {
         "tx_ratio_256k_chacha": gain(tx, Suite::ChaCha20Poly1305),
         "rx_ratio_256k_chacha": gain(rx, Suite::ChaCha20Poly1305),
         "offload_zc_vs_plain_256k": over_plain(tx),
-        "offload_file_vs_plain_file_256k": ratio(file(TlsProcessing::Device), file(TlsProcessing::NoTls)),
+        "offload_file_vs_plain_file_256k":
+            ratio(file(TlsProcessing::Device), file(TlsProcessing::NoTls)),
         "offload_rx_vs_plain_256k": over_plain(rx),
     })
 }

@@ -110,10 +110,10 @@ impl TlsEngineWork {
 
     const fn name(self) -> &'static str {
         match self {
-            Self::Encrypt => "sealing, whole records",
-            Self::DecryptMerged => "opening, merged frames",
-            Self::Decrypt(PacketOrder::InOrder) => "opening, 1,448-byte packets in order",
-            Self::Decrypt(PacketOrder::Shuffled) => "opening, 1,448-byte packets shuffled",
+            Self::Encrypt => "encryption, whole records",
+            Self::DecryptMerged => "decryption, merged frames",
+            Self::Decrypt(PacketOrder::InOrder) => "decryption, 1,448-byte packets in order",
+            Self::Decrypt(PacketOrder::Shuffled) => "decryption, 1,448-byte packets shuffled",
         }
     }
 
@@ -224,7 +224,7 @@ fn tuple(port: u16) -> Tuple {
     }
 }
 
-/// Returns the headers of a packet from the peer of [`tuple`].
+/// Returns the headers of a packet from the peer of [`tuple()`].
 fn header(seq: u32) -> PacketHeader {
     let Tuple { local, remote } = tuple(40_000);
     let ip = IpHeader {
@@ -368,7 +368,7 @@ fn receive(
             }
         }
         if verified < 950 {
-            return Err(Failure::System(format!("{verified} of 960 records were verified")));
+            return Err(Failure::System(format!("only {verified} of 960 records were verified")));
         }
         best = best.max(per_second(bytes, took));
     }

@@ -38,7 +38,7 @@ pub(crate) struct TlsLossArgs {
     quick: bool,
 }
 
-/// Where and how TLS records are processed.
+/// Processor of TLS records, and its algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TlsLossAlgorithm {
     Plain,

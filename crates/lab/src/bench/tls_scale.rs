@@ -23,7 +23,7 @@ const FLOWS: [u32; 6] = [64, 512, 4 << 10, 16 << 10, 64 << 10, 128 << 10];
 const MESSAGE_BYTES: usize = 64 << 10;
 /// Bytes per stream, before and during the measurement.
 const FLOW_BYTES: u64 = 16 << 10;
-/// Least bytes of all streams together, before and during the measurement.
+/// Minimum number of bytes of all streams together, before and during the measurement.
 const TOTAL_BYTES_MIN: u64 = 200 << 20;
 
 /// Arguments of `outboard-lab bench tls-scale`.

@@ -6,8 +6,8 @@
 //! CPU cache. Buffers in use are queued in the order in which they left, which is about the order
 //! in which the link releases them, so free ones are found at the front.
 //!
-//! Bounded: [`EncryptBuffers::has_room`] is false once [`BYTES_MAX`] bytes are in use. A transmit that was
-//! accepted before still gets its buffer.
+//! Bounded: [`EncryptBuffers::has_room`] is false once [`BYTES_MAX`] bytes are in use. A transmit
+//! that was accepted before still gets its buffer.
 
 use abi::aligned::{AlignedBuf, PAGE_BYTES};
 use alloc::collections::VecDeque;
@@ -52,7 +52,7 @@ impl EncryptBuffers {
         self.classes[Self::class(buffer.len())].in_use.push_back(Arc::clone(buffer));
     }
 
-    /// True if fewer than [`BYTES_MAX`] bytes are in use.
+    /// Returns whether fewer than [`BYTES_MAX`] bytes are in use.
     pub(super) const fn has_room(&self) -> bool {
         self.bytes < BYTES_MAX
     }

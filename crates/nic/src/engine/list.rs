@@ -85,7 +85,11 @@ macro_rules! engines {
 
             /// Has each engine process a frame that is about to be delivered.
             #[inline]
-            pub(crate) fn process_frame(&mut self, arrived: &mut OfferedRxFrame<'_>, out: &mut Egress) {
+            pub(crate) fn process_frame(
+                &mut self,
+                arrived: &mut OfferedRxFrame<'_>,
+                out: &mut Egress,
+            ) {
                 $(if let Some(engine) = &mut self.$name {
                     Engine::process_frame(engine, arrived, out);
                 })*
@@ -96,7 +100,7 @@ macro_rules! engines {
             pub(crate) fn on_frame_sent(
                 &mut self,
                 now: Instant,
-                header: &Header,
+                header: &PacketHeader,
                 packets: u64,
                 bytes: u64,
             ) {
@@ -107,13 +111,18 @@ macro_rules! engines {
 
             /// Withdraws from each engine a frame that was too long for the link and leaves in
             /// shorter ones.
-            pub(crate) fn on_frame_refused(&mut self, header: &Header, packets: u64, bytes: u64) {
+            pub(crate) fn on_frame_refused(
+                &mut self,
+                header: &PacketHeader,
+                packets: u64,
+                bytes: u64,
+            ) {
                 $(if let Some(engine) = &mut self.$name {
                     Engine::on_frame_refused(engine, header, packets, bytes);
                 })*
             }
 
-            /// True if an engine may have requests.
+            /// Returns whether an engine may have requests.
             #[inline]
             pub(crate) fn have_requests(&self) -> bool {
                 false $(|| self.$name.as_ref().is_some_and(Engine::has_requests))*
@@ -138,12 +147,12 @@ macro_rules! engines {
                 })*
             }
 
-            /// True if every engine has memory for whatever the next operation may need.
+            /// Returns whether every engine has memory for whatever the next operation may need.
             pub(crate) fn have_room(&self) -> bool {
                 true $(&& self.$name.as_ref().is_none_or(Engine::has_room))*
             }
 
-            /// True if an engine waits for memory that only frames in flight will free.
+            /// Returns whether an engine waits for memory that only frames in flight will free.
             pub(crate) fn are_starved(&self) -> bool {
                 false $(|| self.$name.as_ref().is_some_and(Engine::is_starved))*
             }

@@ -2,12 +2,12 @@
 //!
 //! The device drives every engine through the trait [`Engine`]; `list` names all of them. An engine
 //! sees operations and frames before the rest of the device does. It emits events and packets
-//! through the [`Egress`] that is passed to it, and returns everything else as [`EngineRequest`]s, which
-//! the device fulfills after each call. An engine does not know the device.
+//! through the [`Egress`] that is passed to it, and returns everything else as [`EngineRequest`]s,
+//! which the device fulfills after each call. An engine does not know the device.
 //!
 //! The engines that complete a transmit's payload are called by name, in the order of its flow:
-//! `file`, then `l5o` or `quic`. They take parts of a transmit and return them [`ResolvedPayload`], at
-//! once or later. [`crate::flow`] keeps transmits in order.
+//! `file`, then `l5o` or `quic`. They take parts of a transmit and return them [`ResolvedPayload`],
+//! at once or later. [`crate::flow`] keeps transmits in order.
 
 use abi::l5o::L5oId;
 use abi::link::FramePayloads;
@@ -85,8 +85,8 @@ pub(crate) trait Engine: Sized {
     /// shorter frames, each announced again.
     fn on_frame_refused(&mut self, _header: &PacketHeader, _packets: u64, _bytes: u64) {}
 
-    /// True if [`Engine::poll_request`] may return a request. Called after every call that may
-    /// change the engine.
+    /// Returns whether [`Engine::poll_request`] may return a request. Called after every call that
+    /// may change the engine.
     fn has_requests(&self) -> bool {
         false
     }
@@ -99,12 +99,12 @@ pub(crate) trait Engine: Sized {
     /// Called when the requests of all engines have been fulfilled.
     fn on_requests_done(&mut self) {}
 
-    /// True if there is memory for whatever the next operation may need.
+    /// Returns whether there is memory for whatever the next operation may need.
     fn has_room(&self) -> bool {
         true
     }
 
-    /// True if the engine waits for memory that only frames in flight will free.
+    /// Returns whether the engine waits for memory that only frames in flight will free.
     fn is_starved(&self) -> bool {
         !self.has_room()
     }

@@ -21,7 +21,7 @@ impl ReceivedRanges {
         seen
     }
 
-    /// True if all bytes in `from..to` were received.
+    /// Returns whether all bytes in `from..to` were received.
     pub(crate) fn covers(&self, from: u32, to: u32) -> bool {
         self.all().iter().any(|&(start, end)| start <= from && to <= end)
     }

@@ -46,8 +46,8 @@ pub(crate) struct TxRunFrame {
 }
 
 impl TxRun {
-    /// Creates a run of `payload` under `header`, which [`super::tx::check`] has accepted as a
-    /// `kind`.
+    /// Creates a run of `payload` under `header`, which [`super::tx::check_transmit`] has accepted
+    /// as a `kind`.
     pub(crate) fn new(
         header: PacketHeader,
         kind: TemplateKind,

@@ -1,8 +1,8 @@
 //! Transmits: every operation is checked once, here, before anything is stored or looked up.
 //!
-//! [`check_transmit`] turns an operation into an [`CheckedTransmit`] and its parts; the later stages rely on its
-//! checks. [`CheckedTransmit::into_run`] makes a [`TxRun`] of a transmit whose payload is at hand, and
-//! corrects its timestamp.
+//! [`check_transmit`] turns an operation into an [`CheckedTransmit`] and its parts; the later
+//! stages rely on its checks. [`CheckedTransmit::into_run`] makes a [`TxRun`] of a transmit whose
+//! payload is at hand, and corrects its timestamp.
 
 use abi::link::FramePayloads;
 use abi::{FlowId, PacketHeader, Transmit, TransmitPart, TransmitParts, TsvalPosition};

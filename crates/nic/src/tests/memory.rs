@@ -202,7 +202,8 @@ fn step() -> impl Strategy<Value = MemoryStep> {
     let extents = proptest::collection::vec(any::<(u16, u16)>(), 1..5);
     prop_oneof![
         8 => (0..4_u64, 0..4_u32, extents, any::<bool>())
-            .prop_map(|(flow, file, extents, again)| MemoryStep::Send { flow, file, extents, again }),
+            .prop_map(|(flow, file, extents, again)|
+                MemoryStep::Send { flow, file, extents, again }),
         3 => (0..4_u32, any::<u16>(), any::<u16>())
             .prop_map(|(file, offset, len)| MemoryStep::Ack { file, offset, len }),
         12 => any::<usize>().prop_map(|which| MemoryStep::Complete { which }),

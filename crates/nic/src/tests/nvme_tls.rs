@@ -274,7 +274,9 @@ proptest! {
     /// Records of any lengths, in packets cut anywhere, in any order.
     #[test]
     fn claims_are_correct(arrival in any_arrival()) {
-        let NvmeTlsArrivals { suite, which, out_of_order, commands, lens, late, answers, seed } = arrival;
+        let NvmeTlsArrivals {
+            suite, which, out_of_order, commands, lens, late, answers, seed
+            } = arrival;
         let content = mixed(which, &commands, seed);
         let peer = TlsTestPeer::new(suite);
         let mut flow = NvmeRxFlow::over_tls(content, config(out_of_order), peer, &lens);

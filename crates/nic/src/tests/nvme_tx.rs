@@ -508,7 +508,11 @@ proptest! {
                 prefix: 0,
                 number: 0,
                 kind: 23,
-                run: TlsRecordRun { content_bytes: len.into(), record_content_bytes: RECORD, overhead },
+                run: TlsRecordRun {
+                    content_bytes: len.into(),
+                    record_content_bytes: RECORD,
+                    overhead,
+                },
                 skip: 0,
                 len: len + overhead,
             })),

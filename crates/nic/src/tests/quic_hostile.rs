@@ -127,7 +127,8 @@ fn step() -> impl Strategy<Value = QuicDeviceStep> {
     prop_oneof![
         3 => (0..2_usize, op()).prop_map(|(queue, op)| QuicDeviceStep::Op(queue, Box::new(op))),
         16 => (0..3_u8, 0..80_u64, prop_oneof![6 => Just(0_u8), 1 => Just(1)], 20..23_usize)
-            .prop_map(|(id, number, generation, len)| QuicDeviceStep::Packet(id, number, generation, len)),
+            .prop_map(|(id, number, generation, len)|
+                QuicDeviceStep::Packet(id, number, generation, len)),
         1 => proptest::collection::vec(any::<u8>(), 0..80).prop_map(QuicDeviceStep::Datagram),
         1 => (0..30_u64).prop_map(QuicDeviceStep::Time),
     ]
@@ -154,10 +155,12 @@ proptest! {
         let mut rig = Rig::with(config, PLAIN_LINK);
         rig.put("f", 1000, 1);
         rig.open(0, 5, "f").unwrap();
-        let peers = [0, 1].map(|generation| RustlsQuicPeer::new(Suite::ChaCha20Poly1305, generation));
+        let peers =
+            [0, 1].map(|generation| RustlsQuicPeer::new(Suite::ChaCha20Poly1305, generation));
         let (mut came, mut delivered) = (0, 0);
         // Two valid entries, so that there is something to disturb.
-        let reorder = QuicReorderBounds { packets: 20, bytes: 250, time: Duration::from_millis(20) };
+        let reorder =
+            QuicReorderBounds { packets: 20, bytes: 250, time: Duration::from_millis(20) };
         let way = send(Suite::ChaCha20Poly1305, 0);
         let routes = [0, 1].map(|id| super::quic::route(&[id; 8]));
         rig.op(0, Op::QuicAdd(Box::new(QuicAdd { quic: QuicId(1), ..way })));
@@ -176,8 +179,10 @@ proptest! {
                     delivered += got(&mut rig);
                     continue;
                 }
-                QuicDeviceStep::Packet(id, number, generation, len) => peers[usize::from(generation)]
-                    .seal_to(&[id; 8], generation == 1, number, 1, &vec![7; len]),
+                QuicDeviceStep::Packet(id, number, generation, len) => {
+                    let peer = &peers[usize::from(generation)];
+                    peer.seal_to(&[id; 8], generation == 1, number, 1, &vec![7; len])
+                }
                 QuicDeviceStep::Datagram(bytes) => bytes,
             };
             let frame = rx_frame(rig.device.pool(), &frame(&datagram));

@@ -189,7 +189,7 @@ fn reordered_packets_are_delivered_in_order() {
         ]
     );
     assert_eq!(rig.device.poll_timeout(rig.now), None, "nobody waits");
-    // Packets behind the window, and duplicates of waiting ones, are delivered at once: the host
+    // Packets below the window, and duplicates of waiting ones, are delivered at once: the host
     // decides.
     assert_eq!(order(&burst(&mut rig, &all(&peer, &[3]))), [3]);
     assert_eq!(order(&burst(&mut rig, &all(&peer, &[8, 8]))), [8]);

@@ -311,7 +311,7 @@ fn file_extents_inside_of_packets() {
     );
 }
 
-/// A file that cannot be read drops its transmit; QUIC packets are independent, so those behind it
+/// A file that cannot be read drops its transmit; QUIC packets are independent, so those after it
 /// leave.
 #[test]
 fn a_file_that_fails() {

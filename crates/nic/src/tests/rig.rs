@@ -42,8 +42,8 @@ impl Rig {
         Self::with(config, PLAIN_LINK)
     }
 
-    pub(crate) fn with(config: DeviceConfig, wire: LinkCaps) -> Self {
-        let device = Device::new(config, wire);
+    pub(crate) fn with(config: DeviceConfig, link: LinkCaps) -> Self {
+        let device = Device::new(config, link);
         let counted = collect_counters(|f| device.visit(f));
         Self {
             device,
@@ -59,7 +59,7 @@ impl Rig {
 
     /// Creates a file of `len` bytes on the disk.
     pub(crate) fn put(&mut self, path: &str, len: usize, version: u64) {
-        self.disk.put(path, content(version, 0, len), version);
+        self.disk.insert(path, content(version, 0, len), version);
     }
 
     /// Has the device open a file as content.

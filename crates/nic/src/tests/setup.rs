@@ -310,7 +310,8 @@ proptest! {
             ..TcpOptions::default()
         });
         rig.now += EPOCH;
-        let SetupOutcome::Established(0, got) = deliver(&mut rig, &tuple, &ack(&tuple, &answer), b"x")
+        let SetupOutcome::Established(0, got) =
+            deliver(&mut rig, &tuple, &ack(&tuple, &answer), b"x")
         else { panic!("not established") };
         let fits = MSS.into_iter().filter(|&m| m <= mss.unwrap_or(536));
         let peer_mss = fits.max().unwrap();

@@ -99,18 +99,18 @@ impl SpliceRig {
     fn with(config: SpliceConfig, caps: LinkCaps, sides: [SpliceSide; 2]) -> Self {
         let mut device = DeviceConfig::new(MAC);
         (device.file, device.splice) = (None, Some(config));
-        let mut world = Self { rig: Rig::with(device, caps), sides };
-        world.rig.moved(&[]);
-        world
+        let mut bed = Self { rig: Rig::with(device, caps), sides };
+        bed.rig.moved(&[]);
+        bed
     }
 
     /// A started pair.
     fn live(sides: [SpliceSide; 2]) -> Self {
-        let mut world = Self::with(SpliceConfig::default(), PLAIN_LINK, sides);
-        assert_eq!(world.begin(ID), Ok(()));
-        world.start(vec![]);
-        world.rig.moved(&[]);
-        world
+        let mut bed = Self::with(SpliceConfig::default(), PLAIN_LINK, sides);
+        assert_eq!(bed.begin(ID), Ok(()));
+        bed.start(vec![]);
+        bed.rig.moved(&[]);
+        bed
     }
 
     fn plain() -> Self {
@@ -282,24 +282,24 @@ const FAMILIES: [(u8, u8); 4] = [(4, 4), (6, 6), (4, 6), (6, 4)];
 #[test]
 fn segments_pass_both_ways() {
     for (a, b) in FAMILIES {
-        let mut world = SpliceRig::live([side(a, 0), side(b, 1)]);
-        world.passes(0, &seg(0, 0, b"request"));
-        world.passes(1, &seg(0, 7, b""));
-        world.passes(1, &RelaySegment { flags: ACK.with(TcpFlags::PSH), ..seg(0, 7, &[9; 1440]) });
-        world.passes(0, &seg(7, 1440, b""));
+        let mut bed = SpliceRig::live([side(a, 0), side(b, 1)]);
+        bed.passes(0, &seg(0, 0, b"request"));
+        bed.passes(1, &seg(0, 7, b""));
+        bed.passes(1, &RelaySegment { flags: ACK.with(TcpFlags::PSH), ..seg(0, 7, &[9; 1440]) });
+        bed.passes(0, &seg(7, 1440, b""));
         // Across the wrap of the sequence numbers of each side.
-        world.passes(1, &seg(1440, 7, &[1; 1000]));
-        world.passes(0, &seg(7, 2440, &[2; 1000]));
+        bed.passes(1, &seg(1440, 7, &[1; 1000]));
+        bed.passes(0, &seg(7, 2440, &[2; 1000]));
         assert_eq!(
-            world.moved(),
+            bed.moved(),
             [
                 "splice_checksums_adjusted +6",
                 "splice_relayed_bytes +3447",
                 "splice_relayed_packets +6"
             ]
         );
-        assert_eq!(world.rig.counter("splice_pairs"), 1);
-        assert_eq!(world.rig.counter("rx_packets"), 0, "the host gets none of them");
+        assert_eq!(bed.rig.counter("splice_pairs"), 1);
+        assert_eq!(bed.rig.counter("rx_packets"), 0, "the host gets none of them");
     }
 }
 
@@ -317,9 +317,9 @@ fn windows_are_scaled() {
         let (mut a, mut b) = (side(4, 0), side(4, 1));
         (a.peer_scale, b.own_scale) = (peer_scale, own_scale);
         (a.own_scale, b.peer_scale) = (0, 0);
-        let mut world = SpliceRig::live([a, b]);
-        world.send(0, &RelaySegment { window, ..seg(0, 0, b"x") });
-        assert_eq!(world.out()[0].1.window, expected, "{peer_scale} {own_scale}");
+        let mut bed = SpliceRig::live([a, b]);
+        bed.send(0, &RelaySegment { window, ..seg(0, 0, b"x") });
+        assert_eq!(bed.out()[0].1.window, expected, "{peer_scale} {own_scale}");
     }
 }
 
@@ -333,10 +333,10 @@ fn timestamps_go_on() {
     let (mut a, mut b) = (side(4, 0), side(6, 1));
     // The values sent to B's peer wrap.
     (a.timestamps, b.timestamps) = (clocks(1000, 50_000), clocks(u32::MAX - 3, 900));
-    let mut world = SpliceRig::live([a, b]);
+    let mut bed = SpliceRig::live([a, b]);
     let mut exchange = |from: usize, ts, expected: (u32, u32)| {
-        world.send(from, &RelaySegment { ts: Some(ts), ..seg(0, 0, b"") });
-        let out = world.out();
+        bed.send(from, &RelaySegment { ts: Some(ts), ..seg(0, 0, b"") });
+        let out = bed.out();
         assert_eq!(out[0].1.ts, Some(expected));
     };
     exchange(0, (50_000, 1000), (u32::MAX - 3, 900));
@@ -363,20 +363,20 @@ fn timestamps_go_on() {
 fn echoes_of_unsent_values_become_the_latest() {
     let (mut a, mut b) = (side(4, 0), side(6, 1));
     (a.timestamps, b.timestamps) = (clocks(u32::MAX - 50, 50_000), clocks(700, 900));
-    let mut world = SpliceRig::live([a, b]);
+    let mut bed = SpliceRig::live([a, b]);
     let mut echo = |sent: u32| {
-        world.send(0, &RelaySegment { ts: Some((50_000, sent)), ..seg(0, 0, b"") });
-        world.out()[0].1.ts.unwrap().1
+        bed.send(0, &RelaySegment { ts: Some((50_000, sent)), ..seg(0, 0, b"") });
+        bed.out()[0].1.ts.unwrap().1
     };
     for ahead in [1, 40, 1 << 20, (1 << 31) - 1] {
         assert_eq!(echo((u32::MAX - 50).wrapping_add(ahead)), 900, "{ahead}");
     }
-    world.passes(1, &seg(0, 0, b""));
-    world.send(1, &RelaySegment { ts: Some((1000, 700)), ..seg(0, 0, b"") });
-    assert_eq!(world.out()[0].1.ts, Some((49, 50_000)));
+    bed.passes(1, &seg(0, 0, b""));
+    bed.send(1, &RelaySegment { ts: Some((1000, 700)), ..seg(0, 0, b"") });
+    assert_eq!(bed.out()[0].1.ts, Some((49, 50_000)));
     let mut echo = |sent: u32| {
-        world.send(0, &RelaySegment { ts: Some((50_000, sent)), ..seg(0, 0, b"") });
-        world.out()[0].1.ts.unwrap().1
+        bed.send(0, &RelaySegment { ts: Some((50_000, sent)), ..seg(0, 0, b"") });
+        bed.out()[0].1.ts.unwrap().1
     };
     assert_eq!([u32::MAX, 49, 50, 1 << 30].map(&mut echo), [950, 1000, 1000, 1000]);
 }
@@ -387,10 +387,10 @@ fn timestamps_on_one_side_are_refused() {
     for which in 0..2 {
         let mut sides = [side(4, 0), side(4, 1)];
         sides[which].timestamps = clocks(1, 1);
-        let mut world = SpliceRig::with(SpliceConfig::default(), PLAIN_LINK, sides);
-        assert_eq!(world.begin(ID), Err(Refusal::OptionsDiffer));
-        assert_eq!(world.moved(), ["splice_refused_options +1"]);
-        assert_eq!(world.rig.counter("splice_pairs"), 0);
+        let mut bed = SpliceRig::with(SpliceConfig::default(), PLAIN_LINK, sides);
+        assert_eq!(bed.begin(ID), Err(Refusal::OptionsDiffer));
+        assert_eq!(bed.moved(), ["splice_refused_options +1"]);
+        assert_eq!(bed.rig.counter("splice_pairs"), 0);
     }
 }
 
@@ -401,16 +401,16 @@ fn sack_blocks_are_translated_or_left_out() {
     for (agreed, ts) in [(true, None), (false, None), (true, clocks(5, 5)), (false, clocks(5, 5))] {
         let (mut a, mut b) = (side(4, 0), side(6, 1));
         (a.timestamps, b.timestamps, b.sack) = (ts, ts, agreed);
-        let mut world = SpliceRig::live([a, b]);
-        world.passes(1, &RelaySegment { ts: ts.map(|_| (5, 5)), ..seg(0, 0, &[1; 900]) });
+        let mut bed = SpliceRig::live([a, b]);
+        bed.passes(1, &RelaySegment { ts: ts.map(|_| (5, 5)), ..seg(0, 0, &[1; 900]) });
         let sack = vec![(600, 900), (100, 500), (550, 560)];
         let sent = RelaySegment { sack, ts: ts.map(|_| (5, 5)), ..seg(0, 0, b"") };
         if agreed {
-            world.passes(0, &sent);
+            bed.passes(0, &sent);
         } else {
-            world.send(0, &sent);
+            bed.send(0, &sent);
             let expected = RelaySegment { sack: vec![], hop_limit: 63, ..sent };
-            assert_eq!(world.out(), [(1, expected)]);
+            assert_eq!(bed.out(), [(1, expected)]);
         }
     }
 }
@@ -419,38 +419,38 @@ fn sack_blocks_are_translated_or_left_out() {
 /// receiver did not send.
 #[test]
 fn sack_blocks_from_before_the_splice_are_left_out() {
-    let mut world = SpliceRig::live([side(4, 0), side(6, 1)]);
-    world.passes(1, &seg(0, 0, &[1; 900]));
+    let mut bed = SpliceRig::live([side(4, 0), side(6, 1)]);
+    bed.passes(1, &seg(0, 0, &[1; 900]));
     for sack in [vec![(-150, -20)], vec![(-10, 30)], vec![(-150, 0), (500, 900)]] {
         let sent = RelaySegment { sack, ..seg(0, 0, b"") };
-        world.send(0, &sent);
+        bed.send(0, &sent);
         let expected = RelaySegment { sack: vec![], hop_limit: 63, ..sent };
-        assert_eq!(world.out(), [(1, expected)]);
+        assert_eq!(bed.out(), [(1, expected)]);
     }
-    world.passes(0, &RelaySegment { sack: vec![(0, 500)], ..seg(0, 0, b"") });
+    bed.passes(0, &RelaySegment { sack: vec![(0, 500)], ..seg(0, 0, b"") });
 }
 
 /// RFC 2018: a block must not be empty or exceed the bytes that the receiver has sent.
 #[test]
 fn sack_blocks_of_what_was_not_sent_are_left_out() {
-    let mut world = SpliceRig::live([side(4, 0), side(6, 1)]);
-    world.passes(1, &seg(0, 0, &[1; 900]));
-    world.moved();
+    let mut bed = SpliceRig::live([side(4, 0), side(6, 1)]);
+    bed.passes(1, &seg(0, 0, &[1; 900]));
+    bed.moved();
     for sack in [vec![(100, 901)], vec![(900, 1000)], vec![(1, 2), (300, 300)], vec![(400, 300)]] {
         let sent = RelaySegment { sack, ..seg(0, 0, b"") };
-        world.send(0, &sent);
-        assert_eq!(world.out(), [(1, RelaySegment { sack: vec![], hop_limit: 63, ..sent })]);
-        assert!(world.moved().contains(&String::from("splice_sack_left_out +1")));
+        bed.send(0, &sent);
+        assert_eq!(bed.out(), [(1, RelaySegment { sack: vec![], hop_limit: 63, ..sent })]);
+        assert!(bed.moved().contains(&String::from("splice_sack_left_out +1")));
     }
-    world.passes(0, &RelaySegment { sack: vec![(100, 900)], ..seg(0, 0, b"") });
-    assert!(!world.moved().iter().any(|moved| moved.starts_with("splice_sack")));
+    bed.passes(0, &RelaySegment { sack: vec![(100, 900)], ..seg(0, 0, b"") });
+    assert!(!bed.moved().iter().any(|moved| moved.starts_with("splice_sack")));
 }
 
 /// Unknown options pass unchanged at any position; an option list with invalid lengths is dropped.
 #[test]
 fn other_options() {
-    let raw = |world: &SpliceRig, options: &[u8]| {
-        let mut frame = world.frame(0, &seg(0, 0, b""));
+    let raw = |bed: &SpliceRig, options: &[u8]| {
+        let mut frame = bed.frame(0, &seg(0, 0, b""));
         frame.extend_from_slice(options);
         frame.extend_from_slice(b"payload");
         frame[34 + 12] = u8::try_from((20 + options.len()) / 4).unwrap() << 4;
@@ -468,22 +468,22 @@ fn other_options() {
     };
     let (mut a, mut b) = (side(4, 0), side(4, 1));
     (a.timestamps, b.timestamps) = (clocks(100, 200), clocks(0xffff_fff0, 400));
-    let mut world = SpliceRig::live([a, b]);
-    world.send(1, &RelaySegment { ts: Some((450, 0xffff_fff0)), ..seg(0, 0, b"") });
-    world.out();
+    let mut bed = SpliceRig::live([a, b]);
+    bed.send(1, &RelaySegment { ts: Some((450, 0xffff_fff0)), ..seg(0, 0, b"") });
+    bed.out();
     for odd in [false, true] {
-        let frame = raw(&world, &ts(odd, 0x1234_5678, 150));
-        world.inject(&frame, Checksum::Unchecked, 0);
-        let out = bytes_of(&world.rig.sent.pop().unwrap());
+        let frame = raw(&bed, &ts(odd, 0x1234_5678, 150));
+        bed.inject(&frame, Checksum::Unchecked, 0);
+        let out = bytes_of(&bed.rig.sent.pop().unwrap());
         let value = 0x1234_5678_u32.wrapping_add(0xffff_fff0).wrapping_sub(200);
         let expected = ts(odd, value, 450);
         assert_eq!(out[54..], [&expected[..], b"payload"].concat());
     }
     for bad in [[253, 1, 0, 0], [253, 0, 0, 0], [1, 1, 253, 3], [1, 1, 1, 8]] {
-        world.moved();
-        let frame = raw(&world, &bad);
-        world.inject(&frame, Checksum::Unchecked, 0);
-        assert_eq!(world.moved(), ["splice_dropped_malformed +1"], "{bad:?}");
+        bed.moved();
+        let frame = raw(&bed, &bad);
+        bed.inject(&frame, Checksum::Unchecked, 0);
+        assert_eq!(bed.moved(), ["splice_dropped_malformed +1"], "{bad:?}");
     }
 }
 
@@ -494,15 +494,15 @@ fn ecn_passes_if_both_agreed() {
         for (a, b) in FAMILIES {
             let (mut a, mut b) = (side(a, 0), side(b, 1));
             (a.ecn, b.ecn) = (a_ecn, b_ecn);
-            let mut world = SpliceRig::live([a, b]);
+            let mut bed = SpliceRig::live([a, b]);
             let flags = ACK.with(TcpFlags::ECE).with(TcpFlags::CWR);
             let sent = RelaySegment { flags, class: 0xbb, ..seg(0, 0, b"marked") };
             if a_ecn && b_ecn {
-                world.passes(0, &sent);
+                bed.passes(0, &sent);
             } else {
-                world.send(0, &sent);
+                bed.send(0, &sent);
                 let expected = RelaySegment { flags: ACK, class: 0xb8, hop_limit: 63, ..sent };
-                assert_eq!(world.out(), [(1, expected)]);
+                assert_eq!(bed.out(), [(1, expected)]);
             }
         }
     }
@@ -512,11 +512,11 @@ fn ecn_passes_if_both_agreed() {
 #[test]
 fn hop_limits_count_down() {
     for (a, b) in FAMILIES {
-        let mut world = SpliceRig::live([side(a, 0), side(b, 1)]);
-        world.passes(0, &RelaySegment { hop_limit: 2, ..seg(0, 0, b"x") });
+        let mut bed = SpliceRig::live([side(a, 0), side(b, 1)]);
+        bed.passes(0, &RelaySegment { hop_limit: 2, ..seg(0, 0, b"x") });
         for hop_limit in [1, 0] {
             let gone = RelaySegment { hop_limit, ..seg(1, 0, b"x") };
-            world.dropped(0, &gone, &["splice_dropped_hop_limit +1"]);
+            bed.dropped(0, &gone, &["splice_dropped_hop_limit +1"]);
         }
     }
 }
@@ -524,15 +524,15 @@ fn hop_limits_count_down() {
 /// The urgent pointer is relative to the sequence number and passes unchanged.
 #[test]
 fn urgent_pointers_stay() {
-    let mut world = SpliceRig::plain();
+    let mut bed = SpliceRig::plain();
     let mut frame =
-        world.frame(0, &RelaySegment { flags: ACK.with(TcpFlags::URG), ..seg(0, 0, b"urgent") });
+        bed.frame(0, &RelaySegment { flags: ACK.with(TcpFlags::URG), ..seg(0, 0, b"urgent") });
     frame[34 + 18..34 + 20].copy_from_slice(&[0, 3]);
     let sum = wire::checksum::adjust(u16::from_be_bytes([frame[50], frame[51]]), 0, 3);
     frame[50..52].copy_from_slice(&sum.to_be_bytes());
-    world.inject(&frame, Checksum::Unchecked, 0);
-    assert_eq!(bytes_of(&world.rig.sent[0])[52..54], [0, 3]);
-    assert_eq!(world.rig.sent.len(), 1);
+    bed.inject(&frame, Checksum::Unchecked, 0);
+    assert_eq!(bytes_of(&bed.rig.sent[0])[52..54], [0, 3]);
+    assert_eq!(bed.rig.sent.len(), 1);
 }
 
 /// A packet that is damaged between verification and sending stays detectably damaged, because its
@@ -540,24 +540,24 @@ fn urgent_pointers_stay() {
 #[test]
 fn damage_stays_visible() {
     for (a, b) in FAMILIES {
-        let mut world = SpliceRig::live([side(a, 0), side(b, 1)]);
-        let mut frame = world.frame(0, &seg(0, 0, b"payload"));
+        let mut bed = SpliceRig::live([side(a, 0), side(b, 1)]);
+        let mut frame = bed.frame(0, &seg(0, 0, b"payload"));
         *frame.last_mut().unwrap() ^= 1;
         // The link verified the checksum, and then a bit flipped.
-        world.rig.lenient = true;
-        world.inject(&frame, Checksum::Good, 0);
-        let mut out = bytes_of(&world.rig.sent[0]);
+        bed.rig.lenient = true;
+        bed.inject(&frame, Checksum::Good, 0);
+        let mut out = bytes_of(&bed.rig.sent[0]);
         *out.last_mut().unwrap() ^= 1;
         verify(&out);
         *out.last_mut().unwrap() ^= 1;
         let damaged = std::panic::catch_unwind(|| verify(&out));
         assert!(damaged.is_err(), "the peer has to notice");
         // A packet that is received damaged is not relayed: the host counts it.
-        world.rig.sent.clear();
-        world.rig.events.clear();
-        world.inject(&frame, Checksum::Unchecked, 0);
-        assert_eq!(world.rig.sent.len(), 0);
-        let event = world.rig.events.pop().unwrap().1;
+        bed.rig.sent.clear();
+        bed.rig.events.clear();
+        bed.inject(&frame, Checksum::Unchecked, 0);
+        assert_eq!(bed.rig.sent.len(), 0);
+        let event = bed.rig.events.pop().unwrap().1;
         assert!(matches!(event, Event::Received(r) if r.checksum == Checksum::Bad));
     }
 }
@@ -570,20 +570,20 @@ fn partial_checksums_are_completed() {
         for checksum in [false, true] {
             let caps = LinkCaps { checksum, ..PLAIN_LINK };
             let sides = [side(a, 0), side(b, 1)];
-            let mut world = SpliceRig::with(SpliceConfig::default(), caps, sides);
-            world.begin(ID).unwrap();
-            world.start(vec![]);
-            world.moved();
-            let mut frame = world.frame(0, &seg(0, 0, b"payload"));
+            let mut bed = SpliceRig::with(SpliceConfig::default(), caps, sides);
+            bed.begin(ID).unwrap();
+            bed.start(vec![]);
+            bed.moved();
+            let mut frame = bed.frame(0, &seg(0, 0, b"payload"));
             let l4 = if a == 4 { 34 } else { 54 };
             frame[l4 + 16] ^= 0x5a;
-            world.inject(&frame, Checksum::Partial, 0);
-            let out = world.rig.sent.pop().unwrap();
+            bed.inject(&frame, Checksum::Partial, 0);
+            let out = bed.rig.sent.pop().unwrap();
             assert_eq!(out.checksum_partial, checksum);
             let expected = RelaySegment { hop_limit: 63, ..seg(0, 0, b"payload") };
-            assert_eq!(world.decode(&bytes_of(&out)), (1, expected));
+            assert_eq!(bed.decode(&bytes_of(&out)), (1, expected));
             assert_eq!(
-                world.moved(),
+                bed.moved(),
                 [
                     "splice_checksums_summed +1",
                     "splice_relayed_bytes +7",
@@ -609,19 +609,19 @@ fn runs_stay_runs() {
                 checksum: whole,
                 mtu: 1514,
             };
-            let mut world = SpliceRig::with(SpliceConfig::default(), caps, [side(4, 0), b]);
-            world.begin(ID).unwrap();
-            world.start(vec![]);
+            let mut bed = SpliceRig::with(SpliceConfig::default(), caps, [side(4, 0), b]);
+            bed.begin(ID).unwrap();
+            bed.start(vec![]);
             let flags = ACK.with(TcpFlags::PSH);
             let sent = RelaySegment { flags, ..seg(0, 0, &payload) };
-            let frame = world.frame(0, &sent);
-            world.inject(&frame, Checksum::Partial, own);
+            let frame = bed.frame(0, &sent);
+            bed.inject(&frame, Checksum::Partial, own);
             let count = if whole { 1 } else { payload.len().div_ceil(size) };
-            assert_eq!(world.rig.sent.len(), count);
+            assert_eq!(bed.rig.sent.len(), count);
             let mut at = 0;
-            for frame in world.rig.sent.clone() {
+            for frame in bed.rig.sent.clone() {
                 assert_eq!(usize::from(frame.segment_size), if whole { size } else { 0 });
-                let (to, got) = world.decode(&bytes_of(&frame));
+                let (to, got) = bed.decode(&bytes_of(&frame));
                 assert_eq!((to, got.seq), (1, i32::try_from(at).unwrap()));
                 assert_eq!(got.payload, payload[at..at + got.payload.len()]);
                 assert!(whole || got.payload.len() <= size);
@@ -629,10 +629,7 @@ fn runs_stay_runs() {
                 assert_eq!(got.flags, if at == payload.len() { flags } else { ACK });
             }
             assert_eq!(at, payload.len());
-            assert_eq!(
-                world.rig.counter("splice_relayed_packets"),
-                20_000_u64.div_ceil(own.into())
-            );
+            assert_eq!(bed.rig.counter("splice_relayed_packets"), 20_000_u64.div_ceil(own.into()));
         }
     }
 }
@@ -642,38 +639,38 @@ fn runs_stay_runs() {
 fn long_segments_are_cut() {
     let (mut a, mut b) = (side(4, 0), side(6, 1));
     (a.timestamps, b.timestamps, b.mss) = (clocks(1, 1), clocks(1, 1), 1428);
-    let mut world = SpliceRig::live([a, b]);
-    world.passes(1, &RelaySegment { ts: Some((1, 1)), ..seg(0, 0, &[1; 100]) });
+    let mut bed = SpliceRig::live([a, b]);
+    bed.passes(1, &RelaySegment { ts: Some((1, 1)), ..seg(0, 0, &[1; 100]) });
     for (sack, lens) in [(vec![], [1428, 20]), (vec![(10, 20)], [1416, 32])] {
         let sent = RelaySegment { ts: Some((1, 1)), sack, ..seg(0, 0, &[7; 1448]) };
-        world.send(0, &sent);
-        let got: Vec<usize> = world.out().iter().map(|(_, seg)| seg.payload.len()).collect();
+        bed.send(0, &sent);
+        let got: Vec<usize> = bed.out().iter().map(|(_, seg)| seg.payload.len()).collect();
         assert_eq!(got, lens);
     }
-    assert_eq!(world.rig.counter("splice_cut"), 2);
-    assert_eq!(world.rig.counter("splice_relayed_packets"), 3);
+    assert_eq!(bed.rig.counter("splice_cut"), 2);
+    assert_eq!(bed.rig.counter("splice_relayed_packets"), 3);
 }
 
 /// The relayed payload stays in the receive buffer, and the buffer returns to the pool.
 #[test]
 fn buffers_are_shared_and_come_back() {
-    let mut world = SpliceRig::plain();
-    let frame = world.frame(0, &seg(0, 0, &[5; 1000]));
+    let mut bed = SpliceRig::plain();
+    let frame = bed.frame(0, &seg(0, 0, &[5; 1000]));
     let mut places = vec![];
-    let taken = world.rig.counter("pool_taken");
+    let taken = bed.rig.counter("pool_taken");
     for _ in 0..5 {
-        let packet = world.rig.device.pool().copy(&frame).unwrap();
+        let packet = bed.rig.device.pool().copy(&frame).unwrap();
         let came = packet.as_slice()[54..].as_ptr();
         places.push(came);
         let frame = RxFrame { packet, checksum: Checksum::Good, segment_size: 0 };
-        world.rig.device.handle_frame(world.rig.now, frame);
-        let out = world.rig.device.poll_frame(world.rig.now).unwrap();
+        bed.rig.device.handle_frame(bed.rig.now, frame);
+        let out = bed.rig.device.poll_frame(bed.rig.now).unwrap();
         let [FramePayload::Packet { .. }] = &out.payload[..] else { panic!("{out:?}") };
         assert_eq!(out.payload[0].as_slice().as_ptr(), came);
-        world.rig.device.recycle(out);
+        bed.rig.device.recycle(out);
     }
     assert!(places.iter().all(|&place| place == places[0]), "one buffer did it all");
-    let counters = ["pool_taken", "pool_new", "pool_returned"].map(|n| world.rig.counter(n));
+    let counters = ["pool_taken", "pool_new", "pool_returned"].map(|n| bed.rig.counter(n));
     assert_eq!(counters, [taken + 5, 1, 5], "the allocator may give the same place again");
 }
 
@@ -682,24 +679,24 @@ fn buffers_are_shared_and_come_back() {
 #[test]
 fn frames_keep_their_order_at_the_start() {
     let sides = [side(4, 0), side(6, 1)];
-    let mut world = SpliceRig::with(SpliceConfig::default(), PLAIN_LINK, sides);
-    let before = [world.frame(0, &seg(0, 0, b"first ")), world.frame(1, &seg(0, 0, b"1st "))];
-    world.begin(ID).unwrap();
-    world.send(0, &seg(6, 0, b"second "));
-    world.send(1, &seg(4, 0, b"2nd "));
-    world.send(0, &seg(13, 0, b"third "));
-    assert_eq!((world.rig.counter("splice_kept_frames"), world.out().len()), (3, 0));
-    world.start(before.to_vec());
-    world.send(0, &RelaySegment { flags: ACK.with(TcpFlags::FIN), ..seg(19, 0, b"last") });
+    let mut bed = SpliceRig::with(SpliceConfig::default(), PLAIN_LINK, sides);
+    let before = [bed.frame(0, &seg(0, 0, b"first ")), bed.frame(1, &seg(0, 0, b"1st "))];
+    bed.begin(ID).unwrap();
+    bed.send(0, &seg(6, 0, b"second "));
+    bed.send(1, &seg(4, 0, b"2nd "));
+    bed.send(0, &seg(13, 0, b"third "));
+    assert_eq!((bed.rig.counter("splice_kept_frames"), bed.out().len()), (3, 0));
+    bed.start(before.to_vec());
+    bed.send(0, &RelaySegment { flags: ACK.with(TcpFlags::FIN), ..seg(19, 0, b"last") });
     let of = |to: usize, out: &[(usize, RelaySegment)]| -> Vec<u8> {
         out.iter().filter(|o| o.0 == to).flat_map(|o| o.1.payload.clone()).collect()
     };
-    let out = world.out();
+    let out = bed.out();
     assert_eq!(of(1, &out), b"first second third last");
     assert_eq!(of(0, &out), b"1st 2nd ");
-    assert_eq!(world.rig.counter("splice_kept_frames"), 0);
+    assert_eq!(bed.rig.counter("splice_kept_frames"), 0);
     assert_eq!(
-        world.moved(),
+        bed.moved(),
         [
             "splice_begun +1",
             "splice_checksums_adjusted +6",
@@ -710,27 +707,24 @@ fn frames_keep_their_order_at_the_start() {
         ]
     );
     // A pair is started once.
-    world.start(vec![world.frame(0, &seg(0, 0, b"first "))]);
-    assert_eq!(
-        (world.moved(), world.out().len()),
-        (vec![String::from("splice_ops_ignored +1")], 0)
-    );
+    bed.start(vec![bed.frame(0, &seg(0, 0, b"first "))]);
+    assert_eq!((bed.moved(), bed.out().len()), (vec![String::from("splice_ops_ignored +1")], 0));
 }
 
 /// Frames that do not belong to the pair are not relayed, even if the host returns them.
 #[test]
 fn frames_of_other_connections_are_not_relayed() {
     let sides = [side(4, 0), side(4, 1)];
-    let mut world = SpliceRig::with(SpliceConfig::default(), PLAIN_LINK, sides);
-    let good = world.frame(0, &seg(0, 0, b"first"));
+    let mut bed = SpliceRig::with(SpliceConfig::default(), PLAIN_LINK, sides);
+    let good = bed.frame(0, &seg(0, 0, b"first"));
     let mut other = good.clone();
     other[35] ^= 1; // another port
-    world.begin(ID).unwrap();
-    world.moved();
-    world.start(vec![other, good[..30].to_vec(), vec![], good]);
-    assert_eq!(world.out().len(), 1);
+    bed.begin(ID).unwrap();
+    bed.moved();
+    bed.start(vec![other, good[..30].to_vec(), vec![], good]);
+    assert_eq!(bed.out().len(), 1);
     assert_eq!(
-        world.moved(),
+        bed.moved(),
         [
             "splice_checksums_adjusted +1",
             "splice_dropped_not_of_pair +3",
@@ -746,25 +740,25 @@ fn keeping_is_bounded() {
     let by_count = SpliceConfig { kept_frames_max: 3, ..SpliceConfig::default() };
     let by_bytes = SpliceConfig { kept_bytes_max: 3 * 256, ..SpliceConfig::default() };
     for config in [by_count, by_bytes] {
-        let mut world = SpliceRig::with(config, PLAIN_LINK, [side(4, 0), side(4, 1)]);
-        world.begin(ID).unwrap();
+        let mut bed = SpliceRig::with(config, PLAIN_LINK, [side(4, 0), side(4, 1)]);
+        bed.begin(ID).unwrap();
         for n in 0..5 {
-            world.send(0, &seg(n, 0, b"x"));
+            bed.send(0, &seg(n, 0, b"x"));
         }
-        assert_eq!(world.rig.counter("splice_kept_frames"), 3);
-        assert_eq!(world.rig.counter("splice_dropped_kept_full"), 2);
-        world.start(vec![]);
-        assert_eq!(world.out().len(), 3);
-        world.passes(0, &seg(3, 0, b"x"));
-        world.rig.op(0, Op::Unsplice { id: ID });
-        world.rig.events.clear();
-        world.rig.sent.clear();
+        assert_eq!(bed.rig.counter("splice_kept_frames"), 3);
+        assert_eq!(bed.rig.counter("splice_dropped_kept_full"), 2);
+        bed.start(vec![]);
+        assert_eq!(bed.out().len(), 3);
+        bed.passes(0, &seg(3, 0, b"x"));
+        bed.rig.op(0, Op::Unsplice { id: ID });
+        bed.rig.events.clear();
+        bed.rig.sent.clear();
         // The memory is free for the next pair.
-        world.begin(SpliceId(8)).unwrap();
-        (0..3).for_each(|n| world.send(0, &seg(n, 0, b"x")));
-        assert_eq!(world.rig.counter("splice_kept_frames"), 3);
-        world.rig.op(0, Op::Unsplice { id: SpliceId(8) });
-        assert_eq!(world.rig.counter("splice_kept_frames"), 0);
+        bed.begin(SpliceId(8)).unwrap();
+        (0..3).for_each(|n| bed.send(0, &seg(n, 0, b"x")));
+        assert_eq!(bed.rig.counter("splice_kept_frames"), 3);
+        bed.rig.op(0, Op::Unsplice { id: SpliceId(8) });
+        assert_eq!(bed.rig.counter("splice_kept_frames"), 0);
     }
 }
 
@@ -773,74 +767,74 @@ fn keeping_is_bounded() {
 #[test]
 fn blind_resets_change_nothing() {
     let rst = |seq| RelaySegment { flags: TcpFlags::RST, window: 0, ..seg(seq, 0, b"") };
-    let mut world = SpliceRig::plain();
-    world.passes(0, &seg(0, 0, b"data"));
-    world.passes(1, &seg(0, 4, b""));
+    let mut bed = SpliceRig::plain();
+    bed.passes(0, &seg(0, 0, b"data"));
+    bed.passes(1, &seg(0, 4, b""));
     for out_of_window in [3, 1 << 30, -70_000] {
         let counted = &["splice_dropped_blind_reset +1"];
-        world.dropped(0, &rst(out_of_window), counted);
+        bed.dropped(0, &rst(out_of_window), counted);
     }
-    world.moved();
-    world.send(0, &rst(5));
+    bed.moved();
+    bed.send(0, &rst(5));
     let challenge = (0, RelaySegment { ack: 4, ..seg(0, 0, b"") });
-    assert_eq!(world.out(), [challenge]);
-    assert_eq!(world.moved(), ["splice_challenges +1", "splice_dropped_blind_reset +1"]);
-    world.dropped(0, &rst(6), &["splice_challenges_limited +1", "splice_dropped_blind_reset +1"]);
+    assert_eq!(bed.out(), [challenge]);
+    assert_eq!(bed.moved(), ["splice_challenges +1", "splice_dropped_blind_reset +1"]);
+    bed.dropped(0, &rst(6), &["splice_challenges_limited +1", "splice_dropped_blind_reset +1"]);
     // A legitimate peer answers the challenge with the number that it acknowledged.
-    world.send(0, &rst(4));
-    assert_eq!(world.out(), [(1, RelaySegment { hop_limit: 63, ..rst(4) })]);
-    let closed = world.closed();
+    bed.send(0, &rst(4));
+    assert_eq!(bed.out(), [(1, RelaySegment { hop_limit: 63, ..rst(4) })]);
+    let closed = bed.closed();
     assert_eq!(closed.end, SpliceEnd::Reset(0));
     assert_eq!((closed.bytes, closed.packets), ([4, 0], [2, 1]));
-    assert_eq!(world.rig.counter("splice_pairs"), 0);
+    assert_eq!(bed.rig.counter("splice_pairs"), 0);
     // Later segments are delivered to the host.
-    world.send(1, &seg(0, 4, b"late"));
-    assert!(matches!(world.rig.events.pop(), Some((0, Event::Received(_)))));
+    bed.send(1, &seg(0, 4, b"late"));
+    assert!(matches!(bed.rig.events.pop(), Some((0, Event::Received(_)))));
 }
 
 /// A reset while data is in flight: the receiver may or may not have the data.
 #[test]
 fn a_reset_reaches_a_receiver_that_is_ahead() {
-    let mut world = SpliceRig::plain();
-    world.passes(1, &seg(0, 0, b"on its way"));
-    world.send(1, &RelaySegment { flags: TcpFlags::RST, ..seg(10, 0, b"") });
-    let out = world.out();
+    let mut bed = SpliceRig::plain();
+    bed.passes(1, &seg(0, 0, b"on its way"));
+    bed.send(1, &RelaySegment { flags: TcpFlags::RST, ..seg(10, 0, b"") });
+    let out = bed.out();
     assert_eq!((out.len(), out[0].0, out[0].1.ack), (1, 1, 0), "asked");
-    world.send(1, &RelaySegment { flags: TcpFlags::RST, ..seg(0, 0, b"") });
-    assert_eq!(world.out()[0].1.seq, 10, "behind what was relayed");
-    assert_eq!(world.closed().end, SpliceEnd::Reset(1));
+    bed.send(1, &RelaySegment { flags: TcpFlags::RST, ..seg(0, 0, b"") });
+    assert_eq!(bed.out()[0].1.seq, 10, "behind what was relayed");
+    assert_eq!(bed.closed().end, SpliceEnd::Reset(1));
 }
 
 /// RFC 5961 sections 4 and 5, RFC 9293 section 3.10.7.4.
 #[test]
 fn blind_injection_does_not_pass() {
-    let mut world = SpliceRig::plain();
-    world.passes(0, &seg(0, 0, b"data"));
-    world.passes(1, &seg(0, 4, b"answer"));
-    world.passes(0, &seg(4, 6, b""));
+    let mut bed = SpliceRig::plain();
+    bed.passes(0, &seg(0, 0, b"data"));
+    bed.passes(1, &seg(0, 4, b"answer"));
+    bed.passes(0, &seg(4, 6, b""));
     let out_of_window = &["splice_dropped_out_of_window +1"];
-    world.dropped(0, &seg(4 + 64_001, 6, b"x"), out_of_window);
-    world.dropped(0, &seg(4 - 70_000, 6, b"x"), out_of_window);
-    world.dropped(0, &seg(1 << 30, 6, b"x"), out_of_window);
-    world.dropped(0, &seg(4, 7, b"x"), &["splice_dropped_bad_ack +1"]);
-    world.dropped(0, &seg(4, 6 - 70_000, b"x"), &["splice_dropped_bad_ack +1"]);
-    world.dropped(
+    bed.dropped(0, &seg(4 + 64_001, 6, b"x"), out_of_window);
+    bed.dropped(0, &seg(4 - 70_000, 6, b"x"), out_of_window);
+    bed.dropped(0, &seg(1 << 30, 6, b"x"), out_of_window);
+    bed.dropped(0, &seg(4, 7, b"x"), &["splice_dropped_bad_ack +1"]);
+    bed.dropped(0, &seg(4, 6 - 70_000, b"x"), &["splice_dropped_bad_ack +1"]);
+    bed.dropped(
         0,
         &RelaySegment { flags: TcpFlags::NONE, ..seg(4, 0, b"x") },
         &["splice_dropped_no_ack +1"],
     );
     // Old segments pass, because the receiver answers them: its acknowledgment may have been lost.
     // Window probes pass too.
-    world.passes(0, &seg(0, 0, b"data"));
-    world.passes(0, &seg(3, 6, b""));
-    world.passes(0, &seg(4 + 64_000, 6, b"p"));
+    bed.passes(0, &seg(0, 0, b"data"));
+    bed.passes(0, &seg(3, 6, b""));
+    bed.passes(0, &seg(4 + 64_000, 6, b"p"));
     // A SYN is challenged.
-    world.moved();
-    world.send(1, &RelaySegment { flags: TcpFlags::SYN, ..seg(900, 0, b"") });
+    bed.moved();
+    bed.send(1, &RelaySegment { flags: TcpFlags::SYN, ..seg(900, 0, b"") });
     let challenge = (1, RelaySegment { ack: 6, ..seg(64_005, 0, b"") });
-    assert_eq!(world.out(), [challenge]);
-    assert_eq!(world.moved(), ["splice_challenges +1", "splice_dropped_syn +1"]);
-    world.passes(0, &seg(4, 6, b"more"));
+    assert_eq!(bed.out(), [challenge]);
+    assert_eq!(bed.moved(), ["splice_challenges +1", "splice_dropped_syn +1"]);
+    bed.passes(0, &seg(4, 6, b"more"));
 }
 
 /// A challenge has timestamps; otherwise its receiver would discard it (RFC 7323 section 5.2).
@@ -848,23 +842,23 @@ fn blind_injection_does_not_pass() {
 fn challenges_carry_timestamps() {
     let (mut a, mut b) = (side(4, 0), side(4, 1));
     (a.timestamps, b.timestamps) = (clocks(1000, 50), clocks(7000, 900));
-    let mut world = SpliceRig::live([a, b]);
-    world.send(0, &RelaySegment { ts: Some((60, 1000)), ..seg(0, 0, b"data") });
-    world.send(1, &RelaySegment { ts: Some((940, 7010)), ..seg(0, 4, b"") });
-    world.out();
-    world.send(0, &RelaySegment { flags: TcpFlags::SYN, ..seg(9, 0, b"") });
-    assert_eq!(world.out(), [(0, RelaySegment { ts: Some((1040, 60)), ack: 4, ..seg(0, 0, b"") })]);
+    let mut bed = SpliceRig::live([a, b]);
+    bed.send(0, &RelaySegment { ts: Some((60, 1000)), ..seg(0, 0, b"data") });
+    bed.send(1, &RelaySegment { ts: Some((940, 7010)), ..seg(0, 4, b"") });
+    bed.out();
+    bed.send(0, &RelaySegment { flags: TcpFlags::SYN, ..seg(9, 0, b"") });
+    assert_eq!(bed.out(), [(0, RelaySegment { ts: Some((1040, 60)), ack: 4, ..seg(0, 0, b"") })]);
 }
 
 /// A challenge offers the latest window; a segment that arrived out of order does not change it.
 #[test]
 fn challenges_offer_the_latest_window() {
-    let mut world = SpliceRig::plain();
-    world.passes(0, &seg(0, 0, b"data"));
-    world.passes(1, &RelaySegment { window: 300, ..seg(0, 4, b"") });
-    world.passes(1, &seg(0, 0, b""));
-    world.send(0, &RelaySegment { flags: TcpFlags::SYN, ..seg(9, 0, b"") });
-    assert_eq!(world.out(), [(0, RelaySegment { window: 300, ..seg(0, 4, b"") })]);
+    let mut bed = SpliceRig::plain();
+    bed.passes(0, &seg(0, 0, b"data"));
+    bed.passes(1, &RelaySegment { window: 300, ..seg(0, 4, b"") });
+    bed.passes(1, &seg(0, 0, b""));
+    bed.send(0, &RelaySegment { flags: TcpFlags::SYN, ..seg(9, 0, b"") });
+    assert_eq!(bed.out(), [(0, RelaySegment { window: 300, ..seg(0, 4, b"") })]);
 }
 
 fn fin(seq: i32, ack: i32, payload: &[u8]) -> RelaySegment {
@@ -876,127 +870,127 @@ fn fin(seq: i32, ack: i32, payload: &[u8]) -> RelaySegment {
 #[test]
 fn closes_when_both_have_closed() {
     for first in 0..2 {
-        let mut world = SpliceRig::live([side(4, 0), side(6, 1)]);
+        let mut bed = SpliceRig::live([side(4, 0), side(6, 1)]);
         let last = 1 - first;
-        world.passes(first, &seg(0, 0, b"12345"));
-        world.passes(first, &seg(0, 0, b"12345"));
-        world.passes(first, &fin(5, 0, b"678"));
-        world.passes(last, &seg(0, 5, b""));
-        world.passes(first, &fin(5, 0, b"678"));
-        world.passes(last, &seg(0, 9, b"half-closed"));
-        world.passes(first, &seg(9, 11, b""));
-        world.passes(last, &fin(11, 9, b""));
-        let SpliceClosed { id, bytes, packets, end } = world.closes(first, &seg(9, 12, b""));
+        bed.passes(first, &seg(0, 0, b"12345"));
+        bed.passes(first, &seg(0, 0, b"12345"));
+        bed.passes(first, &fin(5, 0, b"678"));
+        bed.passes(last, &seg(0, 5, b""));
+        bed.passes(first, &fin(5, 0, b"678"));
+        bed.passes(last, &seg(0, 9, b"half-closed"));
+        bed.passes(first, &seg(9, 11, b""));
+        bed.passes(last, &fin(11, 9, b""));
+        let SpliceClosed { id, bytes, packets, end } = bed.closes(first, &seg(9, 12, b""));
         assert_eq!((id, end), (ID, SpliceEnd::Closed));
         assert_eq!((bytes[first], bytes[last]), (8, 11));
         assert_eq!((packets[first], packets[last]), (6, 3));
-        assert_eq!(world.rig.counter("splice_lingering"), 1);
+        assert_eq!(bed.rig.counter("splice_lingering"), 1);
         // The last acknowledgment was lost: it is repeated, and the end is not reported again.
-        world.after(Duration::from_secs(7));
-        world.passes(last, &fin(11, 9, b""));
-        world.passes(first, &seg(9, 12, b""));
-        world.after(Duration::from_secs(1));
-        assert_eq!(world.rig.events.len(), 0);
-        assert_eq!((world.rig.counter("splice_pairs"), world.rig.counter("splice_closed")), (0, 1));
-        assert_eq!(world.out(), []);
+        bed.after(Duration::from_secs(7));
+        bed.passes(last, &fin(11, 9, b""));
+        bed.passes(first, &seg(9, 12, b""));
+        bed.after(Duration::from_secs(1));
+        assert_eq!(bed.rig.events.len(), 0);
+        assert_eq!((bed.rig.counter("splice_pairs"), bed.rig.counter("splice_closed")), (0, 1));
+        assert_eq!(bed.out(), []);
     }
 }
 
 /// If the tuple is reused during that time, the pair is removed and the SYN goes to the host.
 #[test]
 fn a_syn_ends_the_lingering() {
-    let mut world = SpliceRig::plain();
-    world.passes(0, &fin(0, 0, b""));
-    world.passes(1, &fin(0, 1, b""));
-    assert_eq!(world.closes(0, &seg(1, 1, b"")).end, SpliceEnd::Closed);
-    world.send(0, &RelaySegment { flags: TcpFlags::SYN, ..seg(90_000, 0, b"") });
-    let events: Vec<Event> = world.rig.events.drain(..).map(|(_, event)| event).collect();
+    let mut bed = SpliceRig::plain();
+    bed.passes(0, &fin(0, 0, b""));
+    bed.passes(1, &fin(0, 1, b""));
+    assert_eq!(bed.closes(0, &seg(1, 1, b"")).end, SpliceEnd::Closed);
+    bed.send(0, &RelaySegment { flags: TcpFlags::SYN, ..seg(90_000, 0, b"") });
+    let events: Vec<Event> = bed.rig.events.drain(..).map(|(_, event)| event).collect();
     assert!(matches!(&events[..], [Event::Received(_)]), "{events:?}");
-    assert_eq!(world.rig.counter("splice_lingers_cut_short"), 1);
-    assert_eq!(world.rig.counter("splice_lingering"), 0);
+    assert_eq!(bed.rig.counter("splice_lingers_cut_short"), 1);
+    assert_eq!(bed.rig.counter("splice_lingering"), 0);
 }
 
 #[test]
 fn idle_pairs_are_reset() {
-    let mut world = SpliceRig::plain();
-    world.after(Duration::from_secs(59));
-    world.passes(0, &seg(0, 0, b"data"));
-    world.after(Duration::from_secs(59));
-    assert_eq!((world.rig.events.len(), world.rig.counter("splice_pairs")), (0, 1));
-    let due = world.rig.now + Duration::from_secs(1);
-    assert_eq!(world.rig.device.poll_timeout(world.rig.now), Some(due));
-    world.after(Duration::from_secs(1));
+    let mut bed = SpliceRig::plain();
+    bed.after(Duration::from_secs(59));
+    bed.passes(0, &seg(0, 0, b"data"));
+    bed.after(Duration::from_secs(59));
+    assert_eq!((bed.rig.events.len(), bed.rig.counter("splice_pairs")), (0, 1));
+    let due = bed.rig.now + Duration::from_secs(1);
+    assert_eq!(bed.rig.device.poll_timeout(bed.rig.now), Some(due));
+    bed.after(Duration::from_secs(1));
     let rst = |seq| RelaySegment { flags: TcpFlags::RST, window: 0, ..seg(seq, 0, b"") };
-    assert_eq!(world.out(), [(0, rst(0)), (1, rst(4))]);
-    assert_eq!(world.closed().end, SpliceEnd::IdleTimeout);
-    assert_eq!(world.rig.device.poll_timeout(world.rig.now), None);
+    assert_eq!(bed.out(), [(0, rst(0)), (1, rst(4))]);
+    assert_eq!(bed.closed().end, SpliceEnd::IdleTimeout);
+    assert_eq!(bed.rig.device.poll_timeout(bed.rig.now), None);
 }
 
 #[test]
 fn unspliced_pairs_are_reset() {
-    let mut world = SpliceRig::plain();
-    world.passes(0, &seg(0, 0, b"data"));
-    world.passes(1, &seg(0, 4, b"answer"));
-    world.moved();
-    world.rig.op(1, Op::Unsplice { id: ID });
-    assert_eq!(world.moved(), ["splice_ops_ignored +1"], "another queue's names are its own");
-    world.rig.op(0, Op::Unsplice { id: ID });
+    let mut bed = SpliceRig::plain();
+    bed.passes(0, &seg(0, 0, b"data"));
+    bed.passes(1, &seg(0, 4, b"answer"));
+    bed.moved();
+    bed.rig.op(1, Op::Unsplice { id: ID });
+    assert_eq!(bed.moved(), ["splice_ops_ignored +1"], "another queue's names are its own");
+    bed.rig.op(0, Op::Unsplice { id: ID });
     let rst = |seq| RelaySegment { flags: TcpFlags::RST, window: 0, ..seg(seq, 0, b"") };
-    assert_eq!(world.out(), [(0, rst(6)), (1, rst(4))]);
-    let closed = world.closed();
+    assert_eq!(bed.out(), [(0, rst(6)), (1, rst(4))]);
+    let closed = bed.closed();
     assert_eq!((closed.end, closed.bytes), (SpliceEnd::Unspliced, [4, 0]));
-    assert_eq!(world.moved(), ["splice_resets_sent +2", "splice_unspliced +1"]);
+    assert_eq!(bed.moved(), ["splice_resets_sent +2", "splice_unspliced +1"]);
 }
 
 /// A pair that was not started is only forgotten; its connections stay with the host and are not
 /// reset.
 #[test]
 fn one_that_has_not_begun_is_only_forgotten() {
-    let mut world = SpliceRig::with(SpliceConfig::default(), PLAIN_LINK, [side(4, 0), side(4, 1)]);
-    world.begin(ID).unwrap();
-    world.send(0, &seg(0, 0, b"data"));
-    world.rig.op(0, Op::Unsplice { id: ID });
-    assert_eq!((world.out(), world.closed().end), (vec![], SpliceEnd::Unspliced));
-    assert_eq!(world.rig.counter("splice_kept_frames"), 0);
-    world.send(0, &seg(0, 0, b"data"));
-    assert!(matches!(world.rig.events.pop(), Some((0, Event::Received(_)))));
+    let mut bed = SpliceRig::with(SpliceConfig::default(), PLAIN_LINK, [side(4, 0), side(4, 1)]);
+    bed.begin(ID).unwrap();
+    bed.send(0, &seg(0, 0, b"data"));
+    bed.rig.op(0, Op::Unsplice { id: ID });
+    assert_eq!((bed.out(), bed.closed().end), (vec![], SpliceEnd::Unspliced));
+    assert_eq!(bed.rig.counter("splice_kept_frames"), 0);
+    bed.send(0, &seg(0, 0, b"data"));
+    assert!(matches!(bed.rig.events.pop(), Some((0, Event::Received(_)))));
 }
 
 /// A full table is a refusal with a reason.
 #[test]
 fn a_full_table_says_so() {
     let config = SpliceConfig { pairs_max: 2, ..SpliceConfig::default() };
-    let mut world = SpliceRig::with(config, PLAIN_LINK, [side(4, 0), side(4, 1)]);
+    let mut bed = SpliceRig::with(config, PLAIN_LINK, [side(4, 0), side(4, 1)]);
     let nth = |n: u16| {
         let mut sides = [side(4, 0), side(4, 1)];
         sides.iter_mut().for_each(|side| side.tuple.remote.port += n);
         let idle_timeout = Duration::from_secs(60);
         Splice { id: SpliceId(n.into()), sides, idle_timeout }
     };
-    assert_eq!(world.ask(nth(1)), Ok(()));
-    assert_eq!(world.ask(nth(0)), Ok(()));
-    assert_eq!(world.ask(nth(2)), Err(Refusal::TableFull));
-    assert_eq!(world.rig.counter("splice_refused_full"), 1);
+    assert_eq!(bed.ask(nth(1)), Ok(()));
+    assert_eq!(bed.ask(nth(0)), Ok(()));
+    assert_eq!(bed.ask(nth(2)), Err(Refusal::TableFull));
+    assert_eq!(bed.rig.counter("splice_refused_full"), 1);
     // A pair that is closed and only lingers does not count.
-    world.rig.op(0, Op::SpliceStart { id: SpliceId(0), packets: Box::new([]) });
-    world.passes(0, &fin(0, 0, b""));
-    world.passes(1, &fin(0, 1, b""));
-    world.closes(0, &seg(1, 1, b""));
-    world.rig.op(0, Op::Splice(Box::new(nth(2))));
-    let events: Vec<Event> = world.rig.events.drain(..).map(|(_, event)| event).collect();
+    bed.rig.op(0, Op::SpliceStart { id: SpliceId(0), packets: Box::new([]) });
+    bed.passes(0, &fin(0, 0, b""));
+    bed.passes(1, &fin(0, 1, b""));
+    bed.closes(0, &seg(1, 1, b""));
+    bed.rig.op(0, Op::Splice(Box::new(nth(2))));
+    let events: Vec<Event> = bed.rig.events.drain(..).map(|(_, event)| event).collect();
     assert!(matches!(&events[..], [Event::Spliced { result: Ok(()), .. }]), "{events:?}");
-    assert_eq!(world.rig.counter("splice_pairs"), 2);
+    assert_eq!(bed.rig.counter("splice_pairs"), 2);
 }
 
 #[test]
 fn invalid_requests_are_refused() {
     let base = [side(4, 0), side(6, 1)];
-    let mut world = SpliceRig::with(SpliceConfig::default(), PLAIN_LINK, base);
+    let mut bed = SpliceRig::with(SpliceConfig::default(), PLAIN_LINK, base);
     let mut refused = |change: &dyn Fn(&mut [SpliceSide; 2])| {
         let mut sides = base;
         change(&mut sides);
         let idle_timeout = Duration::ZERO;
-        let result = world.ask(Splice { id: SpliceId(1), sides, idle_timeout });
+        let result = bed.ask(Splice { id: SpliceId(1), sides, idle_timeout });
         assert_eq!(result, Err(Refusal::DoesNotFit));
     };
     refused(&|s| s[1].tuple = s[0].tuple);
@@ -1011,19 +1005,19 @@ fn invalid_requests_are_refused() {
     refused(&|s| s[0].tuple.remote.addr = [224, 0, 0, 1].into());
     refused(&|s| s[0].next_hop_mac = [0xff; 6]);
     // A tuple or a number that is in use.
-    assert_eq!(world.begin(ID), Ok(()));
-    assert_eq!(world.begin(SpliceId(8)), Err(Refusal::DoesNotFit));
+    assert_eq!(bed.begin(ID), Ok(()));
+    assert_eq!(bed.begin(SpliceId(8)), Err(Refusal::DoesNotFit));
     let mut sides = base;
     sides[0].tuple.remote.port += 1;
     let idle_timeout = Duration::ZERO;
     assert_eq!(
-        world.ask(Splice { id: SpliceId(8), sides, idle_timeout }),
+        bed.ask(Splice { id: SpliceId(8), sides, idle_timeout }),
         Err(Refusal::DoesNotFit),
         "one of the two"
     );
-    assert_eq!(world.rig.counter("splice_refused_taken"), 3);
-    assert_eq!(world.rig.counter("splice_refused_malformed"), 10);
-    assert_eq!(world.rig.counter("splice_pairs"), 1);
+    assert_eq!(bed.rig.counter("splice_refused_taken"), 3);
+    assert_eq!(bed.rig.counter("splice_refused_malformed"), 10);
+    assert_eq!(bed.rig.counter("splice_pairs"), 1);
 }
 
 /// A device without splicing refuses.
@@ -1031,52 +1025,51 @@ fn invalid_requests_are_refused() {
 fn switched_off() {
     let mut config = DeviceConfig::new(MAC);
     (config.file, config.splice) = (None, None);
-    let mut world =
-        SpliceRig { rig: Rig::with(config, PLAIN_LINK), sides: [side(4, 0), side(4, 1)] };
-    assert_eq!(world.rig.device.capabilities().splice, Err(Refusal::Disabled));
-    assert_eq!(world.begin(ID), Err(Refusal::Disabled));
+    let mut bed = SpliceRig { rig: Rig::with(config, PLAIN_LINK), sides: [side(4, 0), side(4, 1)] };
+    assert_eq!(bed.rig.device.capabilities().splice, Err(Refusal::Disabled));
+    assert_eq!(bed.begin(ID), Err(Refusal::Disabled));
 }
 
 /// After a reset of the device, frames of the pair are delivered to the host, which resets the
 /// unknown connection.
 #[test]
 fn a_reset_of_the_device_forgets() {
-    let mut world = SpliceRig::plain();
-    world.passes(0, &seg(0, 0, b"data"));
-    world.rig.device.reset();
-    world.rig.collect();
-    assert!(matches!(world.rig.events.pop(), Some((_, Event::Reset))));
-    assert_eq!(world.rig.counter("splice_pairs"), 0);
-    world.rig.events.clear();
-    world.send(0, &seg(4, 0, b"data"));
-    assert!(matches!(world.rig.events.pop(), Some((_, Event::Received(_)))));
-    assert_eq!(world.begin(ID), Ok(()), "and can begin again");
+    let mut bed = SpliceRig::plain();
+    bed.passes(0, &seg(0, 0, b"data"));
+    bed.rig.device.reset();
+    bed.rig.collect();
+    assert!(matches!(bed.rig.events.pop(), Some((_, Event::Reset))));
+    assert_eq!(bed.rig.counter("splice_pairs"), 0);
+    bed.rig.events.clear();
+    bed.send(0, &seg(4, 0, b"data"));
+    assert!(matches!(bed.rig.events.pop(), Some((_, Event::Received(_)))));
+    assert_eq!(bed.begin(ID), Ok(()), "and can begin again");
 }
 
 /// While the link does not keep up, packets that would wait for it are dropped, as on a switch.
 #[test]
 fn a_link_that_does_not_keep_up() {
-    let mut world = SpliceRig::plain();
-    let frame = world.frame(0, &seg(0, 0, b"x"));
+    let mut bed = SpliceRig::plain();
+    let frame = bed.frame(0, &seg(0, 0, b"x"));
     for _ in 0..5000 {
-        let packet = world.rig.device.pool().copy(&frame).unwrap();
+        let packet = bed.rig.device.pool().copy(&frame).unwrap();
         let rx = RxFrame { packet, checksum: Checksum::Good, segment_size: 0 };
-        world.rig.device.handle_frame(world.rig.now, rx);
+        bed.rig.device.handle_frame(bed.rig.now, rx);
     }
-    assert_eq!(world.rig.counter("tx_runs"), 4096);
-    assert_eq!(world.rig.counter("splice_dropped_wire_full"), 904);
+    assert_eq!(bed.rig.counter("tx_runs"), 4096);
+    assert_eq!(bed.rig.counter("splice_dropped_wire_full"), 904);
 }
 
 /// IEEE 802.1Q tags, IPv4 options, IPv6 extension headers and padding are not relayed.
 #[test]
 fn encapsulation_is_not_relayed() {
-    let mut world = SpliceRig::live([side(4, 0), side(6, 1)]);
+    let mut bed = SpliceRig::live([side(4, 0), side(6, 1)]);
     let expected = |seq| (1, RelaySegment { hop_limit: 63, ..seg(seq, 0, b"x") });
-    let mut tagged = world.frame(0, &seg(0, 0, b"x"));
+    let mut tagged = bed.frame(0, &seg(0, 0, b"x"));
     tagged.splice(12..12, [0x81, 0, 0, 5]);
     tagged.extend_from_slice(&[0xee; 9]);
-    world.inject(&tagged, Checksum::Unchecked, 0);
-    let mut options = world.frame(0, &seg(1, 0, b"x"));
+    bed.inject(&tagged, Checksum::Unchecked, 0);
+    let mut options = bed.frame(0, &seg(1, 0, b"x"));
     options.splice(34..34, [1, 1, 1, 0]);
     options[14] = 0x46;
     options[16..18].copy_from_slice(&45_u16.to_be_bytes());
@@ -1084,16 +1077,16 @@ fn encapsulation_is_not_relayed() {
     let mut sum = wire::checksum::ChecksumSum::new();
     sum.add(&options[14..38]);
     options[24..26].copy_from_slice(&sum.finish().to_be_bytes());
-    world.inject(&options, Checksum::Unchecked, 0);
-    assert_eq!(world.out(), [expected(0), expected(1)]);
+    bed.inject(&options, Checksum::Unchecked, 0);
+    assert_eq!(bed.out(), [expected(0), expected(1)]);
 
-    let mut world = SpliceRig::live([side(4, 0), side(6, 1)]);
-    let mut extended = world.frame(1, &seg(0, 0, b"x"));
+    let mut bed = SpliceRig::live([side(4, 0), side(6, 1)]);
+    let mut extended = bed.frame(1, &seg(0, 0, b"x"));
     extended.splice(54..54, [6, 0, 1, 4, 0, 0, 0, 0]);
     extended[20] = 60;
     extended[18..20].copy_from_slice(&29_u16.to_be_bytes());
-    world.inject(&extended, Checksum::Unchecked, 0);
-    assert_eq!(world.out(), [(0, RelaySegment { hop_limit: 63, ..seg(0, 0, b"x") })]);
+    bed.inject(&extended, Checksum::Unchecked, 0);
+    assert_eq!(bed.out(), [(0, RelaySegment { hop_limit: 63, ..seg(0, 0, b"x") })]);
 }
 
 /// A peer with a stream to send and one to receive: a minimal TCP that goes back to the first
@@ -1209,11 +1202,11 @@ prop_compose! {
 fn stream_through(sides: [SpliceSide; 2], streams: &AnyStreams) {
     let AnyStreams { lens, seed, faults, partial, .. } = *streams;
     let mut random = Prng::new(seed);
-    let mut world = SpliceRig::with(SpliceConfig::default(), PLAIN_LINK, sides);
+    let mut bed = SpliceRig::with(SpliceConfig::default(), PLAIN_LINK, sides);
     let streams =
         lens.map(|len| (0..len).map(|_| random.below(256).to_le_bytes()[0]).collect::<Vec<u8>>());
     let mut peers = [GoBackNPeer::new(streams[0].clone()), GoBackNPeer::new(streams[1].clone())];
-    world.begin(ID).unwrap();
+    bed.begin(ID).unwrap();
     let mut started = false;
     let mut quiet = 0;
     for round in 0.. {
@@ -1222,7 +1215,7 @@ fn stream_through(sides: [SpliceSide; 2], streams: &AnyStreams) {
         for (from, peer) in peers.iter_mut().enumerate() {
             for _ in 0..random.below(6) {
                 let Some(seg) = peer.segment(&mut random) else { break };
-                frames.push((from, world.frame(from, &seg)));
+                frames.push((from, bed.frame(from, &seg)));
             }
         }
         quiet = if frames.is_empty() { quiet + 1 } else { 0 };
@@ -1233,19 +1226,19 @@ fn stream_through(sides: [SpliceSide; 2], streams: &AnyStreams) {
         disturb(&mut frames, &mut random, faults);
         for (_, frame) in &frames {
             let checksum = if partial { Checksum::Partial } else { Checksum::Unchecked };
-            world.inject(frame, checksum, 0);
+            bed.inject(frame, checksum, 0);
         }
         if !started && round > 3 {
             started = true;
-            world.start(vec![]);
+            bed.start(vec![]);
         }
         let mut out: Vec<(usize, Vec<u8>)> = vec![];
-        for frame in world.rig.sent.drain(..).collect::<Vec<_>>() {
+        for frame in bed.rig.sent.drain(..).collect::<Vec<_>>() {
             out.push((0, bytes_of(&frame)));
         }
         disturb(&mut out, &mut random, faults);
         for (_, frame) in out {
-            let (to, seg) = world.decode(&frame);
+            let (to, seg) = bed.decode(&frame);
             peers[to].take(&seg);
         }
         if peers.iter().all(|p| p.done && p.fin_received) && quiet > 3 {
@@ -1255,13 +1248,13 @@ fn stream_through(sides: [SpliceSide; 2], streams: &AnyStreams) {
     assert!(peers[1].received == streams[0] && peers[0].received == streams[1], "seed {seed}");
     // The acknowledgment of the last FIN may have been lost before it reached the device, and is
     // not repeated.
-    world.after(Duration::from_secs(60));
-    let closed = world.closed();
+    bed.after(Duration::from_secs(60));
+    let closed = bed.closed();
     if closed.end == SpliceEnd::Closed {
         assert_eq!(closed.bytes, lens.map(|len| len as u64));
     }
-    assert_eq!(world.rig.counter("splice_dropped_out_of_window"), 0);
-    assert_eq!(world.rig.counter("splice_dropped_bad_ack"), 0);
+    assert_eq!(bed.rig.counter("splice_dropped_out_of_window"), 0);
+    assert_eq!(bed.rig.counter("splice_dropped_bad_ack"), 0);
 }
 
 /// A packet with edge cases in all fields, and the pair that relays it.
@@ -1356,10 +1349,10 @@ proptest! {
         prop_assume!(sides[0].tuple != sides[1].tuple);
         (sides[0].peer_scale, sides[1].own_scale) = (scales[0], scales[1]);
         sides[1].own_window = 0;
-        let mut world = SpliceRig::live(sides);
-        world.send(1, &seg(0, 0, &[1; 1400]));
-        world.out();
-        let adjusted = world.rig.counter("splice_checksums_adjusted");
+        let mut bed = SpliceRig::live(sides);
+        bed.send(1, &seg(0, 0, &[1; 1400]));
+        bed.out();
+        let adjusted = bed.rig.counter("splice_checksums_adjusted");
         let mut sent = seg(0, 0, &payload);
         (sent.window, sent.class, sent.hop_limit) = (window, class, hop_limit);
         sent.sack = sacks.into_iter().map(|(start, len)| (start, start + len)).collect();
@@ -1367,35 +1360,35 @@ proptest! {
             sent.sack.truncate(3);
         }
         sent.ts = ts.then(|| (numbers[8], numbers[9]));
-        world.send(0, &sent);
-        let out = world.out();
+        bed.send(0, &sent);
+        let out = bed.out();
         prop_assert_eq!(out.len(), 1);
         let (to, got) = &out[0];
         prop_assert_eq!((*to, got.seq, got.ack), (1, 0, 0));
         prop_assert_eq!(&got.payload, &payload);
         prop_assert_eq!(got.sack.len(), if sack_ok { sent.sack.len() } else { 0 });
-        prop_assert_eq!(world.rig.counter("splice_checksums_adjusted"), adjusted + 1);
+        prop_assert_eq!(bed.rig.counter("splice_checksums_adjusted"), adjusted + 1);
     }
 
     /// Arbitrary bytes in the TCP header do no harm.
     #[test]
     fn any_header(change in proptest::collection::vec((0_usize..60, any::<u8>()), 1..8)) {
-        let mut world = SpliceRig::live([side(4, 0), side(6, 1)]);
-        world.rig.lenient = true;
+        let mut bed = SpliceRig::live([side(4, 0), side(6, 1)]);
+        bed.rig.lenient = true;
         let sent = RelaySegment { sack: vec![(1, 2), (3, 4)], ..seg(0, 0, &[3; 40]) };
-        let mut frame = world.frame(0, &sent);
+        let mut frame = bed.frame(0, &sent);
         for (at, byte) in change {
             frame[34 + at] = byte;
         }
-        world.inject(&frame, Checksum::Good, 0);
-        world.inject(&frame, Checksum::Partial, 7);
+        bed.inject(&frame, Checksum::Good, 0);
+        bed.inject(&frame, Checksum::Partial, 7);
     }
 }
 
 /// Full tuples are compared: in the published code clients could collide in a bucket.
 #[test]
 fn many_pairs_are_told_apart() {
-    let mut world = SpliceRig::with(SpliceConfig::default(), PLAIN_LINK, [side(4, 0), side(4, 1)]);
+    let mut bed = SpliceRig::with(SpliceConfig::default(), PLAIN_LINK, [side(4, 0), side(4, 1)]);
     let nth = |n: u16| {
         let mut sides = [side(4, 0), side(6, 1)];
         for side in &mut sides {
@@ -1407,13 +1400,13 @@ fn many_pairs_are_told_apart() {
     for n in 0..1000 {
         let idle_timeout = Duration::from_secs(60);
         let id = SpliceId(n.into());
-        assert_eq!(world.ask(Splice { id, sides: nth(n), idle_timeout }), Ok(()));
-        world.rig.op(0, Op::SpliceStart { id, packets: Box::new([]) });
+        assert_eq!(bed.ask(Splice { id, sides: nth(n), idle_timeout }), Ok(()));
+        bed.rig.op(0, Op::SpliceStart { id, packets: Box::new([]) });
     }
     for n in (0..1000).rev() {
-        world.sides = nth(n);
-        world.passes(0, &seg(0, 0, b"to its own"));
-        world.passes(1, &seg(0, 10, b""));
+        bed.sides = nth(n);
+        bed.passes(0, &seg(0, 0, b"to its own"));
+        bed.passes(1, &seg(0, 10, b""));
     }
-    assert_eq!(world.rig.now, Instant::ZERO);
+    assert_eq!(bed.rig.now, Instant::ZERO);
 }

@@ -114,7 +114,7 @@ pub(crate) struct SecurityArgs {
         value_parser = clap::value_parser!(u8).range(0..=1))]
     pub(crate) tls_psk_version: u8,
     /// Derivation of keys from the given one
-    #[arg(long, value_enum, default_value_t = DerivationArg::Rfc8446, value_name = "HOW",
+    #[arg(long, value_enum, default_value_t = DerivationArg::Rfc8446, value_name = "DERIVATION",
         requires = "psk")]
     pub(crate) tls_psk_derivation: DerivationArg,
 }
@@ -220,8 +220,14 @@ pub(crate) struct CtlArgs {
     /// Control socket of the target
     #[arg(long, value_name = "PATH", global = true)]
     pub(crate) control: Option<PathBuf>,
-    /// Link of the target (its --wire), from which its control socket is derived
-    #[arg(long = "wire", default_value = "tap:ob0", value_name = "WIRE", global = true)]
+    /// Link of the target (its --link), from which its control socket is derived
+    #[arg(
+        long = "link",
+        alias = "wire",
+        default_value = "tap:ob0",
+        value_name = "LINK",
+        global = true
+    )]
     pub(crate) link: LinkName,
 }
 
@@ -274,7 +280,10 @@ impl FromStr for TargetAddr {
         let bare = text.trim_start_matches('[').trim_end_matches(']');
         let found = whole.or_else(|_| bare.parse().map(|addr: IpAddr| (addr, PORT)));
         let (addr, port) = found.map_err(|_| {
-            format!("`{text}` is no address of a target, as 10.77.0.2 or 10.77.0.2:4420")
+            format!(
+                "invalid target address `{text}`; expected ADDR or ADDR:PORT, for example \
+             10.77.0.2:4420"
+            )
         })?;
         Ok(Self(Endpoint { addr, port }))
     }
@@ -335,7 +344,7 @@ pub(crate) struct TargetArgs {
     #[arg(long, value_name = "FILE", group = "psk", conflicts_with = "tls_cert")]
     pub(crate) tls_psk_file: Option<PathBuf>,
     /// Derivation of keys from the given ones
-    #[arg(long, value_enum, default_value_t = DerivationArg::Rfc8446, value_name = "HOW",
+    #[arg(long, value_enum, default_value_t = DerivationArg::Rfc8446, value_name = "DERIVATION",
         requires = "psk")]
     pub(crate) tls_psk_derivation: DerivationArg,
     /// Device memory for file content, in MiB
@@ -369,21 +378,19 @@ impl FromStr for NqnArg {
 
     fn from_str(text: &str) -> Result<Self, String> {
         Nqn::new(text).map(Self).ok_or_else(|| {
-            format!("`{text}` is no NVMe Qualified Name, as nqn.2026-11.org.example:disks")
+            format!("invalid NQN `{text}`; expected, for example, nqn.2026-11.org.example:disks")
         })
     }
 }
 
 fn server_name(text: &str) -> Result<ServerName<'static>, String> {
     let name = ServerName::try_from(text).map(|name| name.to_owned());
-    name.map_err(|_| {
-        format!("`{text}` is no name of a server, as disks.example.org, nor an address")
-    })
+    name.map_err(|_| format!("invalid server name `{text}`; expected a DNS name or an IP address"))
 }
 
 fn block_bytes(text: &str) -> Result<u32, String> {
     match text.parse() {
         Ok(bytes @ (512 | 1024 | 2048 | 4096)) => Ok(bytes),
-        _ => Err(format!("`{text}` is no size of a block; there are 512, 1024, 2048 and 4096")),
+        _ => Err(format!("invalid block size `{text}`; expected 512, 1024, 2048 or 4096")),
     }
 }

@@ -18,9 +18,9 @@ use super::progress::ProgressLine;
 use super::session::InitiatorSession;
 use cli::Failure;
 
-/// Most requests in flight.
+/// Maximum number of requests in flight.
 const DEPTH: usize = 32;
-/// Most bytes of a request.
+/// Maximum number of bytes of a request.
 const CHUNK: u64 = 256 << 10;
 
 /// Runs `outboard nvme read`.
@@ -32,7 +32,8 @@ pub(super) fn read(args: &ReadArgs) -> Result<(), Failure> {
     let stuck = |error: io::Error| Failure::NoInput(format!("--output {shown}: {error}"));
     let plain = args.output.as_os_str() == "-";
     if plain && args.subsystem.connect.json {
-        let line = "--json: standard output has the data; give it a file by --output";
+        let line =
+            "--json cannot be used with data on standard output; specify a file with --output";
         return Err(Failure::Usage(line.to_owned()));
     }
     let session = InitiatorSession::connect(&args.subsystem)?;
@@ -128,7 +129,7 @@ fn read_up_to(input: &mut impl Read, out: &mut [u8], left: u64) -> io::Result<()
     let len = usize::try_from(left).unwrap_or(usize::MAX).min(out.len());
     let (out, _) = out.split_at_mut(len);
     input.read_exact(out).map_err(|error| match error.kind() {
-        io::ErrorKind::UnexpectedEof => io::Error::other("it became shorter while it was read"),
+        io::ErrorKind::UnexpectedEof => io::Error::other("file was truncated while reading"),
         _ => error,
     })
 }
@@ -149,8 +150,10 @@ fn check_block_range(
     let end = offset.checked_add(length).filter(|end| *end <= size);
     match end {
         Some(end) if offset % block == 0 && length % block == 0 => Ok((offset, end)),
-        Some(_) => Err(Failure::Usage(format!("offset and length: blocks have {block} bytes"))),
-        None => Err(Failure::Usage(format!("offset and length: the namespace has {size} bytes"))),
+        Some(_) => Err(Failure::Usage(format!(
+            "--offset and length must be multiples of the block size, {block} bytes"
+        ))),
+        None => Err(Failure::Usage(format!("range exceeds the namespace size of {size} bytes"))),
     }
 }
 
@@ -168,6 +171,6 @@ mod tests {
         assert_eq!(data, [7, 7, 7, 0, 0, 0, 0, 0]);
         // It had 20 bytes when its length was read.
         let error = read_up_to(&mut &[7; 5][..], &mut [0; 8], 20).unwrap_err();
-        assert_eq!(error.to_string(), "it became shorter while it was read");
+        assert_eq!(error.to_string(), "file was truncated while reading");
     }
 }

@@ -1,9 +1,9 @@
 //! `outboard nvme ctl`: shows and changes what a running target serves, over its control socket.
 //!
 //! A request is one line of JSON, and so is the answer. [`run`] is the client. In the target, the
-//! thread of the control socket opens and locks files ([`NvmeCtlHandler`]); the host's thread, which owns
-//! the target, does the rest ([`NvmeTargetService`]). The answer is sent when the change is in force: an
-//! added namespace is open, the file of a removed one is closed.
+//! thread of the control socket opens and locks files ([`NvmeCtlHandler`]); the host's thread,
+//! which owns the target, does the rest ([`NvmeTargetService`]). The answer is sent when the change
+//! is in force: an added namespace is open, the file of a removed one is closed.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -39,9 +39,9 @@ pub(super) fn run(args: &CtlArgs) -> Result<(), Failure> {
             // The target may have another working directory.
             let path = std::path::absolute(file)
                 .map_err(|e| Failure::NoInput(format!("{}: {e}", file.display())))?;
-            let path = path
-                .to_str()
-                .ok_or_else(|| Failure::NoInput(format!("{}: it is no UTF-8", file.display())))?;
+            let path = path.to_str().ok_or_else(|| {
+                Failure::NoInput(format!("{}: path is not UTF-8", file.display()))
+            })?;
             json!({
                 "nvme": "add", "path": path, "nsid": nsid, "block_bytes": block_size,
                 "read_only": read_only,
@@ -93,15 +93,17 @@ impl NvmeCtlHandler {
         let (reply, answers) = channel();
         self.orders.send((request, reply));
         answers.recv_timeout(CHANGE_TIMEOUT).unwrap_or_else(|why| match why {
-            RecvTimeoutError::Timeout => json!({ "error": "it is not done yet: see list" }),
-            RecvTimeoutError::Disconnected => json!({ "error": "the target ends" }),
+            RecvTimeoutError::Timeout => {
+                json!({ "error": "timed out, still in progress; check with `list`" })
+            }
+            RecvTimeoutError::Disconnected => json!({ "error": "the target is stopping" }),
         })
     }
 
     fn prepare(&self, question: &Value) -> Result<NvmeCtlRequest, String> {
         let number = |name: &str| match &question[name] {
             Value::Null => Ok(None),
-            value => value.as_u64().map(Some).ok_or_else(|| format!("{name} is no number")),
+            value => value.as_u64().map(Some).ok_or_else(|| format!("{name} is not a number")),
         };
         let nsid = number("nsid")?
             .map(|nsid| u32::try_from(nsid).map_err(|_| "nsid is too large".to_owned()))
@@ -121,7 +123,11 @@ impl NvmeCtlHandler {
             }
             Some("remove") => NvmeCtlRequest::Remove { nsid: needed()? },
             Some("resize") => NvmeCtlRequest::Resize { nsid: needed()?, bytes: number("bytes")? },
-            _ => return Err("nvme is list, connections, add, remove or resize".to_owned()),
+            _ => {
+                return Err(
+                    "unknown command; expected list, connections, add, remove or resize".to_owned()
+                );
+            }
         })
     }
 }
@@ -130,13 +136,13 @@ impl NvmeCtlHandler {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum OpenError {
     /// Locked by another process or by this one.
-    #[error("it is served already")]
+    #[error("already in use by a target")]
     Served,
     /// Cannot be opened, or is shorter than a block.
     #[error(transparent)]
     Io(#[from] std::io::Error),
     /// The path is not UTF-8, which the disk requires.
-    #[error("the path is no UTF-8")]
+    #[error("path is not UTF-8")]
     NotUtf8,
 }
 
@@ -172,7 +178,7 @@ fn check_same_file(file: &File, path: &Path) -> Result<(), String> {
     if (of_path.dev(), of_path.ino()) == (of_file.dev(), of_file.ino()) {
         return Ok(());
     }
-    Err("another file has its name by now: remove it and add it again".to_owned())
+    Err("the file was replaced; remove the namespace and add it again".to_owned())
 }
 
 /// A change that is not in force yet.
@@ -256,14 +262,14 @@ impl NvmeTargetService {
         nsid: u32,
         bytes: Option<u64>,
     ) -> Result<(), String> {
-        let info = self.find(nsid).ok_or("there is no such namespace")?;
+        let info = self.find(nsid).ok_or("no such namespace")?;
         // Before the file is changed, so that a refused resize leaves it unchanged.
         let blocks = match info.blocks {
-            _ if info.opening => return Err("the namespace is being opened".to_owned()),
+            _ if info.opening => return Err("namespace is still being opened".to_owned()),
             Ok(blocks) => blocks,
-            Err(fault) => return Err(format!("the namespace failed: {fault}: remove it")),
+            Err(fault) => return Err(format!("namespace has failed: {fault}; remove it")),
         };
-        let file = self.locked.get(&info.path).ok_or("its file is not open")?;
+        let file = self.locked.get(&info.path).ok_or("namespace file is not open")?;
         check_same_file(file, &Path::new("/").join(&info.path))?;
         let resize = |target: &mut NvmeTarget, host: &mut Host, most| {
             let at = (&self.nqn, nsid);
@@ -272,7 +278,7 @@ impl NvmeTargetService {
         let Some(bytes) = bytes else { return resize(&mut self.target, host, None) };
         let is_file = file.metadata().is_ok_and(|metadata| metadata.is_file());
         if !is_file || info.read_only || bytes < u64::from(info.block_bytes) {
-            let why = "--size needs a file that may be written, and a block at least";
+            let why = "--size requires a writable regular file and at least one block";
             return Err(why.to_owned());
         }
         let cut = |file: &File| file.set_len(bytes).map_err(|error| error.to_string());
@@ -310,7 +316,7 @@ impl NvmeTargetService {
                     match self.find(*nsid) {
                         Some(info) if info.opening => None,
                         Some(info) => Some(describe(&info)),
-                        None => Some(json!({ "error": "the namespace was removed meanwhile" })),
+                        None => Some(json!({ "error": "namespace was removed meanwhile" })),
                     }
                 }
             };
@@ -423,9 +429,12 @@ mod tests {
             Ok(_) => panic!("{question} was taken"),
             Err(why) => why,
         };
-        assert_eq!(error(json!({})), "nvme is list, connections, add, remove or resize");
+        assert_eq!(
+            error(json!({})),
+            "unknown command; expected list, connections, add, remove or resize"
+        );
         assert_eq!(error(json!({ "nvme": "remove" })), "nsid is missing");
-        assert_eq!(error(json!({ "nvme": "remove", "nsid": "x" })), "nsid is no number");
+        assert_eq!(error(json!({ "nvme": "remove", "nsid": "x" })), "nsid is not a number");
         assert_eq!(error(json!({ "nvme": "resize", "nsid": 1_u64 << 40 })), "nsid is too large");
         assert_eq!(error(json!({ "nvme": "add" })), "path is missing");
         let missing = error(json!({ "nvme": "add", "path": "/nowhere/at/all" }));
@@ -450,7 +459,7 @@ mod tests {
         drop(File::create_new(&path).unwrap());
         let refused = check_same_file(&file, &path);
         std::fs::remove_file(&path).unwrap();
-        let why = "another file has its name by now: remove it and add it again";
+        let why = "the file was replaced; remove the namespace and add it again";
         assert_eq!(refused, Err(why.to_owned()));
     }
 }

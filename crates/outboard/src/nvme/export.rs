@@ -3,7 +3,8 @@
 //! Each NBD client has its own threads ([`super::nbd`]). Requests go to the session's initiator;
 //! another thread takes their completions and answers them. A request longer than the controller's
 //! limit is split into several commands, and ends with the last of them. The number of clients is
-//! bounded ([`NbdClientLimit`]). The service ends at a signal, or when the controller is lost for good.
+//! bounded ([`NbdClientLimit`]). The service ends at a signal, or when the controller is lost for
+//! good.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write as _};
@@ -24,8 +25,8 @@ use super::pipe::buffer;
 use super::session::{CompletionSender, InitiatorHandle, InitiatorOrder, InitiatorSession};
 use cli::Failure;
 
-/// Most clients at a time, each with three threads. Linux opens at most one connection per core,
-/// other clients a few.
+/// Maximum number of clients at a time, each with three threads. Linux opens at most one connection
+/// per core, other clients a few.
 const CLIENTS_MAX: usize = 64;
 
 /// Counts clients by references: one here, and one held by each client.
@@ -65,7 +66,10 @@ struct NbdClient {
 /// Fails if the address cannot be bound or the target cannot be connected.
 pub(super) fn run(args: &NbdArgs) -> Result<(), Failure> {
     let taken = |error: io::Error| {
-        Failure::Unavailable(format!("--listen {}: {error}: choose another", args.listen))
+        Failure::Unavailable(format!(
+            "cannot listen on {}: {error}; choose another address with --listen",
+            args.listen
+        ))
     };
     let listener = TcpListener::bind(args.listen).map_err(taken)?;
     let at = listener.local_addr().map_err(taken)?;
@@ -94,7 +98,7 @@ pub(super) fn run(args: &NbdArgs) -> Result<(), Failure> {
     if args.subsystem.connect.json {
         println!("{}", json!({ "nsid": args.nsid, "uri": uri, "read_only": read_only }));
     } else {
-        let only = if read_only { ", to be read only" } else { "" };
+        let only = if read_only { ", read-only" } else { "" };
         println!("serving namespace {} as {uri}{only}", args.nsid);
     }
     drop(io::stdout().flush());

@@ -18,7 +18,7 @@ use super::progress::ProgressLine;
 use super::session::InitiatorSession;
 use cli::Failure;
 
-/// Most positions, each of request size.
+/// Maximum number of positions, each of request size.
 const POSITIONS_MAX: u64 = 1 << 24;
 
 /// A position in the namespace, of request size.
@@ -65,13 +65,17 @@ pub(super) fn run(args: &FioArgs) -> Result<(), Failure> {
     let bs = u64::from(args.bs);
     if bs == 0 || bs % block != 0 || bs > session.data_bytes_max {
         let most = session.data_bytes_max;
-        let line = format!("--bs: whole blocks of {block} bytes, and no more than {most} bytes");
+        let line = format!(
+            "--bs must be a multiple of the block size, {block} bytes, and at most {most} bytes"
+        );
         return Err(Failure::Usage(line));
     }
     let size = args.size.unwrap_or(all).min(all);
     let places = usize::try_from((size / bs).min(POSITIONS_MAX)).unwrap_or(0);
     if places < usize::from(args.iodepth) {
-        return Err(Failure::Usage("--size: fewer places than --iodepth".to_owned()));
+        return Err(Failure::Usage(
+            "--size is too small: fewer than --iodepth requests of --bs bytes fit".to_owned(),
+        ));
     }
     let mut run = FioRun {
         pipe: NvmeRequestPipe::new(&session, args.nsid),
@@ -114,12 +118,12 @@ impl FioRun {
         let places = self.positions.iter().enumerate();
         let written: Vec<_> =
             places.filter(|(_, place)| place.version > 0).map(|(place, _)| place).collect();
-        let progress = ProgressLine::new(written.len() as u64, "places read back");
+        let progress = ProgressLine::new(written.len() as u64, "blocks verified");
         self.keep_in_flight(written, progress, depth, |_, place| (place, false))
     }
 
-    /// Keeps `depth` requests in flight, one for each item of `run_random_requests`. `next` returns the position of
-    /// an item, and whether it is a write.
+    /// Keeps `depth` requests in flight, one for each item of `run_random_requests`. `next` returns
+    /// the position of an item, and whether it is a write.
     fn keep_in_flight<T>(
         &mut self,
         all: impl IntoIterator<Item = T>,
@@ -189,8 +193,10 @@ impl FioRun {
             let wanted = self.block_pattern(place, version);
             if data.as_slice().get(..self.bs) != Some(&wanted[..]) {
                 let at = place as u64 * self.bs as u64;
-                let line =
-                    format!("bytes {at} to {} are not what was written", at + self.bs as u64);
+                let line = format!(
+                    "data mismatch in bytes {at} to {}: not the last write",
+                    at + self.bs as u64
+                );
                 return Err(Failure::Unavailable(line));
             }
             self.verified += 1;
@@ -248,12 +254,12 @@ impl FioRun {
         }
         println!(
             "{:<6}{:>10}{:>12}{:>10}{:>9}{:>9}{:>9}{:>9}",
-            "", "requests", "per second", "MB/s", "p50 us", "p99 us", "p99.9 us", "max us"
+            "", "requests", "IOPS", "MB/s", "p50 us", "p99 us", "p99.9 us", "max us"
         );
         for (name, count, rate, mb, us) in rows {
             let [p50, p99, p999, max] = us;
             println!("{name:<6}{count:>10}{rate:>12.0}{mb:>10.1}{p50:>9}{p99:>9}{p999:>9}{max:>9}");
         }
-        println!("{} reads were compared with what was written before", self.verified);
+        println!("{} reads verified", self.verified);
     }
 }

@@ -43,7 +43,7 @@ pub(crate) struct ShowArgs {
     #[arg(long, value_name = "NQN")]
     subsysnqn: NqnArg,
     /// Derivation of keys from the given one
-    #[arg(long, value_enum, default_value_t = DerivationArg::Rfc8446, value_name = "HOW")]
+    #[arg(long, value_enum, default_value_t = DerivationArg::Rfc8446, value_name = "DERIVATION")]
     derivation: DerivationArg,
     /// Print JSON
     #[arg(long)]
@@ -99,10 +99,10 @@ fn show(args: &ShowArgs) -> Result<Zeroizing<String>, Failure> {
         key => Zeroizing::new(key.to_owned()),
     };
     let key = text.trim().parse::<ConfiguredPsk>();
-    let key = key.map_err(|e| Failure::Usage(format!("KEY: {e}")))?;
+    let key = key.map_err(|e| Failure::Usage(format!("invalid KEY: {e}")))?;
     let (host, subsystem) = (args.hostnqn.0.to_string(), args.subsysnqn.0.to_string());
     let derivation = Derivation::from(args.derivation);
-    let long = || Failure::Usage(format!("{host} is too long for a key"));
+    let long = || Failure::Usage(format!("host NQN {host} is too long to derive a key"));
     let retained = key.retained(&host, derivation).ok_or_else(long)?;
     let digest = retained.digest(&host, &subsystem);
     let tls = |version| retained.tls(version, &host, &subsystem, derivation);
@@ -121,7 +121,7 @@ fn show(args: &ShowArgs) -> Result<Zeroizing<String>, Failure> {
                 let secret = hex(secret);
                 format!("\nidentity {version}  {identity}\nsecret {version}    {}", *secret)
             }
-            None => format!("\nidentity {version}  none: the names are too long"),
+            None => format!("\nidentity {version}  none: NQNs are too long"),
         };
         text.push_str(&Zeroizing::new(line));
     }
@@ -217,6 +217,6 @@ mod tests {
     #[test]
     fn says_what_is_wrong_with_a_key() {
         let why = show(&args(&KEY[1..], DerivationArg::Rfc8446, false)).unwrap_err();
-        assert_eq!(why.to_string(), "KEY: a key of NVMe/TCP begins with `NVMeTLSkey-1:`");
+        assert_eq!(why.to_string(), "invalid KEY: an NVMe/TCP key must start with `NVMeTLSkey-1:`");
     }
 }

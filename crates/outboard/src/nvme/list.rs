@@ -86,7 +86,7 @@ pub(super) fn list(args: &SubsystemArgs) -> Result<(), Failure> {
         let all: Vec<_> = all.collect();
         println!("{:#}", json!({ "subsystem": args.nqn.0.to_string(), "namespaces": all }));
     } else {
-        println!("{:>9} {:>15} {:>11} {:>19}", "namespace", "blocks", "block bytes", "bytes");
+        println!("{:>9} {:>15} {:>11} {:>19}", "namespace", "blocks", "block size", "bytes");
         for n in &session.namespaces {
             let (block, bytes) = (1_u64 << n.shift, n.blocks << n.shift);
             println!("{:>9} {:>15} {block:>11} {bytes:>19}", n.nsid, n.blocks);

@@ -73,7 +73,7 @@ fn l5o_config(offload: Offloads, tls: bool) -> Option<L5oConfig> {
 fn length_of(input: &mut File) -> io::Result<u64> {
     let kind = input.metadata()?.file_type();
     if !kind.is_file() && !kind.is_block_device() {
-        return Err(io::Error::other("it is neither a file nor a block device"));
+        return Err(io::Error::other("not a regular file or block device"));
     }
     let length = input.seek(SeekFrom::End(0))?;
     input.rewind()?;

@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 /// Largest request in bytes: the default of clients (doc/proto.md, "Block size constraints").
 pub(crate) const REQUEST_BYTES_MAX: u32 = 32 << 20;
-/// Most requests of a client in flight. Further ones wait in its socket.
+/// Maximum number of requests of a client in flight. Further ones wait in its socket.
 const REQUESTS_MAX: usize = 128;
 /// Largest option in bytes: a name of 4096 bytes and its surroundings.
 const OPTION_BYTES_MAX: u32 = 8192;
@@ -180,8 +180,8 @@ impl NbdExport {
     }
 }
 
-/// Serves a client until its connection ends. `operation` takes its requests, and may answer them in any
-/// order.
+/// Serves a client until its connection ends. `operation` takes its requests, and may answer them
+/// in any order.
 ///
 /// # Errors
 /// Fails if the connection breaks, or if the client violates the protocol.
@@ -201,7 +201,7 @@ pub(crate) fn serve(
         .spawn(move || write_replies(BufWriter::new(output), &answered))?;
     let result = transmit(export, &mut input, &replies, work);
     drop(replies);
-    let wrote = writer.join().unwrap_or_else(|_| Err(io::Error::other("the writer panicked")));
+    let wrote = writer.join().unwrap_or_else(|_| Err(io::Error::other("reply thread panicked")));
     result.and(wrote)
 }
 
@@ -255,11 +255,11 @@ fn negotiate(
     let zeroes = client & u32::from(FLAG_NO_ZEROES) == 0;
     loop {
         if u64::from_be_bytes(read(input)?) != OPTION_MAGIC {
-            return Err(protocol_error("no option where one was due"));
+            return Err(protocol_error("bad option magic"));
         }
         let (option, len) = (read_u32(input)?, read_u32(input)?);
         if len > OPTION_BYTES_MAX {
-            return Err(protocol_error("an option too long"));
+            return Err(protocol_error("option too long"));
         }
         let mut data = vec![0; len as usize];
         input.read_exact(&mut data)?;
@@ -369,7 +369,7 @@ fn transmit(
             Err(error) => return Err(error),
         };
         if magic != REQUEST_MAGIC {
-            return Err(protocol_error("no request where one was due"));
+            return Err(protocol_error("bad request magic"));
         }
         let [flags, command] = [read(input)?, read(input)?].map(u16::from_be_bytes);
         let handle = u64::from_be_bytes(read(input)?);
@@ -380,7 +380,7 @@ fn transmit(
         let mut data = Vec::new();
         if command == CMD_WRITE {
             if len > REQUEST_BYTES_MAX {
-                return Err(protocol_error("a write too long"));
+                return Err(protocol_error("write request too long"));
             }
             data.resize(len as usize, 0);
             input.read_exact(&mut data)?;

@@ -49,7 +49,7 @@ impl NvmeRequestPipe {
     /// Fails if the request has failed.
     pub(super) fn wait(&mut self) -> Result<(u64, Option<AlignedBuf>), Failure> {
         let Ok(Some(done)) = self.done.recv() else {
-            return Err(Failure::System("the host thread ended".to_owned()));
+            return Err(Failure::System("host thread ended unexpectedly".to_owned()));
         };
         self.open -= 1;
         match done.result {
@@ -76,6 +76,6 @@ mod tests {
         let mut pipe =
             NvmeRequestPipe { handle: dead_handle(), interrupt, nsid: 1, replies, done, open: 0 };
         pipe.submit(1, NvmeRequest::Flush, None);
-        assert_eq!(pipe.wait().unwrap_err().to_string(), "the host thread ended");
+        assert_eq!(pipe.wait().unwrap_err().to_string(), "host thread ended unexpectedly");
     }
 }

@@ -1,7 +1,7 @@
 //! Pre-shared keys: from the command line and files to TLS handshakes.
 //!
-//! [`PskStore`] holds the keys of one end under all of their identities, and creates a handshake for
-//! each connection. The handshake itself is [`tls_psk`]'s; crate `nvme-psk` parses and derives
+//! [`PskStore`] holds the keys of one end under all of their identities, and creates a handshake
+//! for each connection. The handshake itself is [`tls_psk`]'s; crate `nvme-psk` parses and derives
 //! keys. Errors never contain keys, nor words that may be misplaced keys. A target reads its file
 //! again on SIGHUP; if the new file is invalid, the old keys stay in use.
 
@@ -62,9 +62,9 @@ impl PskStore {
         match read {
             Ok((count, keys)) => {
                 *lock(&self.keys) = keys;
-                eprintln!("outboard: SIGHUP: {count} pre-shared keys from now on");
+                eprintln!("outboard: SIGHUP: reloaded {count} pre-shared keys");
             }
-            Err(error) => eprintln!("outboard: SIGHUP: {error}; the old keys stay"),
+            Err(error) => eprintln!("outboard: SIGHUP: {error}; keeping the old keys"),
         }
     }
 
@@ -81,16 +81,17 @@ impl PskStore {
             return Ok(None);
         }
         let host = host.ok_or_else(|| {
-            let line = "a key is a host's: say by --hostnqn which one this is";
+            let line = "a pre-shared key requires --hostnqn";
             Failure::Usage(line.to_owned())
         })?;
         let key = match (&args.tls_psk, &args.tls_psk_file) {
             (Some(text), _) => {
-                text.parse().map_err(|why| Failure::Usage(format!("--tls-psk: {why}")))?
+                text.parse().map_err(|why| Failure::Usage(format!("invalid --tls-psk: {why}")))?
             }
             (None, Some(path)) => {
                 let found = read(path)?.into_iter().find(|one| one.host == host);
-                let none = || format!("{}: no key of {host}; see --hostnqn", path.display());
+                let none =
+                    || format!("{}: no key for host {host}; check --hostnqn", path.display());
                 found.ok_or_else(|| Failure::NoInput(none()))?.key
             }
             (None, None) => return Ok(None),
@@ -160,9 +161,9 @@ enum PskHandshakeState {
     Running(psk::TlsPskHandshake),
 }
 
-/// Most records of a ClientHello. One is usual; each further one costs another parse.
+/// Maximum number of records of a ClientHello. One is usual; each further one costs another parse.
 const HELLO_RECORDS_MAX: usize = 16;
-/// Most known keys that are accepted from one ClientHello.
+/// Maximum number of known keys that are accepted from one ClientHello.
 const OFFERED_MAX: usize = 16;
 
 impl PskHandshakeState {
@@ -238,7 +239,7 @@ impl From<DerivationArg> for Derivation {
 
 /// Returns the keys of a target's command line and of its file.
 fn hosts(args: &TargetArgs) -> Result<Vec<HostKey>, Failure> {
-    let wrong = |why| Failure::Usage(format!("--tls-psk: {why}"));
+    let wrong = |why| Failure::Usage(format!("invalid --tls-psk: {why}"));
     let given = args.tls_psk.iter().map(|given| host_key(given).map_err(wrong));
     let mut all = given.collect::<Result<Vec<_>, _>>()?;
     if let Some(path) = &args.tls_psk_file {
@@ -298,13 +299,13 @@ fn derive(
 }
 
 fn too_long(host: &Nqn, subsystem: &Nqn) -> Failure {
-    let line = format!("{host} and {subsystem} are too long for the identity of a key");
+    let line = format!("NQNs {host} and {subsystem} are too long for a PSK identity");
     Failure::Usage(line)
 }
 
 /// Parses `HOSTNQN=KEY`. Names may contain `=`, so the start of the key is searched.
 fn host_key(text: &str) -> Result<HostKey, String> {
-    let at = text.find("=NVMeTLSkey-").ok_or("what is given is HOSTNQN=NVMeTLSkey-1:...")?;
+    let at = text.find("=NVMeTLSkey-").ok_or("expected HOSTNQN=NVMeTLSkey-1:...")?;
     let (host, key) = text.split_at(at);
     parse_host_and_key(host, key.get(1..).unwrap_or_default())
 }
@@ -313,8 +314,8 @@ fn host_key(text: &str) -> Result<HostKey, String> {
 /// key.
 fn parse_host_and_key(host: &str, key: &str) -> Result<HostKey, String> {
     let name = Nqn::new(host).filter(|_| !host.contains("NVMeTLSkey-"));
-    let host = name.ok_or("what comes first is no name of a host")?;
-    let key = key.parse().map_err(|why| format!("what follows the host: {why}"))?;
+    let host = name.ok_or("invalid host NQN")?;
+    let key = key.parse().map_err(|why| format!("invalid key: {why}"))?;
     Ok(HostKey { host, key })
 }
 
@@ -330,12 +331,12 @@ fn read(path: &Path) -> Result<Vec<HostKey>, Failure> {
         }
         let key = match line.split_once(char::is_whitespace) {
             Some((host, key)) => parse_host_and_key(host, key.trim_start()),
-            None => Err("a line is a host's name and its key".to_owned()),
+            None => Err("expected HOSTNQN and KEY".to_owned()),
         };
         keys.push(key.map_err(|why| wrong(format!(", line {number}: {why}")))?);
     }
     if keys.is_empty() {
-        return Err(wrong(": no key in it".to_owned()));
+        return Err(wrong(": no keys found".to_owned()));
     }
     Ok(keys)
 }
@@ -367,11 +368,11 @@ pub(super) mod tests {
         let mut wrong = key();
         wrong.replace_range(17..18, "B");
         for (text, why) in [
-            (key(), "what is given is HOSTNQN="),
-            ("nqn.2026-11.example:a".to_owned(), "what is given is HOSTNQN="),
-            (format!("host={}", key()), "no name of a host"),
-            (format!("{}={}", key(), key()), "no name of a host"),
-            (format!("nqn.2026-11.example:{}={}", key(), key()), "no name of a host"),
+            (key(), "expected HOSTNQN="),
+            ("nqn.2026-11.example:a".to_owned(), "expected HOSTNQN="),
+            (format!("host={}", key()), "invalid host NQN"),
+            (format!("{}={}", key(), key()), "invalid host NQN"),
+            (format!("nqn.2026-11.example:{}={}", key(), key()), "invalid host NQN"),
             (format!("nqn.2026-11.example:a={wrong}"), "checksum"),
         ] {
             let said = host_key(&text).err().unwrap();
@@ -387,13 +388,13 @@ pub(super) mod tests {
         std::fs::write(&path, &good).unwrap();
         assert_eq!(read(&path).ok().unwrap().len(), 1);
         for (text, why) in [
-            ("# nothing\n".to_owned(), "no key in it"),
-            (format!("{good}nqn.2026-11.example:b"), ", line 4: a line is"),
-            (format!("{good}nqn.2026-11.example:b NVMeTLSkey-1:01:AA"), ", line 4: what follows"),
-            (format!("{} nqn.2026-11.example:a", key()), ", line 1: what comes first is no"),
-            (format!("host={} # one", key()), ", line 1: what comes first is no"),
-            (format!("nqn.2026-11.example:a={} # one", key()), ", line 1: what comes first is no"),
-            (format!("nqn.2026-11.example:a {} # one", key()), ", line 1: what follows"),
+            ("# nothing\n".to_owned(), "no keys found"),
+            (format!("{good}nqn.2026-11.example:b"), ", line 4: expected HOSTNQN"),
+            (format!("{good}nqn.2026-11.example:b NVMeTLSkey-1:01:AA"), ", line 4: invalid key"),
+            (format!("{} nqn.2026-11.example:a", key()), ", line 1: invalid host NQN"),
+            (format!("host={} # one", key()), ", line 1: invalid host NQN"),
+            (format!("nqn.2026-11.example:a={} # one", key()), ", line 1: invalid host NQN"),
+            (format!("nqn.2026-11.example:a {} # one", key()), ", line 1: invalid key"),
         ] {
             std::fs::write(&path, text).unwrap();
             let said = read(&path).err().unwrap().to_string();

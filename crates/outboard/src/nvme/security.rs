@@ -39,8 +39,8 @@ impl InitiatorSecurity {
             return Ok(Self::Plain);
         }
         if asked.tls_ca.is_none() && !asked.insecure {
-            let line = "--tls: say whom to trust, by --tls-ca FILE or --tls-psk-file FILE; or take \
-                        anybody, by --insecure";
+            let line = "--tls requires --tls-ca FILE, --tls-psk-file FILE, or --insecure to \
+                        accept any certificate";
             return Err(Failure::Usage(line.to_owned()));
         }
         let trust = ServerTrust::new(asked.tls_ca.as_deref())?;
@@ -66,29 +66,29 @@ impl InitiatorSecurity {
         match (self, loss) {
             (Self::Tls(_, trust), _) if trust.last_error().is_some() => {
                 let why = trust.last_error().unwrap_or_default();
-                format!("{why}; see --tls-ca and --tls-name")
+                format!("{why}; check --tls-ca and --tls-name")
             }
             (Self::Tls(..), AssociationLoss::Connection(how)) if *how == no_record => {
-                "the target does not speak TLS; try without --tls".to_owned()
+                "target does not use TLS; try without --tls".to_owned()
             }
             (
                 Self::Tls(..),
                 AssociationLoss::Connection(NvmeTransportEnd::Lost(SocketError::TlsHandshake)),
             ) => {
-                format!("{loss}; does the target want a pre-shared key? See --tls-psk-file")
+                format!("{loss}; the target may require a pre-shared key, see --tls-psk-file")
             }
             (Self::Plain, AssociationLoss::Insecure(why)) => {
                 format!("{why}; see --tls and --tls-psk-file")
             }
             (Self::Psk(_), AssociationLoss::Insecure(SecureChannelError::Plain)) => {
-                "the target does not speak TLS; try without a pre-shared key".to_owned()
+                "target does not use TLS; try without a pre-shared key".to_owned()
             }
             (Self::Psk(psks), AssociationLoss::Insecure(why)) => {
                 let why = match (why, psks.last_failure()) {
                     (SecureChannelError::Handshake(None), Some(why)) => why.to_string(),
                     _ => why.to_string(),
                 };
-                format!("{why}; do both ends have the same key of this --hostnqn?")
+                format!("{why}; check that both ends have the same key for this --hostnqn")
             }
             _ => loss.to_string(),
         }

@@ -1,10 +1,10 @@
 //! An initiator on its own stack, for the subcommands that use a target. They send requests from
 //! their threads and wait for the answers.
 //!
-//! [`InitiatorSession::connect`] starts the threads of a queue with an [`Initiator`] and waits until it is
-//! connected. A [`InitiatorHandle`] sends requests to it; each has a channel for its completion. The
-//! association is shut down orderly when the session is dropped, and at a signal: then open
-//! requests fail, and threads that wait for them end.
+//! [`InitiatorSession::connect`] starts the threads of a queue with an [`Initiator`] and waits
+//! until it is connected. A [`InitiatorHandle`] sends requests to it; each has a channel for its
+//! completion. The association is shut down orderly when the session is dropped, and at a signal:
+//! then open requests fail, and threads that wait for them end.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -221,7 +221,7 @@ pub(super) struct InitiatorSession {
     handle: InitiatorHandle,
     interrupt: Interrupt,
     pub(super) namespaces: Vec<InitiatorNamespace>,
-    /// Most bytes of data in a request.
+    /// Maximum number of bytes of data in a request.
     pub(super) data_bytes_max: u64,
     events: Receiver<InitiatorEvent>,
 }
@@ -271,11 +271,11 @@ impl InitiatorSession {
                 return Err(Failure::Unavailable(line));
             }
             Ok(_) => {}
-            Err(_) => return Err(Failure::System("the host thread ended".to_owned())),
+            Err(_) => return Err(Failure::System("host thread ended unexpectedly".to_owned())),
         }
         let (reply, answer) = channel();
         self.handle.send(InitiatorOrder::Namespaces(reply));
-        let gone = |_| Failure::System("the host thread ended".to_owned());
+        let gone = |_| Failure::System("host thread ended unexpectedly".to_owned());
         (self.namespaces, self.data_bytes_max) = answer.recv().map_err(gone)?;
         if self.namespaces.is_empty() {
             // Namespaces are identified after the queues are connected.
@@ -302,11 +302,11 @@ impl InitiatorSession {
                 // Only the beginning and the end of an outage are printed.
                 Ok(InitiatorEvent::Lost(loss)) if !lost => {
                     lost = true;
-                    eprintln!("outboard: the controller is lost: {loss}; connecting again");
+                    eprintln!("outboard: controller lost: {loss}; reconnecting");
                 }
                 Ok(InitiatorEvent::Connected) if lost => {
                     lost = false;
-                    eprintln!("outboard: connected again");
+                    eprintln!("outboard: reconnected");
                 }
                 Ok(InitiatorEvent::Failed(loss)) => {
                     let line = NvmeRequestError::ControllerLost(loss).to_string();
@@ -314,7 +314,7 @@ impl InitiatorSession {
                 }
                 Ok(_) => {}
                 Err(_) if self.interrupt.is_set() => return Ok(()),
-                Err(_) => return Err(Failure::System("the host thread ended".to_owned())),
+                Err(_) => return Err(Failure::System("host thread ended unexpectedly".to_owned())),
             }
         }
     }
@@ -333,7 +333,7 @@ impl InitiatorSession {
         found.copied().ok_or_else(|| {
             let all: Vec<_> = self.namespaces.iter().map(|n| n.nsid.to_string()).collect();
             let all = if all.is_empty() { "none".to_owned() } else { all.join(", ") };
-            Failure::Unavailable(format!("there is no namespace {nsid}; there are: {all}"))
+            Failure::Unavailable(format!("no such namespace: {nsid}; available: {all}"))
         })
     }
 
@@ -438,13 +438,13 @@ pub(super) fn discover(
     interrupt.watch(signals, sender, || ())?;
     let log = log.recv();
     stack.stop_when_closed(END_WAIT)?;
-    let log = log.map_err(|_| Failure::System("the host thread ended".to_owned()))?;
+    let log = log.map_err(|_| Failure::System("host thread ended unexpectedly".to_owned()))?;
     log.map_err(|error| {
         let why = match &error {
             DiscoveryError::Controller(loss) => security.explain(loss),
             _ => error.to_string(),
         };
-        let line = format!("no discovery log at {}: {why}", args.target);
+        let line = format!("cannot read discovery log from {}: {why}", args.target);
         interrupt.or(Failure::Unavailable(line))
     })
 }
@@ -458,9 +458,9 @@ fn start<A: Application + Send + 'static, M: Send + 'static>(
     if args.stack.queues != 1 {
         // RSS chooses the queue of the target's packets, which need not be the one that opened the
         // connection.
-        return Err(Failure::Usage("--queues: an initiator has one queue for now".to_owned()));
+        return Err(Failure::Usage("--queues: an initiator supports only one queue".to_owned()));
     }
-    let one_queue = || Failure::System("an initiator has one queue".to_owned());
+    let one_queue = || Failure::System("an initiator supports only one queue".to_owned());
     let mut make = Some(make);
     let stack = Stack::builder()
         .options(args.stack.clone())
@@ -496,7 +496,8 @@ fn config(
         Nqn::new(&format!("nqn.2014-08.org.nvmexpress:uuid:{}", parts.join("-")))
     };
     let host = args.hostnqn.map(|nqn| nqn.0).or_else(|| named(&host_id));
-    let host = host.ok_or_else(|| Failure::System("no name for this host".to_owned()))?;
+    let host =
+        host.ok_or_else(|| Failure::System("cannot create an NQN for this host".to_owned()))?;
     let mut config = InitiatorConfig::new(host, host_id, subsystem, Arc::new(crypto::Provider));
     security.configure(&mut config);
     config.header_digest = args.header_digest == Switch::On;
@@ -532,13 +533,13 @@ pub(super) mod tests {
 
     #[test]
     fn waiting_requests_that_end_at_once_are_answered() {
-        let wire = abi::link::LinkCaps {
+        let link = abi::link::LinkCaps {
             segmentation: false,
             udp_segmentation: false,
             checksum: false,
             mtu: 1500,
         };
-        let device = nic::Device::new(nic::DeviceConfig::new([2; 6]), wire);
+        let device = nic::Device::new(nic::DeviceConfig::new([2; 6]), link);
         let mut host = Host::new(host::HostConfig::default(), &device.capabilities(), 1);
         let name = Nqn::discovery();
         let config = InitiatorConfig::new(name, [1; 16], name, Arc::new(crypto::Provider));

@@ -32,7 +32,7 @@ pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
     let signals = Signals::take()?;
     if args.stack.queues != 1 {
         // Each host has its own range locks: two hosts would not exclude each other.
-        return Err(Failure::Usage("--queues: a target has one queue for now".to_owned()));
+        return Err(Failure::Usage("--queues: a target supports only one queue".to_owned()));
     }
     let certificates = args.tls && !args.has_psk();
     let certificates =
@@ -46,7 +46,7 @@ pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
         let config =
             NvmeTargetConfig { unix_epoch, tls: tls.clone(), psk: psk.clone(), ..config.clone() };
         let target = NvmeTarget::new(config, Arc::new(crypto::Provider), queue.host)
-            .map_err(|e| Failure::Unavailable(format!("{e}: see --port and --namespace")))?;
+            .map_err(|e| Failure::Unavailable(format!("{e}; check --port and --namespace")))?;
         Ok(NvmeTargetService::new(target, args.nqn.0, std::mem::take(&mut locked)))
     };
     let (nqn, block_bytes) = (args.nqn.0, args.block_size);
@@ -133,12 +133,16 @@ pub(super) fn open_namespace_file(
     let mut file = std::fs::OpenOptions::new().read(true).write(!read_only).open(real)?;
     let length = super::length_of(&mut file)?;
     if length < block {
-        let line = format!("it has {length} bytes, and a block has {block}: see --block-size");
+        let line = format!(
+            "size of {length} bytes is less than a block of {block} bytes; see --block-size"
+        );
         return Err(std::io::Error::other(line));
     }
     if length % block != 0 {
         let (shown, rest) = (shown.display(), length % block);
-        eprintln!("outboard: --namespace {shown}: the last {rest} bytes are no block: not served");
+        eprintln!(
+            "outboard: --namespace {shown}: ignoring the last {rest} bytes, an incomplete block"
+        );
     }
     Ok(file)
 }
@@ -187,7 +191,7 @@ fn announce(args: &TargetArgs, certificates: Option<&ServerCertificates>, out: &
     }
     // A created certificate is self-signed.
     if let Some(fingerprint) = certificates.and_then(ServerCertificates::self_signed_fingerprint) {
-        let _ = writeln!(out, "certificate for development, SHA-256 {fingerprint}");
+        let _ = writeln!(out, "self-signed certificate, SHA-256 fingerprint {fingerprint}");
     }
     // Linux's initiator needs no more than this, but TLS, and an initiator on another stack of
     // ours, need further options.

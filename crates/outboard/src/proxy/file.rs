@@ -123,7 +123,7 @@ fn config_error<T>(at: &Spanned<T>, what: impl Into<String>) -> ProxyFileError {
 /// Reads the file.
 ///
 /// # Errors
-/// One line: the file, the line number, and what is wrong.
+/// One line: the file, the line number, and the fault.
 pub(super) fn read(path: &Path) -> Result<ProxyPlan, String> {
     let shown = path.display();
     let text = std::fs::read_to_string(path).map_err(|e| format!("cannot read {shown}: {e}"))?;
@@ -147,10 +147,7 @@ fn plan(file: ProxyConfigFile) -> Result<ProxyPlan, ProxyFileError> {
     let mut pools: Vec<PoolPlan> = Vec::new();
     for table in &file.backend {
         if pools.iter().any(|plan| plan.pool.name == *table.name.get_ref()) {
-            return Err(config_error(
-                &table.name,
-                "there is a backend of that name: give it another",
-            ));
+            return Err(config_error(&table.name, "duplicate backend name"));
         }
         pools.push(backend(table)?);
     }
@@ -158,15 +155,12 @@ fn plan(file: ProxyConfigFile) -> Result<ProxyPlan, ProxyFileError> {
     for table in &file.listener {
         let next = listener(table.get_ref(), &pools)?;
         if listeners.iter().any(|l| (l.addr, l.port) == (next.addr, next.port)) {
-            return Err(config_error(
-                &table.get_ref().listen,
-                "there is a listener at that address",
-            ));
+            return Err(config_error(&table.get_ref().listen, "duplicate listener address"));
         }
         listeners.push(next);
     }
     if listeners.is_empty() {
-        return Err(ProxyFileError(0, "no [[listener]]: write one".to_owned()));
+        return Err(ProxyFileError(0, "no [[listener]] defined".to_owned()));
     }
     Ok(ProxyPlan { listeners, pools, limits: limits(&file.limits) })
 }
@@ -176,7 +170,7 @@ fn listener(table: &ListenerTable, pools: &[PoolPlan]) -> Result<ProxyListener, 
         table.listen.get_ref().parse().map_err(|e| config_error(&table.listen, e))?;
     let find = |name: &Spanned<String>| {
         let found = pools.iter().position(|plan| plan.pool.name == *name.get_ref());
-        let what = || format!("no [[backend]] has the name `{}`", name.get_ref());
+        let what = || format!("unknown backend `{}`", name.get_ref());
         found.ok_or_else(|| config_error(name, what()))
     };
     let mode = match table.mode.get_ref().as_str() {
@@ -184,16 +178,16 @@ fn listener(table: &ListenerTable, pools: &[PoolPlan]) -> Result<ProxyListener, 
         "tls" => ProxyMode::Tls,
         "tcp" => ProxyMode::Tcp,
         other => {
-            let what = format!("`{other}` is no mode; there are: http, tls, tcp");
+            let what = format!("unknown mode `{other}`; expected http, tls or tcp");
             return Err(config_error(&table.mode, what));
         }
     };
     if mode == ProxyMode::Tcp && (table.default.is_none() || !table.route.is_empty()) {
-        let what = "tcp looks at nothing: it takes a default and no routes";
+        let what = "mode tcp requires a default backend and cannot have routes";
         return Err(config_error(&table.mode, what));
     }
     if let Some(header) = table.headers.first().filter(|_| mode != ProxyMode::Http) {
-        return Err(config_error(header, "only http has headers"));
+        return Err(config_error(header, "only mode http supports headers"));
     }
     let policy = policy(table, mode)?;
     let mut insert = InsertedFields::default();
@@ -204,10 +198,10 @@ fn listener(table: &ListenerTable, pools: &[PoolPlan]) -> Result<ProxyListener, 
     for route in &table.route {
         let path = route.path.as_ref().map_or("", |path| path.get_ref());
         if let Some(at) = route.path.as_ref().filter(|_| mode == ProxyMode::Tls) {
-            return Err(config_error(at, "a ClientHello has no path: route by host"));
+            return Err(config_error(at, "mode tls cannot route by path; use host"));
         }
         if let Some(at) = route.path.as_ref().filter(|p| !p.get_ref().starts_with('/')) {
-            return Err(config_error(at, "a path begins with a slash"));
+            return Err(config_error(at, "path must start with a slash"));
         }
         let host = route.host.trim_end_matches('.').to_ascii_lowercase();
         routes.push(ProxyRoute { host, path: path.to_owned(), pool: find(&route.backend)? });
@@ -230,20 +224,20 @@ fn listener(table: &ListenerTable, pools: &[PoolPlan]) -> Result<ProxyListener, 
 fn policy(table: &ListenerTable, mode: ProxyMode) -> Result<ForwardingPolicy, ProxyFileError> {
     let Some(given) = &table.header_policy else { return Ok(ForwardingPolicy::Append) };
     if mode != ProxyMode::Http {
-        return Err(config_error(given, "only http has headers"));
+        return Err(config_error(given, "only mode http supports headers"));
     }
     let policy = match given.get_ref().as_str() {
         "append" => ForwardingPolicy::Append,
         "replace" => ForwardingPolicy::Replace,
         other => {
-            let what = format!("`{other}` is no policy; there are: append, replace");
+            let what = format!("unknown header-policy `{other}`; expected append or replace");
             return Err(config_error(given, what));
         }
     };
     match &table.keep_alive {
         Some(keep) if *keep.get_ref() && policy == ForwardingPolicy::Replace => {
-            let what = "only the first request of a connection is looked at: with the policy \
-                        \"replace\", keep-alive is false";
+            let what = "keep-alive must be false with header-policy \"replace\", which inspects \
+                        only the first request of a connection";
             Err(config_error(keep, what))
         }
         _ => Ok(policy),
@@ -262,7 +256,8 @@ pub(super) fn add_header(insert: &mut InsertedFields, name: &str) -> Result<(), 
         "via" => insert.via = true,
         _ => {
             return Err(format!(
-                "`{name}` is none of: x-forwarded-for, x-forwarded-proto, forwarded, via"
+                "unknown header `{name}`; expected x-forwarded-for, x-forwarded-proto, forwarded \
+                 or via"
             ));
         }
     }
@@ -278,7 +273,10 @@ fn backend(table: &BackendTable) -> Result<PoolPlan, ProxyFileError> {
         None | Some((_, "source")) => HashBy::Source,
         Some((_, "host")) => HashBy::Host,
         Some((at, other)) => {
-            return Err(config_error(at, format!("`{other}` is no hash; there are: source, host")));
+            return Err(config_error(
+                at,
+                format!("unknown hash `{other}`; expected source or host"),
+            ));
         }
     };
     let balance = match table.balance.as_ref().map(|b| (b, b.get_ref().as_str())) {
@@ -286,7 +284,8 @@ fn backend(table: &BackendTable) -> Result<PoolPlan, ProxyFileError> {
         Some((_, "least")) => LoadBalancing::Least,
         Some((_, "maglev")) => LoadBalancing::Maglev(hash),
         Some((at, other)) => {
-            let what = format!("`{other}` is no balance; there are: round-robin, least, maglev");
+            let what =
+                format!("unknown balance method `{other}`; expected round-robin, least or maglev");
             return Err(config_error(at, what));
         }
     };
@@ -300,7 +299,7 @@ fn backend(table: &BackendTable) -> Result<PoolPlan, ProxyFileError> {
         None => Ok(String::new()),
     };
     if let Some(at) = table.check.as_ref().filter(|path| !path.get_ref().starts_with('/')) {
-        return Err(config_error(at, "a path begins with a slash"));
+        return Err(config_error(at, "path must start with a slash"));
     }
     let check = HealthCheckConfig {
         path: text(&table.check)?,
@@ -330,7 +329,7 @@ pub(super) fn check_text(text: &str) -> Result<(), String> {
     if text.bytes().all(|b| b.is_ascii_graphic()) {
         Ok(())
     } else {
-        Err("only printable ASCII without spaces: use percent-encoding".to_owned())
+        Err("expected printable ASCII without spaces; use percent-encoding".to_owned())
     }
 }
 
@@ -400,30 +399,30 @@ servers = ['10.0.0.1:80']
             parse(&SMALL.replace(from, to)).unwrap_err()
         };
         for (from, to, line, what) in [
-            ("mode = 'http'", "mode = 'htpp'", 3, "`htpp` is no mode"),
-            ("mode = 'http'", "mode = 'tls'\nheaders = ['via']", 4, "only http has headers"),
-            ("default = 'a'", "default = 'b'", 4, "no [[backend]] has the name `b`"),
-            ("':80'", "'80'", 2, "`80` is not ADDR:PORT"),
-            ("['10.0.0.1:80']", "['10.0.0.1:80',\n 'x']", 9, "`x` is no backend"),
-            ("name = 'a'", "name = 'a'\nbalance = 'random'", 8, "`random` is no balance"),
+            ("mode = 'http'", "mode = 'htpp'", 3, "unknown mode `htpp`"),
+            ("mode = 'http'", "mode = 'tls'\nheaders = ['via']", 4, "only mode http"),
+            ("default = 'a'", "default = 'b'", 4, "unknown backend `b`"),
+            ("':80'", "'80'", 2, "invalid listen address `80`"),
+            ("['10.0.0.1:80']", "['10.0.0.1:80',\n 'x']", 9, "invalid backend `x`"),
+            ("name = 'a'", "name = 'a'\nbalance = 'random'", 8, "unknown balance method `random`"),
             ("name = 'a'", "name = 'a'\nblance = 'least'", 8, "unknown field `blance`"),
-            ("name = 'a'", "name = 'a'\ncheck = 'health'", 8, "a path begins with a slash"),
-            ("name = 'a'", "name = 'a'\ncheck = '/a b'", 8, "only printable ASCII"),
+            ("name = 'a'", "name = 'a'\ncheck = 'health'", 8, "path must start with a slash"),
+            ("name = 'a'", "name = 'a'\ncheck = '/a b'", 8, "expected printable ASCII"),
             ("name = 'a'", "name = 'a'\nrise = -1", 8, "invalid value"),
             ("name = 'a'", "name = 'a", 7, "invalid literal string"),
             (
                 "[[backend]]",
                 "[[backend]]\nname = 'a'\nservers = []\n[[backend]]",
                 10,
-                "of that name",
+                "duplicate backend name",
             ),
-            ("mode = 'http'", "mode = 'tcp'\nroute = [{backend = 'a'}]", 3, "tcp looks at nothing"),
+            ("mode = 'http'", "mode = 'tcp'\nroute = [{backend = 'a'}]", 3, "mode tcp requires"),
             ("mode = 'http'", "mode = 'http'\nroute = [{path = 'x', backend = 'a'}]", 4, "slash"),
         ] {
             let (at, said) = change(from, to);
             assert!(at == line && said.contains(what), "{to}: {at}: {said}");
             assert!(!said.contains('\n'), "{said}");
         }
-        assert_eq!(parse("").unwrap_err(), (1, "no [[listener]]: write one".to_owned()));
+        assert_eq!(parse("").unwrap_err(), (1, "no [[listener]] defined".to_owned()));
     }
 }

@@ -1,5 +1,5 @@
 //! `outboard proxy`: a stack ([`stack::Stack`]) with the proxy as its application, and a thread
-//! that resolves names ([`names`]). SIGHUP reloads the configuration file ([`file`]).
+//! that resolves names ([`names`]). SIGHUP reloads the configuration file ([`mod@file`]).
 
 mod file;
 mod names;
@@ -45,7 +45,7 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
     let proxy = |queue: QueueSetup<'_>| {
         let config = app_config(args, &queue.clock);
         Proxy::new(queue.clock.now(), config, table.clone(), queue.host)
-            .map_err(|e| Failure::Unavailable(format!("{e}: see --listen and --addr")))
+            .map_err(|e| Failure::Unavailable(format!("{e}; check --listen and --addr")))
     };
     let stack = Stack::builder()
         .options(args.stack.clone())
@@ -71,22 +71,22 @@ fn read_plan(args: &ProxyArgs) -> Result<ProxyPlan, Failure> {
     if args.stack.queues != 1 {
         // RSS chooses the queue of a backend's packets, which need not be the one that opened the
         // connection.
-        return Err(Failure::Usage("--queues: a proxy has one queue for now".to_owned()));
+        return Err(Failure::Usage("--queues: a proxy supports only one queue".to_owned()));
     }
-    if args.backend_wire.as_ref() == Some(&args.stack.link) {
-        return Err(Failure::Usage("--backend-wire: that is --wire, leave it out".to_owned()));
+    if args.backend_link.as_ref() == Some(&args.stack.link) {
+        return Err(Failure::Usage("--backend-link is the same as --link; omit it".to_owned()));
     }
     let plan = match &args.config {
         Some(path) => file::read(path).map_err(Failure::NoInput)?,
         None => plan_from_options(args)?,
     };
     check_plan_listeners(args, plan)
-        .map_err(|e| Failure::Unavailable(format!("{e}: see --listen and --addr")))
+        .map_err(|e| Failure::Unavailable(format!("{e}; check --listen and --addr")))
 }
 
 /// Returns the plan if its listeners can be opened.
 fn check_plan_listeners(args: &ProxyArgs, plan: ProxyPlan) -> Result<ProxyPlan, String> {
-    let backend_addr = args.backend_wire.iter().flat_map(|_| &args.backend_addr);
+    let backend_addr = args.backend_link.iter().flat_map(|_| &args.backend_addr);
     let ours: Vec<_> = args.stack.addr.iter().chain(backend_addr).map(|cidr| cidr.addr).collect();
     // The device's link-local address is derived from its MAC address, which is not known here.
     let link_local = |addr| matches!(addr, IpAddr::V6(v6) if v6.is_unicast_link_local());
@@ -105,7 +105,7 @@ fn check(args: &ProxyArgs) -> Result<(), Failure> {
     // A closed standard output is no failure: the exit status has the result.
     let _ = writeln!(
         std::io::stdout(),
-        "the configuration is good: {listeners} listeners, {members} backends"
+        "configuration is valid: {listeners} listeners, {members} backends"
     );
     Ok(())
 }
@@ -114,11 +114,11 @@ fn check(args: &ProxyArgs) -> Result<(), Failure> {
 fn reload(args: &ProxyArgs, path: &Path, plans: &Sender<ProxyPlan>) {
     match file::read(path).and_then(|new| check_plan_listeners(args, new)) {
         Ok(new) => {
-            eprintln!("outboard: SIGHUP: {} read again", path.display());
+            eprintln!("outboard: SIGHUP: reloaded {}", path.display());
             // The receiving thread runs until the process ends.
             let _ = plans.send(new);
         }
-        Err(why) => eprintln!("outboard: SIGHUP: {why}; the old configuration stays"),
+        Err(why) => eprintln!("outboard: SIGHUP: {why}; keeping the old configuration"),
     }
 }
 
@@ -129,7 +129,7 @@ fn open_links(
     clock: &MonotonicClock,
 ) -> Result<Vec<Box<dyn Link>>, Failure> {
     let mut clients = stack::open_links(options, clock)?;
-    let Some(link) = args.backend_wire.clone() else { return Ok(clients) };
+    let Some(link) = args.backend_link.clone() else { return Ok(clients) };
     let pcap = options.pcap.clone().map(|mut path| {
         path.as_mut_os_string().push(".backend");
         path
@@ -138,7 +138,7 @@ fn open_links(
     let mut backends = stack::open_links(&options, clock)?;
     let (Some(first), Some(second)) = (clients.pop(), backends.pop()) else { return Ok(clients) };
     let bridge = Bridge::new([first, second])
-        .map_err(|e| Failure::System(format!("cannot wait for two wires: {e}")))?;
+        .map_err(|e| Failure::System(format!("cannot poll two links: {e}")))?;
     Ok(vec![Box::new(bridge)])
 }
 
@@ -218,7 +218,7 @@ fn configure(args: &ProxyArgs, device: &mut DeviceConfig, host: &mut host::HostC
     if args.splice == Switch::Off || !args.stack.offload.splice {
         device.splice = None;
     }
-    if args.backend_wire.is_some() {
+    if args.backend_link.is_some() {
         host.addrs.extend(&args.backend_addr);
     }
 }
@@ -243,13 +243,13 @@ fn announce(args: &ProxyArgs, plan: &ProxyPlan) {
         let Some(addr) = listener.addr.or(ours) else { continue };
         let at = std::net::SocketAddr::new(addr, listener.port);
         let mode = format!("{:?}", listener.mode).to_lowercase();
-        let _ = writeln!(out, "proxying {mode} at {at} for {members} backends");
+        let _ = writeln!(out, "proxying {mode} on {at} to {members} backends");
     }
     let http = plan.listeners.iter().find(|l| l.mode == ProxyMode::Http);
     let at = http.and_then(|l| Some(std::net::SocketAddr::new(l.addr.or(ours)?, l.port)));
     let _ = match at {
         Some(at) => writeln!(out, "try: curl -v http://{at}/"),
-        None => writeln!(out, "try: outboard stat --wire {}", args.stack.link),
+        None => writeln!(out, "try: outboard stat --link {}", args.stack.link),
     };
     // A closed standard output is no reason to stop.
     let _ = out.flush();

@@ -21,7 +21,7 @@ const TTL_MIN: Duration = Duration::from_secs(1);
 const TTL_MAX: Duration = Duration::from_secs(300);
 /// Delay after a name could not be resolved.
 const RETRY: Duration = Duration::from_secs(5);
-/// Most addresses of a service.
+/// Maximum number of addresses of a service.
 const ADDRS_MAX: usize = 1024;
 
 /// A member's addresses, with the end of their TTL.
@@ -110,7 +110,7 @@ impl BackendResolver {
             }
             Err(why) => {
                 if !known.failure_printed {
-                    eprintln!("outboard: {why}; trying again");
+                    eprintln!("outboard: cannot resolve {why}; retrying");
                 }
                 known.failure_printed = true;
                 known.expires_at = now + RETRY;

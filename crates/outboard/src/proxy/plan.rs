@@ -32,7 +32,7 @@ impl FromStr for BackendSpec {
         }
         let wrong = || {
             format!(
-                "`{text}` is no backend: write ADDR:PORT, NAME:PORT, or srv:NAME as \
+                "invalid backend `{text}`; expected ADDR:PORT, NAME:PORT or srv:NAME, for example \
                  srv:_http._tcp.example.com"
             )
         };
@@ -52,7 +52,7 @@ fn check_name(name: &str) -> Result<String, String> {
     if name.len() <= 253 && name.split('.').all(fits) {
         Ok(name.to_ascii_lowercase())
     } else {
-        Err(format!("`{name}` is not a name of DNS"))
+        Err(format!("invalid DNS name `{name}`"))
     }
 }
 
@@ -67,7 +67,11 @@ impl FromStr for ListenArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("`{text}` is not ADDR:PORT, or :PORT for all our addresses");
+        let wrong = || {
+            format!(
+                "invalid listen address `{text}`; expected ADDR:PORT, or :PORT for all addresses"
+            )
+        };
         let (addr, port) = match text.strip_prefix(':') {
             Some(port) => (None, port.parse().map_err(|_| wrong())?),
             None => {

@@ -24,7 +24,8 @@ pub(super) fn system_server() -> Result<SocketAddr, String> {
     let text = std::fs::read_to_string(path).map_err(|e| format!("cannot read {path}: {e}"))?;
     let mut servers = text.lines().filter_map(|line| line.trim().strip_prefix("nameserver"));
     let addr = servers.find_map(|rest| rest.trim().parse::<IpAddr>().ok());
-    let addr = addr.ok_or_else(|| format!("{path} names no server: name one with --resolver"))?;
+    let addr =
+        addr.ok_or_else(|| format!("no nameserver in {path}; specify one with --resolver"))?;
     Ok(SocketAddr::new(addr, 53))
 }
 
@@ -98,7 +99,7 @@ fn query_server_by_tcp(
     match parse_reply(&bytes, id, name, kind) {
         DnsReply::Answer(answer) => Ok(answer),
         DnsReply::Failed(why) => Err(why),
-        DnsReply::Truncated | DnsReply::Foreign => Err("its answer over TCP is none".to_owned()),
+        DnsReply::Truncated | DnsReply::Foreign => Err("invalid answer over TCP".to_owned()),
     }
 }
 

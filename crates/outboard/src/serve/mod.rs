@@ -33,7 +33,7 @@ impl WatchedContentServer {
         host: &mut Host,
     ) -> Result<Self, Failure> {
         let server = ContentServer::new(content, host)
-            .map_err(|e| Failure::Unavailable(format!("{e}: choose another with --port")))?;
+            .map_err(|e| Failure::Unavailable(format!("{e}; choose another port with --port")))?;
         Ok(Self { server, watch: watch(args) })
     }
 }
@@ -140,7 +140,10 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
 fn check_folder(args: &ServeArgs) -> Result<(), Failure> {
     drop(open_disk(args)?);
     if let Some(why) = io::disk::unreliable_metadata_reason(&args.dir) {
-        eprintln!("outboard: {}: {why}; a change may be sent as right", args.dir.display());
+        eprintln!(
+            "outboard: warning: {}: {why}, so modified files may be sent as unchanged",
+            args.dir.display()
+        );
     }
     Ok(())
 }
@@ -158,8 +161,9 @@ fn announce(args: &ServeArgs, certificates: Option<&tls::ServerCertificates>) {
         let _ = writeln!(out, "serving {url} from {}", args.dir.display());
     }
     if let Some(port) = args.cleartext_port() {
-        let what = if args.redirect_http.is_some() { "redirects to HTTPS" } else { "the same" };
-        let _ = writeln!(out, "plain HTTP at port {port}: {what}");
+        let what =
+            if args.redirect_http.is_some() { "redirecting to HTTPS" } else { "same content" };
+        let _ = writeln!(out, "plain HTTP on port {port}: {what}");
     }
     if let Some(first) = args.stack.addr.first() {
         let host = match first.addr {
@@ -170,7 +174,7 @@ fn announce(args: &ServeArgs, certificates: Option<&tls::ServerCertificates>) {
         let made = certificates.and_then(tls::ServerCertificates::self_signed_fingerprint);
         let insecure = if made.is_some() { " --insecure" } else { "" };
         if let Some(fingerprint) = made {
-            let _ = writeln!(out, "certificate for development, SHA-256 {fingerprint}");
+            let _ = writeln!(out, "self-signed certificate, SHA-256 fingerprint {fingerprint}");
         }
         let _ = writeln!(out, "try: curl -v{insecure} {scheme}://{host}{port}/");
     }
@@ -182,14 +186,15 @@ fn announce(args: &ServeArgs, certificates: Option<&tls::ServerCertificates>) {
 fn read_error_pages(args: &ServeArgs) -> Result<Vec<ErrorPage>, Failure> {
     let read = |page: &ErrorPageArg| {
         let ErrorPageArg { status, file } = page;
-        let content = std::fs::read(file)
-            .map_err(|e| Failure::NoInput(format!("--error-page {}: {e}", file.display())))?;
+        let content = std::fs::read(file).map_err(|e| {
+            Failure::NoInput(format!("cannot read --error-page {}: {e}", file.display()))
+        })?;
         let name = file.to_string_lossy().into_owned();
         Ok(ErrorPage { status: *status, name, content: content.into() })
     };
     for (index, page) in args.error_page.iter().enumerate() {
         if args.error_page.iter().take(index).any(|other| other.status == page.status) {
-            let line = format!("--error-page: {} is given twice", page.status);
+            let line = format!("--error-page: duplicate status {}", page.status);
             return Err(Failure::Usage(line));
         }
     }
@@ -200,7 +205,7 @@ fn read_error_pages(args: &ServeArgs) -> Result<Vec<ErrorPage>, Failure> {
 fn reload_error_pages(args: &ServeArgs, stack: &Stack<Vec<ErrorPage>>) {
     match read_error_pages(args) {
         Ok(pages) => stack.senders().iter().for_each(|sender| sender.send(pages.clone())),
-        Err(why) => eprintln!("outboard: SIGHUP: {why}; the old pages stay"),
+        Err(why) => eprintln!("outboard: SIGHUP: {why}; keeping the old error pages"),
     }
 }
 
@@ -212,8 +217,9 @@ fn open_disk(args: &ServeArgs) -> Result<Box<dyn Disk>, Failure> {
 
 /// Starts watching the directory. Without a watch, changes are seen up to a second late.
 fn watch(args: &ServeArgs) -> Option<FileWatch> {
-    let why =
-        |error| eprintln!("outboard: changes of files are seen up to a second late ({error})");
+    let why = |error| {
+        eprintln!("outboard: cannot watch files, changes take up to 1 s to be seen: {error}")
+    };
     FileWatch::new(&args.dir).map_err(why).ok()
 }
 

@@ -1,7 +1,7 @@
 //! Verification of a TLS server's certificate, with the reason of a failure.
 //!
-//! rustls reports only that a handshake failed; the user needs to know what is wrong with the
-//! certificate. Called by `outboard nvme` for connections to targets.
+//! rustls reports only that a handshake failed; the user needs to know why the
+//! certificate was rejected. Called by `outboard nvme` for connections to targets.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -52,7 +52,9 @@ impl ServerTrust {
 }
 
 fn read_roots(path: &Path, provider: &Arc<CryptoProvider>) -> Result<Roots, Failure> {
-    let wrong = |why: String| super::file_failure(path, format!("it cannot be trusted: {why}"));
+    let wrong = |why: String| {
+        super::file_failure(path, format!("not usable as a trusted certificate: {why}"))
+    };
     let certs = super::read_chain(path)?;
     let mut roots = RootCertStore::empty();
     for cert in &certs {

@@ -49,16 +49,16 @@ impl ServerCertificates {
     /// Reads the files again; prints the result on standard error.
     pub(crate) fn reload(&self, args: &CertArgs) {
         if self.self_signed {
-            eprintln!("outboard: SIGHUP: the certificate for development stays");
+            eprintln!("outboard: SIGHUP: keeping the self-signed certificate");
             return;
         }
         match read(args) {
             Ok(read) => {
                 let count = read.len();
                 *self.lock() = read;
-                eprintln!("outboard: SIGHUP: {count} certificates read again");
+                eprintln!("outboard: SIGHUP: reloaded {count} certificates");
             }
-            Err(error) => eprintln!("outboard: SIGHUP: {error}; the old certificates stay"),
+            Err(error) => eprintln!("outboard: SIGHUP: {error}; keeping the old certificates"),
         }
     }
 
@@ -160,7 +160,7 @@ fn server(
 }
 
 fn rustls_failure(error: &rustls::Error) -> Failure {
-    Failure::System(format!("cannot set TLS up: {error}"))
+    Failure::System(format!("cannot configure TLS: {error}"))
 }
 
 fn provider() -> CryptoProvider {
@@ -170,7 +170,8 @@ fn provider() -> CryptoProvider {
 fn read(args: &CertArgs) -> Result<Vec<Arc<CertifiedKey>>, Failure> {
     if args.tls_cert.len() != args.tls_key.len() {
         let (certs, keys) = (args.tls_cert.len(), args.tls_key.len());
-        let what = format!("{certs} --tls-cert and {keys} --tls-key: give one key for each");
+        let what =
+            format!("{certs} --tls-cert but {keys} --tls-key; specify one key per certificate");
         return Err(Failure::Usage(what));
     }
     let pairs = args.tls_cert.iter().zip(&args.tls_key);
@@ -182,7 +183,7 @@ fn read_pair(cert: &Path, key: &Path) -> Result<CertifiedKey, Failure> {
     let private =
         PrivateKeyDer::from_pem_file(key).map_err(|e| file_failure(key, e.to_string()))?;
     CertifiedKey::from_der(chain, private, &provider()).map_err(|e| {
-        let both = format!("does not go with {}: {e}", cert.display());
+        let both = format!("does not match certificate {}: {e}", cert.display());
         file_failure(key, both)
     })
 }
@@ -193,7 +194,7 @@ fn read_chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, Failure> {
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)
         .map_err(|e| file_failure(path, e.to_string()))?;
     if chain.is_empty() {
-        return Err(file_failure(path, "no certificate in it".to_owned()));
+        return Err(file_failure(path, "no certificate found".to_owned()));
     }
     Ok(chain)
 }
@@ -206,7 +207,8 @@ fn file_failure(path: &Path, why: String) -> Failure {
 fn make_self_signed(addrs: &[Cidr]) -> Result<CertifiedKey, Failure> {
     let mut names = vec!["localhost".to_owned()];
     names.extend(addrs.iter().map(|cidr| cidr.addr.to_string()));
-    let failed = |why: String| Failure::System(format!("cannot make a certificate: {why}"));
+    let failed =
+        |why: String| Failure::System(format!("cannot create self-signed certificate: {why}"));
     let made = rcgen::generate_simple_self_signed(names).map_err(|e| failed(e.to_string()))?;
     let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
     let chain = vec![made.cert.der().clone()];

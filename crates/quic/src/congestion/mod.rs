@@ -16,7 +16,8 @@
 //!   other connections may wait, the RFC's rule holds.
 //!
 //! quinn-proto calls [`QuinnController`]. The driver passes what it learns from the packets
-//! ([`crate::protection`]) to [`PathCongestionState::process`], after each event and before it sends.
+//! ([`crate::protection`]) to [`PathCongestionState::process`], after each event and before it
+//! sends.
 
 mod gaps;
 mod path_queue;
@@ -53,7 +54,7 @@ const LOSSES_MAX: usize = 128;
 #[derive(Clone, Copy, Debug)]
 struct CongestionSignal {
     at: Instant,
-    /// When the newest of the affected packets was sent.
+    /// Time at which the newest of the affected packets was sent.
     sent: Instant,
     what: SignalKind,
 }
@@ -223,9 +224,9 @@ impl PathCongestionState {
         self.congestion.on_ack(now, bytes, self.mtu, self.srtt);
     }
 
-    /// Handles the end of an ACK frame, whose packets were passed to `on_ack`. `largest_acked` is the
-    /// largest number acknowledged so far. The round-trip time is a sample only if `largest_acked` has
-    /// grown (RFC 9002 section 5.1).
+    /// Handles the end of an ACK frame, whose packets were passed to `on_ack`. `largest_acked` is
+    /// the largest number acknowledged so far. The round-trip time is a sample only if
+    /// `largest_acked` has grown (RFC 9002 section 5.1).
     fn on_end_acks(&mut self, in_flight: u64, newest: Option<u64>) {
         let (acked, sent) = (self.acked, self.acked + in_flight);
         let sample = (newest > self.largest_acked).then_some(self.rtt);
@@ -281,7 +282,7 @@ impl PathCongestionState {
         self.losses.push_back(loss);
     }
 
-    /// Late packets were acknowledged: learns the lateness of the oldest loss that they resolve.
+    /// Learns the lateness of the oldest loss that the late packets just acknowledged resolve.
     fn learn_lateness(&mut self, now: Instant) {
         self.reductions_since_late = 0;
         let gaps = &self.gaps;
@@ -481,7 +482,8 @@ impl congestion::Controller for QuinnController {
 
 /// Creates controllers.
 pub(crate) struct QuinnControllerFactory {
-    /// Instant of quinn-proto's time at [`base::Instant::ZERO`]: [`crate::Config::epoch`].
+    /// Instant of quinn-proto's time at [`base::Instant::ZERO`]:
+    /// [`crate::QuicEndpointConfig::epoch`].
     pub(crate) epoch: StdInstant,
 }
 

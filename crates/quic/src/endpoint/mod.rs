@@ -1,8 +1,8 @@
 //! The endpoint: assigns datagrams to connections and runs the connections.
 //!
-//! Order of calls: `handle_*` for input, then the application for every [`QuicEndpoint::poll_event`],
-//! then [`QuicEndpoint::flush`], which passes written data to quinn-proto and datagrams to the host.
-//! Connections send nothing before `flush`.
+//! Order of calls: `handle_*` for input, then the application for every
+//! [`QuicEndpoint::poll_event`], then [`QuicEndpoint::flush`], which passes written data to
+//! quinn-proto and datagrams to the host. Connections send nothing before `flush`.
 //!
 //! | module | what it does |
 //! |---|---|
@@ -594,8 +594,8 @@ impl QuicEndpoint {
     }
 }
 
-/// An application that uses QUIC calls these methods and then [`QuicEndpoint::flush`]. An endpoint can
-/// also be the application itself if its events are handled elsewhere.
+/// An application that uses QUIC calls these methods and then [`QuicEndpoint::flush`]. An endpoint
+/// can also be the application itself if its events are handled elsewhere.
 impl Application for QuicEndpoint {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         let unix = self.config.unix_epoch.as_nanos().saturating_add(now.as_nanos());

@@ -1,5 +1,5 @@
-//! Stream operations of the application. [`super::QuicEndpoint::flush`] sends the results. Operations
-//! on a connection that is gone are ignored; an event has reported its end.
+//! Stream operations of the application. [`super::QuicEndpoint::flush`] sends the results.
+//! Operations on a connection that is gone are ignored; an event has reported its end.
 
 use abi::FileId;
 use bytes::Bytes;

@@ -37,7 +37,7 @@ fn client_end(frame: &[u8]) -> (u8, u16) {
     (frame[33], u16::from_be_bytes([frame[36], frame[37]]))
 }
 
-/// What a migration changes.
+/// Part of the address that a migration changes.
 #[derive(Clone, Copy, PartialEq)]
 enum MigrationKind {
     Port,

@@ -112,7 +112,7 @@ fn spoofed_key_phases() {
     t.close(&mut lab);
 }
 
-/// A short-header packet behind a long-header packet (RFC 9000 section 12.2): the device passes the
+/// A short-header packet after a long-header packet (RFC 9000 section 12.2): the device passes the
 /// datagram on unchanged, and the host decrypts the packet in it.
 #[test]
 fn behind_a_long_header() {

@@ -38,7 +38,7 @@ pub(crate) fn file_byte(file: u32, offset: u64) -> u8 {
 /// A machine with an endpoint.
 pub(crate) type QuicMachine = NetworkNode<QuicEndpoint>;
 
-/// What the link delivers for a frame: frames with their delays.
+/// Frames that the link delivers for one frame, with their delays.
 pub(crate) type FrameDeliveries = Vec<(Duration, Vec<u8>)>;
 
 /// Client, server, and the link between them.

@@ -9,7 +9,7 @@ use super::frames::FrameChecker;
 use crate::proxy_scenario::INTERNAL_ERROR;
 use crate::report::RunReport;
 
-/// Compares what clients read with what was sent to them.
+/// Compares what clients read with the bytes sent to them.
 pub(crate) fn check(now: Instant, wire: &FrameChecker, report: &mut RunReport) {
     for (node, local, read) in core::mem::take(&mut report.ended) {
         // With TLS the stream is longer than its content: record overhead and a handshake.

@@ -1,11 +1,11 @@
 //! Order of the echo (IO-TCP section 3.4): the host learns that a transmit has left before the
 //! first frame of it is on the link, and so before any acknowledgment of its bytes can arrive.
 //!
-//! Called by [`crate::node::Node`] with each operation that the device takes, each event that is in
-//! the ring, and each frame that the link accepts. Each byte of a transmit leaves once: a frame is
-//! an error unless its bytes are the next of a transmit whose echo was delivered. Connections that
-//! were handed to the device (tear-down, splicing) send without echoes and are not checked from
-//! then on; UDP is not checked either, because the host does not time its echoes.
+//! Called by [`crate::node::SimNode`] with each operation that the device takes, each event that is
+//! in the ring, and each frame that the link accepts. Each byte of a transmit leaves once: a frame
+//! is an error unless its bytes are the next of a transmit whose echo was delivered. Connections
+//! that were handed to the device (tear-down, splicing) send without echoes and are not checked
+//! from then on; UDP is not checked either, because the host does not time its echoes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

@@ -401,19 +401,13 @@ impl FrameChecker {
         if bare && over && self.is(node, NodeRole::Proxy) {
             return Ok(());
         }
+        let side = usize::from(from_server);
         let relayed = match self.is(node, NodeRole::Proxy) {
-            true => super::splice::check_segment(
-                self,
-                &key,
-                usize::from(from_server),
-                segment,
-                payload,
-            )?,
+            true => super::splice::check_segment(self, &key, side, segment, payload)?,
             false => None,
         };
         let Some(flow) = self.flows.get_mut(&key) else { return Ok(()) };
-        let [client, server] = &mut flow.streams;
-        let (ours, theirs) = if from_server { (server, client) } else { (client, server) };
+        let (ours, theirs) = flow.streams_from(from_server);
         note_window(ours, theirs, segment);
         if self.proxied {
             note_options(ours, theirs, segment);
@@ -436,6 +430,12 @@ impl FrameChecker {
 }
 
 impl ObservedConnection {
+    /// Returns the stream from one side and that from the other.
+    const fn streams_from(&mut self, server: bool) -> (&mut ObservedStream, &mut ObservedStream) {
+        let [to_server, to_client] = &mut self.streams;
+        if server { (to_client, to_server) } else { (to_server, to_client) }
+    }
+
     /// Notes a SYN or SYN-ACK. Returns the previous state if a new connection begins.
     fn begin(&mut self, from_server: bool, segment: &TcpHeader) -> Option<Self> {
         if from_server {

@@ -1,6 +1,6 @@
 //! With TLS, no frame contains content of files or the beginnings of requests and responses.
 //!
-//! Called by [`super::wire`] for every segment that a device sends; searches at every offset.
+//! Called by [`super::frames`] for every segment that a device sends; searches at every offset.
 
 use crate::content::{self, VersionCatalog};
 

@@ -1,13 +1,14 @@
 //! Spliced pairs: compares what the proxy's device sends on one connection with what the peer of
 //! the other connection sent.
 //!
-//! Called by [`super::frames`], which follows both connections and still applies its own rules to the
-//! peers' frames. For the frames of the device these rules apply, with sequence numbers translated
-//! as the host specified when the pair began:
+//! Called by [`super::frames`], which follows both connections and still applies its own rules to
+//! the peers' frames. For the frames of the device these rules apply, with sequence numbers
+//! translated as the host specified when the pair began:
 //!
 //! - it sends exactly the bytes that the other peer sent, at the same position, and ends its
 //!   direction where the other peer did;
-//! - it acknowledges only what was acknowledged before, or what the other peer has acknowledged;
+//! - it acknowledges only bytes that were acknowledged before, or what the other peer has
+//!   acknowledged;
 //! - it advertises no larger window than was advertised before, or than the other peer advertises;
 //! - SACK blocks cover bytes that the receiver has sent, and are those of the other peer;
 //! - it echoes timestamps that the receiver has sent.

@@ -1,4 +1,4 @@
-//! Construction of the machines of a scenario with storage. Called by [`crate::world`] at the
+//! Construction of the machines of a scenario with storage. Called by [`crate::run`] at the
 //! beginning of a run and when a machine starts again.
 
 use std::sync::Arc;

@@ -4,8 +4,8 @@
 //! each client an initiator with a [`user`] of a namespace or of a part of one, which checks
 //! everything it reads against a [`model`]. Devices place data and compute digests, in some
 //! scenarios over TLS and in some with small tables. Machines are killed and start again; the
-//! target's may lose unflushed data. One client may be a [`rogue`] that sends invalid PDUs, and one
-//! a stranger that no subsystem admits. [`crate::faults`] draws the parameters with the rest of a
+//! target's may lose unflushed data. One client may be a `rogue` that sends invalid PDUs, and one
+//! a stranger that no subsystem admits. `crate::faults` draws the parameters with the rest of a
 //! scenario.
 //!
 //! The integration tests of this crate use the model and the user, too.

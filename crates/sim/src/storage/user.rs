@@ -430,7 +430,10 @@ impl User {
         open: &OpenNvmeRequest,
         result: Result<u64, NvmeRequestError>,
     ) -> Result<CompareVerdict, String> {
-        let differs = matches!(result, Err(NvmeRequestError::Status(s)) if s.code() == NvmeStatus::COMPARE_FAILURE);
+        let differs = match result {
+            Err(NvmeRequestError::Status(status)) => status.code() == NvmeStatus::COMPARE_FAILURE,
+            _ => false,
+        };
         let OpenRequestKind::Compare { extent, oldest, same, sure } = &open.asked else {
             return Ok(CompareVerdict::No);
         };

@@ -7,8 +7,8 @@
 //!
 //! Each session of a client has its own generator, and the server draws the same values for every
 //! connection (the client's key share makes the keys different). Therefore the bytes of a
-//! connection do not depend on other connections: [`crate::checkers::same`] compares them with and
-//! without offload.
+//! connection do not depend on other connections: [`crate::checkers::differential`] compares them
+//! with and without offload.
 
 use std::cell::RefCell;
 use std::sync::{Arc, LazyLock};

@@ -140,7 +140,7 @@ impl FloodNetwork {
             }
         }
         let link = EthernetAddrs { source: mac(CLIENTS), destination: mac(VICTIM) };
-        let mut world = Self {
+        let mut sim = Self {
             run,
             now: Instant::from_millis(1000),
             machines,
@@ -157,8 +157,8 @@ impl FloodNetwork {
             replies_to_unknown: 0,
         };
         let sessions = if run.holder == ConnHolder::SetUpAndTornDown { SHORT } else { LONG };
-        (0..sessions).for_each(|i| world.connect(i));
-        world
+        (0..sessions).for_each(|i| sim.connect(i));
+        sim
     }
 
     fn connect(&mut self, i: usize) {
@@ -322,7 +322,7 @@ fn read(host: &mut Host, socket: SocketId) -> u64 {
 
 /// The result of a run.
 struct FloodOutcome {
-    world: FloodNetwork,
+    sim: FloodNetwork,
     /// Bytes that applications received in the measured second.
     bytes: u64,
     /// Counters of the victim before that second.
@@ -332,39 +332,39 @@ struct FloodOutcome {
 impl FloodOutcome {
     /// Returns the increase of a counter of the victim.
     fn moved(&self, name: &str) -> u64 {
-        let victim = &self.world.machines[VICTIM];
+        let victim = &self.sim.machines[VICTIM];
         victim.count(name) - self.before.get(name).copied().unwrap_or(0)
     }
 
     fn gauge(&self, name: &str) -> u64 {
-        self.world.machines[VICTIM].count(name)
+        self.sim.machines[VICTIM].count(name)
     }
 }
 
 /// Runs the connections for half a second, then for the measured second, with the flood if
 /// `attack`.
 fn run(run: FloodRunParams, attack: bool) -> FloodOutcome {
-    let mut world = FloodNetwork::new(run);
+    let mut sim = FloodNetwork::new(run);
     if run.kind == FloodKind::Ack && run.holder == ConnHolder::Host {
         // Overflow the SYN cache, so that the host checks acknowledgments for cookies.
         let link = EthernetAddrs { source: mac(CLIENTS), destination: mac(VICTIM) };
         let mut syns = Attacker::new(FloodKind::Syn, link, addr(VICTIM));
-        world.run_for(Duration::from_millis(100));
-        (0..2 * BACKLOG).for_each(|_| world.machines[VICTIM].receive_frame(syns.frame()));
+        sim.run_for(Duration::from_millis(100));
+        (0..2 * BACKLOG).for_each(|_| sim.machines[VICTIM].receive_frame(syns.frame()));
     }
-    world.run_for(Duration::from_millis(500));
+    sim.run_for(Duration::from_millis(500));
     let mut before = BTreeMap::new();
-    let victim = &world.machines[VICTIM];
+    let victim = &sim.machines[VICTIM];
     victim.visit(&mut |name, value| *before.entry(name).or_default() += value);
-    let got = world.received_bytes;
-    assert_eq!((world.errors, victim.overruns), (0, 0), "before {run:?}");
-    world.attacking = attack;
-    world.run_for(Duration::from_secs(1));
-    let bytes = world.received_bytes - got;
+    let got = sim.received_bytes;
+    assert_eq!((sim.errors, victim.overruns), (0, 0), "before {run:?}");
+    sim.attacking = attack;
+    sim.run_for(Duration::from_secs(1));
+    let bytes = sim.received_bytes - got;
     // Time to handle the last flood frames.
-    world.attacking = false;
-    world.run_for(Duration::from_millis(20));
-    FloodOutcome { world, bytes, before }
+    sim.attacking = false;
+    sim.run_for(Duration::from_millis(20));
+    FloodOutcome { sim, bytes, before }
 }
 
 /// Returns the share of the goodput that is left during the flood, and the result of the flooded
@@ -372,14 +372,14 @@ fn run(run: FloodRunParams, attack: bool) -> FloodOutcome {
 fn goodput_share(what: FloodRunParams) -> (f64, FloodOutcome) {
     let (calm, flooded) = (run(what, false), run(what, true));
     let share = flooded.bytes as f64 / calm.bytes as f64;
-    let world = &flooded.world;
+    let sim = &flooded.sim;
     eprintln!(
         "{what:?}: {share:.3} of {:.1} MB, {} strays, {} aimed, {} overruns, {} answers",
         calm.bytes as f64 * 1e-6,
-        world.attacker.unmatched,
-        world.attacker.aimed,
-        world.machines[VICTIM].overruns,
-        world.replies_to_unknown
+        sim.attacker.unmatched,
+        sim.attacker.aimed,
+        sim.machines[VICTIM].overruns,
+        sim.replies_to_unknown
     );
     (share, flooded)
 }
@@ -390,9 +390,9 @@ fn assert_goodput_holds(way: ConnHolder, kind: FloodKind, per_s: u64) -> FloodOu
     let run = FloodRunParams { holder: way, kind, per_s };
     let (share, outcome) = goodput_share(run);
     assert!(share >= 0.9, "{share:.3} of the goodput is left: {run:?}");
-    let world = &outcome.world;
-    assert_eq!((world.errors, world.machines[VICTIM].overruns), (0, 0), "{run:?}");
-    let sent = world.attacker.unmatched + world.attacker.aimed;
+    let sim = &outcome.sim;
+    assert_eq!((sim.errors, sim.machines[VICTIM].overruns), (0, 0), "{run:?}");
+    let sent = sim.attacker.unmatched + sim.attacker.aimed;
     assert!(sent > per_s - 2 * BURST, "{sent}");
     assert!(outcome.gauge("connections_half_open") <= 2 * BACKLOG as u64);
     let connections = outcome.gauge("connections") + 2 * outcome.gauge("splice_pairs");
@@ -411,7 +411,7 @@ fn syns_for_the_host() {
         let outcome = assert_goodput_holds(ConnHolder::Host, kind, HALF_OF_THE_HOST);
         let cached = outcome.moved("tcp_syns_cached");
         assert!(cached <= BACKLOG as u64);
-        let sent = outcome.world.attacker.unmatched;
+        let sent = outcome.sim.attacker.unmatched;
         assert_eq!(outcome.moved("tcp_syn_cookies_sent") + cached, sent);
         assert_eq!(outcome.moved("tcp_passive_opens"), 0);
     }
@@ -422,7 +422,7 @@ fn syns_for_the_host() {
 fn syns_for_the_device() {
     for way in [ConnHolder::SetUp, ConnHolder::SetUpAndTornDown, ConnHolder::Spliced] {
         let outcome = assert_goodput_holds(way, FloodKind::Syn, HALF_OF_THE_DEVICE_SYN);
-        let sent = outcome.world.attacker.unmatched;
+        let sent = outcome.sim.attacker.unmatched;
         let honest = outcome.moved("setup_accepted");
         let answered = outcome.moved("setup_syns_answered") - sent;
         assert!(answered.abs_diff(honest) <= SHORT as u64, "{answered} and {honest}");
@@ -437,7 +437,7 @@ fn syns_for_the_device() {
 fn forged_acknowledgments() {
     for way in CONN_HOLDERS {
         let outcome = assert_goodput_holds(way, FloodKind::Ack, HALF_OF_THE_DEVICE);
-        let guesses = outcome.world.attacker.unmatched;
+        let guesses = outcome.sim.attacker.unmatched;
         let unknown = outcome.moved("tcp_no_connection");
         if way == ConnHolder::SetUpAndTornDown {
             // Some frames are aimed at connections that are already closed.
@@ -458,7 +458,7 @@ fn forged_acknowledgments() {
         let answered = outcome.moved("tcp_out_rsts");
         assert_eq!(answered + outcome.moved("tcp_out_rsts_limited"), unknown);
         assert!(answered <= 2 * u64::from(RESETS_PER_S));
-        let aimed = outcome.world.attacker.aimed;
+        let aimed = outcome.sim.attacker.aimed;
         match way {
             ConnHolder::Host | ConnHolder::SetUp => {
                 assert_eq!(outcome.moved("tcp_out_of_window"), aimed)
@@ -475,7 +475,7 @@ fn forged_acknowledgments() {
 fn forged_resets() {
     for way in CONN_HOLDERS {
         let outcome = assert_goodput_holds(way, FloodKind::Rst, HALF_OF_THE_DEVICE);
-        let Attacker { aimed, in_window, .. } = outcome.world.attacker;
+        let Attacker { aimed, in_window, .. } = outcome.sim.attacker;
         assert!(way == ConnHolder::SetUpAndTornDown || in_window > aimed / 10, "{in_window}");
         for died in ["teardown_reset_by_peer", "splice_reset_by_peer", "tcp_out_rsts"] {
             assert_eq!(outcome.moved(died), 0, "{died} {way:?}");
@@ -507,7 +507,7 @@ fn forged_resets() {
 fn syns_for_a_busy_device() {
     let per_s = HALF_OF_THE_DEVICE_SYN * 7 / 4;
     let outcome = assert_goodput_holds(ConnHolder::SetUp, FloodKind::Syn, per_s);
-    assert_eq!(outcome.moved("setup_syns_answered"), outcome.world.attacker.unmatched);
+    assert_eq!(outcome.moved("setup_syns_answered"), outcome.sim.attacker.unmatched);
     assert!(outcome.moved("device_overloads") > 0);
 }
 

@@ -178,7 +178,8 @@ impl Application for SoftwareNvmePeer {
     }
 }
 
-/// Parameters of a run against a [`SoftwareNvmePeer`] peer: rounds of commands, with a second between them.
+/// Parameters of a run against a [`SoftwareNvmePeer`] peer: rounds of commands, with a second
+/// between them.
 #[derive(Clone, Copy, Debug)]
 struct RenewalRunParams {
     seed: u64,

@@ -22,7 +22,7 @@ const SETUP_BYTES: usize = 128;
 const R2T_BYTES: usize = 24;
 /// Payload of a full segment.
 const SEGMENT: u32 = 1448;
-/// Bytes of the first write. Together with the PDUs behind it, it fills whole segments of the
+/// Bytes of the first write. Together with the PDUs after it, it fills whole segments of the
 /// initial window.
 const FIRST: u32 = 8592;
 /// Time limit of every wait.
@@ -138,7 +138,7 @@ fn with_checksums(mut frame: Vec<u8>) -> Vec<u8> {
     frame
 }
 
-/// Bytes arrive twice behind a hole. The device computes the digest over the first copy; the host
+/// Bytes arrive twice after a hole. The device computes the digest over the first copy; the host
 /// keeps the second, which covers the first and was corrupted with a valid TCP checksum. The host
 /// must not use the device's digest for the second copy.
 #[test]

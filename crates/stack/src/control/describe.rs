@@ -106,7 +106,7 @@ fn describe_quic(info: &ConnectionInfo, queue: usize) -> Value {
     let path = info.stats.path;
     let direction = |state: Result<Option<QuicId>, Refusal>| match state {
         Ok(Some(name)) => json!({ "active": true, "name": name.0 }),
-        Ok(None) => json!({ "active": false, "reason": "not asked yet" }),
+        Ok(None) => json!({ "active": false, "reason": "not requested yet" }),
         Err(why) => offload(Err(why)),
     };
     let hex = |id: &QuicConnectionId| format!("{id:?}");

@@ -32,11 +32,11 @@ pub(crate) fn start(
     is_alarm: IsAlarm,
 ) -> Result<MetricsThread, Failure> {
     let failed = |e| {
-        Failure::Unavailable(format!("cannot serve --metrics at {addr}: {e}: choose another port"))
+        Failure::Unavailable(format!("cannot listen on --metrics {addr}: {e}; choose another port"))
     };
     let listener = TcpListener::bind(addr).map_err(failed)?;
     let addr = listener.local_addr().map_err(failed)?;
-    let thread = ListenerThread::start("metrics", "readers of metrics", listener, move |client| {
+    let thread = ListenerThread::start("metrics", "metrics clients", listener, move |client| {
         // An error means that the client is gone.
         let _ = serve(&client, &probes, is_alarm);
     })?;
@@ -67,7 +67,7 @@ fn serve(stream: &TcpStream, probes: &[Probe], is_alarm: IsAlarm) -> std::io::Re
     let (status, body) = if request.starts_with("GET /metrics ") {
         ("200 OK", exposition(probes, is_alarm))
     } else {
-        ("404 Not Found", String::from("metrics are at /metrics\n"))
+        ("404 Not Found", String::from("not found; metrics are at /metrics\n"))
     };
     let mut writer = stream;
     write!(

@@ -1,8 +1,8 @@
 //! Queries to a running stack: a Unix socket, and Prometheus text format over HTTP.
 //!
 //! [`crate::Builder`] starts both, each with its own thread; `outboard stat` and `outboard ss` are
-//! clients of the socket. [`probe_channel`] queries the threads of hosts and devices, [`describe`] formats
-//! their answers.
+//! clients of the socket. `probe_channel` queries the threads of hosts and devices, `describe`
+//! formats their answers.
 
 mod describe;
 pub(crate) mod metrics;
@@ -60,7 +60,7 @@ impl ControlSocket {
         let shown = path.display();
         if UnixStream::connect(path).is_ok() {
             return Err(Failure::Unavailable(format!(
-                "another instance answers at {shown}: end it, or give this one another --wire and \
+                "another instance is running at {shown}; stop it, or choose another --link and \
                  --control"
             )));
         }
@@ -71,7 +71,7 @@ impl ControlSocket {
         }
         let failed = |e| {
             Failure::Unavailable(format!(
-                "cannot make the control socket {shown}: {e}; see --control"
+                "cannot create control socket {shown}: {e}; choose another path with --control"
             ))
         };
         let listener = UnixListener::bind(path).map_err(failed)?;
@@ -90,10 +90,11 @@ impl ControlSocket {
         orders: Option<OrderHandler>,
     ) -> Result<ControlThread, Failure> {
         let Self { listener, file } = self;
-        let thread = ListenerThread::start("control", "askers", listener, move |client| {
-            // An error means that the client is gone.
-            let _ = serve(&client, &probes, orders.as_ref());
-        })?;
+        let thread =
+            ListenerThread::start("control", "control clients", listener, move |client| {
+                // An error means that the client is gone.
+                let _ = serve(&client, &probes, orders.as_ref());
+            })?;
         Ok(ControlThread { _file: file, _thread: thread })
     }
 }
@@ -129,10 +130,10 @@ fn serve(
         "ss" => describe::sockets(probes),
         order if order.starts_with('{') => match (serde_json::from_str(order), orders) {
             (Ok(order), Some(handler)) => handler(&order),
-            (Ok(_), None) => json!({ "error": "this instance takes no orders" }),
-            (Err(why), _) => json!({ "error": format!("no JSON: {why}") }),
+            (Ok(_), None) => json!({ "error": "this instance accepts no commands" }),
+            (Err(why), _) => json!({ "error": format!("invalid JSON: {why}") }),
         },
-        _ => json!({ "error": "the questions are stat and ss" }),
+        _ => json!({ "error": "unknown query; expected stat or ss" }),
     };
     let mut writer = stream;
     writeln!(writer, "{answer}")

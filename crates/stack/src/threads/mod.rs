@@ -182,7 +182,7 @@ impl<M> Threads<M> {
         if panicked == 0 {
             Ok(())
         } else {
-            Err(Failure::System("a thread panicked: please report what it printed".to_owned()))
+            Err(Failure::System("a thread panicked; please report its output".to_owned()))
         }
     }
 }

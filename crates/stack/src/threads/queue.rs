@@ -27,7 +27,7 @@ pub(crate) struct ThreadWaker {
 impl ThreadWaker {
     pub(super) fn new() -> Result<Self, Failure> {
         let notifier =
-            Notifier::new().map_err(|e| Failure::System(format!("cannot make an eventfd: {e}")))?;
+            Notifier::new().map_err(|e| Failure::System(format!("cannot create eventfd: {e}")))?;
         Ok(Self { waker: Arc::new(RingWaker::new()), notifier })
     }
 

@@ -591,9 +591,11 @@ mod tests {
             entry[4] = kind;
             let command = NvmeCommand::parse(&entry);
             let fabrics = FabricsCommand::from_command(&command).unwrap();
-            prop_assert_eq!(FabricsCommand::from_command(&fabrics.to_command(1, Sgl::NONE)), Some(fabrics));
+            prop_assert_eq!(
+                FabricsCommand::from_command(&fabrics.to_command(1, Sgl::NONE)), Some(fabrics));
             let capabilities = ControllerCapabilities::from_value(value);
-            prop_assert_eq!(ControllerCapabilities::from_value(capabilities.to_value()), capabilities);
+            prop_assert_eq!(
+                ControllerCapabilities::from_value(capabilities.to_value()), capabilities);
             let configuration = ControllerConfiguration::from_value(command.cdw10[0]);
             let again = ControllerConfiguration::from_value(configuration.to_value());
             prop_assert_eq!(again, configuration);

@@ -43,7 +43,7 @@ fn u128_at(bytes: &[u8], at: usize) -> u128 {
     u128::from_le_bytes(get(bytes, at))
 }
 
-/// Writes `field` at `at`; bytes behind the end of `out` are dropped. Callers pass constant
+/// Writes `field` at `at`; bytes after the end of `out` are dropped. Callers pass constant
 /// offsets.
 fn put(out: &mut [u8], at: usize, field: &[u8]) {
     for (to, from) in out.iter_mut().skip(at).zip(field) {

@@ -18,7 +18,7 @@ const PATH: u16 = 0x300;
 
 macro_rules! statuses {
     ($($(#[$doc:meta])* $name:ident = $kind:ident, $code:literal, $text:literal;)*) => {
-        impl Status {
+        impl NvmeStatus {
             $($(#[$doc])* pub const $name: Self = Self($kind | $code);)*
 
             /// Returns the meaning of the code; `None` if it is not in this list.
@@ -32,7 +32,7 @@ macro_rules! statuses {
         }
 
         #[cfg(test)]
-        const ALL: &[Status] = &[$(Status::$name),*];
+        const ALL: &[NvmeStatus] = &[$(NvmeStatus::$name),*];
     };
 }
 

@@ -36,7 +36,7 @@ impl Http3Timeouts {
     }
 }
 
-/// When connections are to be checked.
+/// Times at which connections are to be checked.
 #[derive(Debug, Default)]
 pub(super) struct Http3Deadlines(BTreeSet<(Instant, QuicHandle)>);
 

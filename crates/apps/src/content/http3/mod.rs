@@ -62,7 +62,7 @@ struct ClientUniStream {
 /// A request stream without a response yet.
 #[derive(Debug)]
 struct Http3Request {
-    /// When the stream was opened.
+    /// Time at which the stream was opened.
     since: Instant,
     message: RequestStreamReader,
     /// The request's head translated to HTTP/1.1, once it has arrived; empty if it was too long.
@@ -118,7 +118,7 @@ struct Http3Connection {
     /// Time at which progress was last seen, and the number of STREAM frames sent until then.
     last_progress: Instant,
     frames_sent: u64,
-    /// When the deadlines of the connection are checked next.
+    /// Time of the next check of the connection's deadlines.
     check_at: Option<Instant>,
 }
 
@@ -184,7 +184,7 @@ impl Http3 {
         self.check_deadlines(cx);
     }
 
-    /// Returns when to call [`Self::handle_timeout`].
+    /// Returns the time at which to call [`Self::handle_timeout`].
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         [self.endpoint.poll_timeout(), self.deadlines.next()].into_iter().flatten().min()
     }

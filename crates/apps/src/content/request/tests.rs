@@ -102,7 +102,7 @@ fn limits_do_not_depend_on_arrival() {
     assert_eq!(outcome(&long_head.as_bytes()[..513]), Err(431));
     let many = format!("GET / HTTP/1.1\r\nHost: a\r\n{}\r\n", "a:\r\n".repeat(FIELDS_MAX));
     assert_eq!(outcome(many.as_bytes()), Err(431));
-    // Exactly as long as allowed; bytes behind the head do not count.
+    // Exactly as long as allowed; bytes after the head do not count.
     let line = format!("GET /{} HTTP/1.1\r\n", "a".repeat(128 - 16));
     assert_eq!(line.len(), 128);
     let head = format!("{line}Host: a\r\n\r\n");

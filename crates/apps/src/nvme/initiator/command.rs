@@ -12,11 +12,11 @@ use wire::nvme::status::NvmeStatus;
 
 use crate::nvme::SecureChannelError;
 
-/// Most blocks of a command: NLB has 16 bits.
+/// Maximum number of blocks of a command: NLB has 16 bits.
 const BLOCKS_MAX: u32 = 1 << 16;
 /// Name of the set-up step that connects an I/O queue.
 pub(super) const IO_QUEUE: &str = "connect of an I/O queue";
-/// Most ranges of a dataset management command.
+/// Maximum number of ranges of a dataset management command.
 const RANGES_MAX: usize = 256;
 
 /// A namespace of the controller.
@@ -137,32 +137,32 @@ pub struct InitiatorBusy(pub NvmeRequest, pub Option<AlignedBuf>);
 #[non_exhaustive]
 pub enum NvmeRequestError {
     /// The controller returned an error status.
-    #[error("the controller says: {0}")]
+    #[error("controller returned an error: {0}")]
     Status(NvmeStatus),
     /// Data arrived with a wrong digest in each of this many attempts.
-    #[error("the data digest is wrong, {0} times in a row")]
+    #[error("data digest error in {0} attempts")]
     DataDigest(u8),
     /// The namespace does not exist, or was replaced by another.
-    #[error("there is no namespace {0}, or it has changed")]
+    #[error("namespace {0} does not exist, or was replaced")]
     NoNamespace(u32),
     /// Blocks beyond the end of the namespace.
-    #[error("no such blocks")]
+    #[error("range is beyond the end of the namespace")]
     OutOfRange,
     /// The length is not that of the blocks, or exceeds the controller's limit.
-    #[error("bad length: no whole blocks, or more than the controller takes")]
+    #[error("length is not a multiple of the block size, or exceeds the controller's limit")]
     BadLength,
     /// The controller does not support the command.
-    #[error("the controller does not support it")]
+    #[error("not supported by the controller")]
     NotSupported,
     /// The command was not answered and may have been executed. It must not be resent, or was
-    /// resent [`super::Config::loss_retries`] times.
-    #[error("the connection was lost ({0}) and the command may have been done")]
+    /// resent [`super::InitiatorConfig::loss_retries`] times.
+    #[error("connection lost ({0}), the command may have been executed")]
     Lost(AssociationLoss),
     /// The controller could not be reconnected in time.
-    #[error("the controller is lost: {0}")]
+    #[error("controller lost: {0}")]
     ControllerLost(AssociationLoss),
     /// The controller violated the protocol repeatedly in response to this command.
-    #[error("the controller breaks the protocol: {0}")]
+    #[error("protocol violation by the controller: {0}")]
     Protocol(AssociationLoss),
     /// The user closed the initiator.
     #[error("closed")]
@@ -191,16 +191,16 @@ pub enum AssociationLoss {
         status: NvmeStatus,
     },
     /// The controller requires in-band authentication, which is not supported.
-    #[error("the controller asks for in-band authentication, which is not supported")]
+    #[error("the controller requires in-band authentication, which is not supported")]
     Authentication,
     /// The controller lacks a required feature.
-    #[error("the controller is of no use: {0}")]
+    #[error("unusable controller: {0}")]
     Unusable(&'static str),
     /// The controller did not grant the requested digests, of headers or of data.
-    #[error("the target gives no {0} digests; try without --{0}-digest")]
+    #[error("the target does not support {0} digests; try without --{0}-digest")]
     NoDigests(&'static str),
     /// A step or command timed out.
-    #[error("no answer in time: {0}")]
+    #[error("timed out: {0}")]
     Timeout(&'static str),
     /// The controller reports a fatal status (CSTS.CFS).
     #[error("the controller reports a fatal error")]

@@ -33,7 +33,7 @@ pub struct InitiatorConfig {
     pub queues: u16,
     /// Entries of an I/O queue, at least 2. One entry stays unused.
     pub queue_entries: u16,
-    /// Largest number of open requests, including those that wait for a queue.
+    /// Maximum number of open requests, including those that wait for a queue.
     pub requests_max: usize,
     /// Keep alive timeout (KATO) after which the controller ends the association; zero disables it.
     pub keep_alive: Duration,
@@ -51,8 +51,8 @@ pub struct InitiatorConfig {
     /// Associations that a command may end by protocol errors of the controller, before it fails.
     pub protocol_retries: u8,
     /// Associations that a command may end in other ways before it fails with
-    /// [`super::Error::Lost`]: it was not answered, or it was open when its connection ended or the
-    /// whole controller was lost.
+    /// [`super::NvmeRequestError::Lost`]: it was not answered, or it was open when its connection
+    /// ended or the whole controller was lost.
     pub loss_retries: u8,
 }
 
@@ -92,7 +92,9 @@ impl InitiatorConfig {
 
 impl core::fmt::Debug for InitiatorConfig {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Config").field("subsystem", &self.subsystem).finish_non_exhaustive()
+        f.debug_struct("InitiatorConfig")
+            .field("subsystem", &self.subsystem)
+            .finish_non_exhaustive()
     }
 }
 

@@ -17,9 +17,9 @@ use super::{
     NvmeRequest, NvmeRequestError,
 };
 
-/// Largest number of entries that are read.
+/// Maximum number of entries that are read.
 const ENTRIES_MAX: u64 = 16_384;
-/// Largest number of restarts because the log changed.
+/// Maximum number of restarts because the log changed.
 const RESTARTS_MAX: u8 = 8;
 /// Bytes per Get Log Page.
 const PIECE_BYTES: u64 = PAGE_BYTES as u64;
@@ -32,13 +32,13 @@ pub enum DiscoveryError {
     #[error("{0}")]
     Controller(AssociationLoss),
     /// Reading the log failed.
-    #[error("the discovery log cannot be read: {0}")]
+    #[error("cannot read the discovery log: {0}")]
     Log(NvmeRequestError),
     /// The log changed in every attempt.
     #[error("the discovery log changes faster than it can be read")]
     Changing,
     /// The log claims to be unreasonably large, or has an unknown format.
-    #[error("the discovery log makes no sense")]
+    #[error("the discovery log is malformed")]
     Malformed,
 }
 

@@ -185,7 +185,8 @@ impl Initiator {
     /// Completion is always reported by [`Self::poll_done`], also for an invalid request.
     ///
     /// # Errors
-    /// [`InitiatorBusy`], with the request and its buffer, if [`InitiatorConfig::requests_max`] are open.
+    /// [`InitiatorBusy`], with the request and its buffer, if [`InitiatorConfig::requests_max`] are
+    /// open.
     pub fn submit(
         &mut self,
         now: Instant,

@@ -108,7 +108,7 @@ pub(super) struct InitiatorQueue {
     pub(super) channel: NvmeChannel,
     /// Queue ID; zero is the admin queue.
     pub(super) id: u16,
-    /// Largest number of open commands: the entries minus one.
+    /// Maximum number of open commands: the entries minus one.
     commands_max: u16,
     /// Largest in-capsule data in bytes.
     in_capsule: usize,

@@ -6,11 +6,11 @@
 //! they are executed, provided that nothing else changed the blocks between the first execution and
 //! the last; otherwise an old write could overwrite a newer one that was answered meanwhile.
 //! Therefore *overlapping changes are executed one at a time*: a change that overlaps an earlier
-//! one is held until the earlier one is answered ([`PendingChanges`]). Hence no unanswered change overlaps
-//! an answered later one, and all are resent in the order of submission. For the same reason no
-//! data written to a connection of the old association may leave after the next association begins:
-//! these connections are reset. Admin commands that may change something are not resent: they fail
-//! with an error that says that they may have been executed.
+//! one is held until the earlier one is answered ([`PendingChanges`]). Hence no unanswered change
+//! overlaps an answered later one, and all are resent in the order of submission. For the same
+//! reason no data written to a connection of the old association may leave after the next
+//! association begins: these connections are reset. Admin commands that may change something are
+//! not resent: they fail with an error that says that they may have been executed.
 //!
 //! *How often.* A command that the controller never answers, or that makes it end the connection,
 //! would be resent forever. Therefore each command counts the associations that it may have ended,

@@ -1,7 +1,7 @@
 //! The target's interface to a connection and to the host's disk.
 //!
-//! It has two implementations: [`NvmeChannel`] over a [`Host`], which forwards every call, and the fake
-//! of this module's tests, which simulates a slow, full or broken disk without TCP.
+//! It has two implementations: [`NvmeChannel`] over a [`Host`], which forwards every call, and the
+//! fake of this module's tests, which simulates a slow, full or broken disk without TCP.
 
 use abi::aligned::AlignedBuf;
 use abi::{FileExtent, FileFault, FileId, FileStat};
@@ -17,7 +17,7 @@ use crate::nvme::channel::{NvmeChannel, NvmePskIdentity, SecureChannelError};
 /// End of a disk operation that changes a file: its token, the buffer of a write, the result.
 pub(super) type DiskChangeDone = (u64, Option<AlignedBuf>, Result<(), FileFault>);
 
-/// One end of a connection. [`NvmeChannel`] and [`host::nvme::Transport`] define the calls.
+/// One end of a connection. [`NvmeChannel`] and [`host::nvme::NvmeTransport`] define the calls.
 pub(super) trait TargetTransport {
     /// The host that the connection belongs to.
     type Host: TargetDisk;

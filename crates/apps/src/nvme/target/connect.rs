@@ -128,7 +128,7 @@ fn connect_admin(
         None
     } else {
         let found = shared.subsystems.iter().position(|subsystem| subsystem.nqn == subnqn);
-        Some(found.ok_or_else(|| ConnectRefusal::data(ipo::SUBNQN, "there is no such subsystem"))?)
+        Some(found.ok_or_else(|| ConnectRefusal::data(ipo::SUBNQN, "no such subsystem"))?)
     };
     let admitted = subsystem
         .and_then(|index| shared.subsystems.get(index))
@@ -172,7 +172,7 @@ fn connect_io(
     }
     let subsystem = shared.subsystems.iter().position(|subsystem| subsystem.nqn == subnqn);
     let subsystem =
-        subsystem.ok_or_else(|| ConnectRefusal::data(ipo::SUBNQN, "there is no such subsystem"))?;
+        subsystem.ok_or_else(|| ConnectRefusal::data(ipo::SUBNQN, "no such subsystem"))?;
     let controller = shared.controllers.get_mut(cntlid).ok_or_else(|| {
         ConnectRefusal::data(ipo::CNTLID, format!("there is no controller {cntlid:#x}"))
     })?;

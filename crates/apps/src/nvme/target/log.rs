@@ -2,8 +2,8 @@
 //! of namespaces.
 //!
 //! Called by `queue`, `server` and `namespaces`; the program takes the lines with
-//! [`super::Target::poll_log`]. The log is bounded: lines that do not fit are dropped and counted.
-//! Names from initiators are escaped, so no line can be forged.
+//! [`host::Application::poll_log`]. The log is bounded: lines that do not fit are dropped and
+//! counted. Names from initiators are escaped, so no line can be forged.
 
 use core::fmt::{self, Write as _};
 

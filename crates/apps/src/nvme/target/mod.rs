@@ -2,17 +2,17 @@
 //! specification 1.0).
 //!
 //! [`NvmeTarget`] is an application over [`host::Host`]'s sockets: the driver, real or simulated,
-//! passes it the notices of [`Host::poll_notice`], calls it at [`NvmeTarget::poll_timeout`], and runs
-//! the host afterwards. It never blocks and reads no clock. It copies no read data: the device
+//! passes it the notices of [`Host::poll_notice`], calls it at [`NvmeTarget::poll_timeout`], and
+//! runs the host afterwards. It never blocks and reads no clock. It copies no read data: the device
 //! sends it directly from the file if it can. Write data arrives in the buffers that are written to
 //! the disk.
 //!
 //! From the outside in: `server` (connections, deadlines), `queue` (one connection), `connect`,
-//! `admin` with `features`, `log_pages` and `discovery`, `io` (operations); below them `controller`,
-//! `subsystem`, `unacked_responses`, `range_locks`, `buffer_quota`, `buffers`, and `shared` (state of all connections).
-//! `backend` is the interface to the host. `namespaces` holds changes by an operator, `log` the
-//! connection log. Specifications are cited by the names that [`wire::nvme`] defines. NVMe's "host"
-//! is called initiator in comments.
+//! `admin` with `features`, `log_pages` and `discovery`, `io` (operations); below them
+//! `controller`, `subsystem`, `unacked_responses`, `range_locks`, `buffer_quota`, `buffers`, and
+//! `shared` (state of all connections). `backend` is the interface to the host. `namespaces` holds
+//! changes by an operator, `log` the connection log. Specifications are cited by the names that
+//! [`wire::nvme`] defines. NVMe's "host" is called initiator in comments.
 //!
 //! Not supported, and refused: in-band authentication, namespace management by initiators,
 //! reservations, firmware commands, sanitize, protection information and Copy.
@@ -85,13 +85,13 @@ pub struct NvmeTargetConfig {
     pub maxh2cdata: u32,
     /// Largest data of a command, as MDTS: 4 KiB times two to the power of this.
     pub mdts: u8,
-    /// Largest number of I/O queues of a controller.
+    /// Maximum number of I/O queues of a controller.
     pub queues_max: u16,
-    /// Largest number of entries of a queue.
+    /// Maximum number of entries of a queue.
     pub queue_entries_max: u16,
-    /// Largest number of controllers; further Connects are refused with Controller Busy.
+    /// Maximum number of controllers; further Connects are refused with Controller Busy.
     pub controllers_max: usize,
-    /// Largest number of connections; further ones are reset.
+    /// Maximum number of connections; further ones are reset.
     pub connections_max: usize,
     /// Bytes of memory for write data, of which one controller may use half.
     pub buffer_bytes_max: usize,
@@ -103,7 +103,7 @@ pub struct NvmeTargetConfig {
     /// Time in which requested write data has to make progress. All data of one write may take four
     /// times as long.
     pub data_timeout: Duration,
-    /// Keep a connection log, read by [`NvmeTarget::poll_log`].
+    /// True to keep a connection log, read by [`NvmeTarget::poll_log`].
     pub log: bool,
     /// Unix time at [`Instant::ZERO`], for the log.
     pub unix_epoch: Duration,
@@ -159,9 +159,9 @@ impl core::fmt::Display for NvmeTargetStartError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             Self::Listen(error) => error.fmt(f),
-            Self::Field(name) => write!(f, "{name} is out of its range"),
-            Self::Nqn(nqn) => write!(f, "{nqn} cannot be the name of a subsystem, or not of two"),
-            Self::Path(path) => write!(f, "two namespaces on {path}"),
+            Self::Field(name) => write!(f, "{name} is out of range"),
+            Self::Nqn(nqn) => write!(f, "{nqn} is not a valid subsystem NQN, or is used twice"),
+            Self::Path(path) => write!(f, "{path} is used by two namespaces"),
         }
     }
 }

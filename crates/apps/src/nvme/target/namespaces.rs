@@ -1,11 +1,11 @@
 //! Addition, removal and resizing of namespaces while initiators use the subsystem.
 //!
-//! Called by [`super::Target`] for an operator, and by `server` when commands have ended. A change
-//! is reported to every controller of the subsystem by the asynchronous event Namespace Attribute
-//! Changed and the changed namespace list (base sections 5.2 and 5.16.1.5). Commands for a removed
-//! namespace fail, except those at the disk; the file is closed when the last of them has ended. A
-//! resize opens the file a second time to read its length, so that data being sent from the first
-//! open is not disturbed.
+//! Called by [`super::NvmeTarget`] for an operator, and by `server` when commands have ended. A
+//! change is reported to every controller of the subsystem by the asynchronous event Namespace
+//! Attribute Changed and the changed namespace list (base sections 5.2 and 5.16.1.5). Commands for
+//! a removed namespace fail, except those at the disk; the file is closed when the last of them has
+//! ended. A resize opens the file a second time to read its length, so that data being sent from
+//! the first open is not disturbed.
 
 use abi::FileId;
 use base::Instant;
@@ -22,22 +22,22 @@ use super::subsystem::{NamespaceConfig, TargetNamespace, TargetNamespaceState};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NamespaceChangeError {
     /// The subsystem does not exist.
-    #[error("there is no such subsystem")]
+    #[error("no such subsystem")]
     NoSubsystem,
     /// The namespace does not exist.
-    #[error("there is no such namespace")]
+    #[error("no such namespace")]
     NoNamespace,
     /// The ID is in use, or out of range.
-    #[error("the namespace ID is in use, or is not from 1 to 1024")]
+    #[error("namespace ID is in use, or not from 1 to 1024")]
     BadId,
     /// Another namespace uses this file.
-    #[error("a namespace on this file is there, or still being closed")]
+    #[error("file is in use by another namespace, or still being closed")]
     InUse,
     /// The block size is not a power of two from 512 to 4096.
-    #[error("blocks have 512, 1024, 2048 or 4096 bytes")]
+    #[error("block size must be 512, 1024, 2048 or 4096 bytes")]
     BadBlockSize,
     /// The namespace's file is being opened.
-    #[error("the namespace is being opened")]
+    #[error("namespace is still being opened")]
     Opening,
     /// The disk's table of open files is full.
     #[error("too many files are open")]

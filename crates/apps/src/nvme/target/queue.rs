@@ -30,7 +30,7 @@ use super::unacked_responses::{UnackedResponse, UnackedResponses};
 const NO_FLOW_CONTROL: u16 = 0xffff;
 /// Limit of unacknowledged responses of a connection that has no queue yet.
 const UNCONNECTED_RESPONSES_MAX: u16 = 32;
-/// Interval at which a connection that is stalled or leaving checks for acknowledgments. The host
+/// Interval at which a stalled or lingering connection checks for acknowledgments. The host
 /// sends a notice only when everything is acknowledged, except for bytes that the device still
 /// reads.
 const ACK_CHECK_INTERVAL: Duration = Duration::from_millis(500);
@@ -52,8 +52,8 @@ pub(super) struct NvmeTargetConn<L> {
     lingering: bool,
     pub(super) queue: Option<NvmeTargetQueue>,
     pub(super) unacked: UnackedResponses,
-    /// Time of the next check whether reading can continue or a leaving connection can end; `None`
-    /// if neither is pending.
+    /// Time of the next check whether reading can continue or a lingering connection can end;
+    /// `None` if neither is pending.
     recheck_at: Option<Instant>,
 }
 
@@ -175,7 +175,7 @@ pub(super) struct TargetConnContext<'a, L: TargetTransport> {
 }
 
 impl<L: TargetTransport> TargetConnContext<'_, L> {
-    /// Handles everything that was received. Returns how the connection ended, if it did.
+    /// Handles everything that was received. Returns the reason if the connection ended.
     pub(super) fn run(&mut self) -> Option<NvmeTransportEnd> {
         while !self.is_stalled() {
             let Some(incoming) = self.conn.link.poll(self.now, self.host) else { break };
@@ -248,7 +248,7 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
     }
 
     /// Returns whether reading stops because the peer has too many unacknowledged responses. If the
-    /// connection is lost, reading continues: responses go nowhere then.
+    /// connection is lost, reading continues, and responses are discarded.
     fn is_stalled(&mut self) -> bool {
         let entries =
             self.conn.queue.as_ref().map_or(UNCONNECTED_RESPONSES_MAX, |queue| queue.params.size);
@@ -438,7 +438,8 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
         self.respond(&NvmeCompletion { result, sqhd, cid, status });
     }
 
-    /// Completes a read with its data. The range `locked_range` stays locked until the peer acknowledges.
+    /// Completes a read with its data. The range `locked_range` stays locked until the peer
+    /// acknowledges.
     pub(super) fn complete_with_data(
         &mut self,
         cid: u16,

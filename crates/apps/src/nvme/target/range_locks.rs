@@ -216,7 +216,8 @@ mod tests {
             let mut all: Vec<(LockId, Range<u64>, RangeLockMode, u64, bool)> = Vec::new();
             for (owner, (ask, start, len, shared, which)) in steps.into_iter().enumerate() {
                 if ask || all.is_empty() {
-                    let mode = if shared { RangeLockMode::Shared } else { RangeLockMode::Exclusive };
+                    let mode =
+                        if shared { RangeLockMode::Shared } else { RangeLockMode::Exclusive };
                     let range = start..start + len;
                     let (id, held) = locks.lock(range.clone(), mode, owner as u64);
                     all.push((id, range, mode, owner as u64, held));
@@ -230,7 +231,8 @@ mod tests {
                 }
                 for (at, (_, range, mode, _, held)) in all.iter().enumerate() {
                     let meets = |other: &(LockId, Range<u64>, RangeLockMode, u64, bool)| {
-                        let both_read = *mode == RangeLockMode::Shared && other.2 == RangeLockMode::Shared;
+                        let both_read =
+                            *mode == RangeLockMode::Shared && other.2 == RangeLockMode::Shared;
                         !both_read && other.1.start < range.end && range.start < other.1.end
                     };
                     let later = all[at + 1..].iter().filter(|other| other.4);

@@ -1,6 +1,6 @@
 //! The table of connections, their deadlines, and effects of one connection's turn on others.
 //!
-//! [`super::Target`] passes on the host's notices. If a turn releases a range or memory, or an
+//! [`super::NvmeTarget`] passes on the host's notices. If a turn releases a range or memory, or an
 //! association loses its admin queue, the affected connections have their turn before the call
 //! returns ([`NvmeTargetServer::run_affected`]).
 

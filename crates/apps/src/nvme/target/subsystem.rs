@@ -13,9 +13,9 @@ use wire::nvme::status::NvmeStatus;
 use super::backend::TargetDisk;
 use super::range_locks::RangeLocks;
 
-/// Largest number of namespaces of a subsystem, and largest namespace ID.
+/// Maximum number of namespaces of a subsystem, and largest namespace ID.
 pub(super) const NAMESPACES_MAX: usize = 1024;
-/// Largest number of suspect ranges that a namespace remembers.
+/// Maximum number of suspect ranges that a namespace remembers.
 const SUSPECTS_MAX: usize = 1024;
 
 /// Configuration of a subsystem.
@@ -212,8 +212,9 @@ pub(super) struct Subsystem {
     pub(super) nqn: Nqn,
     pub(super) serial: AsciiField<20>,
     pub(super) hosts: Option<Vec<Nqn>>,
-    /// Index of each namespace in [`Shared::namespaces`](super::shared::Shared::namespaces), by ID
-    /// minus one.
+    /// Index of each namespace in
+    /// [`NvmeTargetState::namespaces`](super::shared::NvmeTargetState::namespaces), by ID minus
+    /// one.
     namespace_indexes: Vec<Option<usize>>,
 }
 

@@ -28,36 +28,33 @@ fn status(text: &str) -> &str {
 }
 
 /// Asserts that the client gets `code` and then a close that does not destroy the response.
-fn assert_answered(world: &mut ProxyTestBed, client: FakeSocketId, code: &str) {
-    assert_eq!(status(&world.text(client)), code);
-    assert!(world.is_shut(client) && !world.is_aborted(client));
-    world.receive(client, "what still comes");
-    world.acknowledge(client);
-    world.peer_closes(client);
-    assert!(world.is_closed(client));
-    world.assert_empty();
+fn assert_answered(bed: &mut ProxyTestBed, client: FakeSocketId, code: &str) {
+    assert_eq!(status(&bed.text(client)), code);
+    assert!(bed.is_shut(client) && !bed.is_aborted(client));
+    bed.receive(client, "what still comes");
+    bed.acknowledge(client);
+    bed.peer_closes(client);
+    assert!(bed.is_closed(client));
+    bed.assert_empty();
 }
 
 #[test]
 fn tcp_connects_at_once_and_relays_both_ways() {
-    let mut world = ProxyTestBed::new(ProxyMode::Tcp, 1);
-    let client = world.accept();
-    assert_eq!(world.opened_to(), 11, "before the client says anything");
-    let backend = world.establish();
-    world.receive(backend, "220 ready\r\n");
-    world.receive(client, "HELO\r\n");
-    assert_eq!(
-        (world.text(client), world.text(backend)),
-        ("220 ready\r\n".into(), "HELO\r\n".into())
-    );
-    world.peer_closes(client);
-    assert!(world.is_shut(backend) && !world.is_shut(client), "one direction only");
-    world.receive(backend, "bye");
-    world.peer_closes(backend);
-    assert_eq!(world.text(client), "bye");
-    assert!(world.is_closed(client) && world.is_closed(backend));
-    world.assert_empty();
-    world.assert_moved(&[
+    let mut bed = ProxyTestBed::new(ProxyMode::Tcp, 1);
+    let client = bed.accept();
+    assert_eq!(bed.opened_to(), 11, "before the client says anything");
+    let backend = bed.establish();
+    bed.receive(backend, "220 ready\r\n");
+    bed.receive(client, "HELO\r\n");
+    assert_eq!((bed.text(client), bed.text(backend)), ("220 ready\r\n".into(), "HELO\r\n".into()));
+    bed.peer_closes(client);
+    assert!(bed.is_shut(backend) && !bed.is_shut(client), "one direction only");
+    bed.receive(backend, "bye");
+    bed.peer_closes(backend);
+    assert_eq!(bed.text(client), "bye");
+    assert!(bed.is_closed(client) && bed.is_closed(backend));
+    bed.assert_empty();
+    bed.assert_moved(&[
         ("proxy_accepted", 1),
         ("proxy_routed", 1),
         ("proxy_connects", 1),
@@ -68,37 +65,37 @@ fn tcp_connects_at_once_and_relays_both_ways() {
     ]);
     let line = "10.77.0.1:40000 [01/Jan/1970:00:00:00 +0000] \"-\" -1 10.77.0.11:8080 6 14 relayed \
                 closed 0/0/0/0/0 --";
-    assert_eq!(world.log(), [line]);
+    assert_eq!(bed.log(), [line]);
 }
 
 #[test]
 fn http_head_at_any_cut() {
     let text = format!("\r\n{GET}body");
     for cut in 0..=text.len() {
-        let mut world = ProxyTestBed::new(ProxyMode::Http, 1);
-        let client = world.accept();
-        world.receive(client, &text[..cut]);
-        world.receive(client, &text[cut..]);
-        assert_eq!(world.unread(client), 4, "what follows the head waits, cut at {cut}");
-        let backend = world.establish();
-        assert_eq!(world.text(backend), format!("{GET}body"));
-        world.receive(backend, "HTTP/1.1 200 OK\r\n\r\n");
-        assert_eq!(status(&world.text(client)), "200");
+        let mut bed = ProxyTestBed::new(ProxyMode::Http, 1);
+        let client = bed.accept();
+        bed.receive(client, &text[..cut]);
+        bed.receive(client, &text[cut..]);
+        assert_eq!(bed.unread(client), 4, "what follows the head waits, cut at {cut}");
+        let backend = bed.establish();
+        assert_eq!(bed.text(backend), format!("{GET}body"));
+        bed.receive(backend, "HTTP/1.1 200 OK\r\n\r\n");
+        assert_eq!(status(&bed.text(client)), "200");
         // The next request is not parsed.
-        world.receive(client, "CONNECT x HTTP/9\r\n\r\n");
-        assert_eq!(world.text(backend), "CONNECT x HTTP/9\r\n\r\n");
+        bed.receive(client, "CONNECT x HTTP/9\r\n\r\n");
+        assert_eq!(bed.text(backend), "CONNECT x HTTP/9\r\n\r\n");
     }
 }
 
 #[test]
 fn head_one_byte_at_a_time() {
-    let mut world = ProxyTestBed::new(ProxyMode::Http, 1);
-    let client = world.accept();
+    let mut bed = ProxyTestBed::new(ProxyMode::Http, 1);
+    let client = bed.accept();
     for byte in GET.bytes() {
-        world.receive(client, [byte]);
+        bed.receive(client, [byte]);
     }
-    let backend = world.establish();
-    assert_eq!(world.text(backend), GET);
+    let backend = bed.establish();
+    assert_eq!(bed.text(backend), GET);
 }
 
 #[test]
@@ -109,17 +106,17 @@ fn routes_by_host_and_path_with_fields_added() {
     let insert = InsertedFields { x_forwarded_for: true, ..InsertedFields::default() };
     table.listeners =
         vec![ProxyListener { routes: vec![route], insert, ..listener(ProxyMode::Http) }];
-    let mut world =
+    let mut bed =
         ProxyTestBed::with(ProxyConfig { splice: false, ..ProxyConfig::default() }, table);
-    let client = world.accept();
-    world.receive(client, "GET /x/y HTTP/1.1\r\nHost: B:80\r\n\r\n");
-    assert_eq!(world.opened_to(), 99);
-    let backend = world.establish();
+    let client = bed.accept();
+    bed.receive(client, "GET /x/y HTTP/1.1\r\nHost: B:80\r\n\r\n");
+    assert_eq!(bed.opened_to(), 99);
+    let backend = bed.establish();
     let expected = "GET /x/y HTTP/1.1\r\nHost: B:80\r\nX-Forwarded-For: 10.77.0.1\r\n\r\n";
-    assert_eq!(world.text(backend), expected);
-    let client = world.accept();
-    world.receive(client, "GET /y HTTP/1.1\r\nHost: b\r\n\r\n");
-    assert_eq!(world.opened_to(), 11);
+    assert_eq!(bed.text(backend), expected);
+    let client = bed.accept();
+    bed.receive(client, "GET /y HTTP/1.1\r\nHost: b\r\n\r\n");
+    assert_eq!(bed.opened_to(), 11);
 }
 
 #[test]
@@ -131,50 +128,50 @@ fn malformed_and_oversized_heads() {
         ("CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n".to_owned(), "405", "proxy_405"),
         ("GET / HTTP/3.0\r\n\r\n".to_owned(), "505", "proxy_505"),
     ] {
-        let mut world = ProxyTestBed::new(ProxyMode::Http, 1);
-        let client = world.accept();
-        world.receive(client, &text);
-        assert!(world.sockets.app_state.opened.is_empty());
-        assert_answered(&mut world, client, code);
-        let mut moved = base::counters::collect_counters(|f| world.server.shared.counters.visit(f));
+        let mut bed = ProxyTestBed::new(ProxyMode::Http, 1);
+        let client = bed.accept();
+        bed.receive(client, &text);
+        assert!(bed.sockets.app_state.opened.is_empty());
+        assert_answered(&mut bed, client, code);
+        let mut moved = base::counters::collect_counters(|f| bed.server.shared.counters.visit(f));
         let is_status = |name: &str| name.starts_with("proxy_4") || name.starts_with("proxy_5");
         moved.retain(|(name, value)| *value > 0 && is_status(name));
         assert_eq!(moved, [(counter, 1)]);
     }
     // No more is gathered than shows that the head is too long.
-    let mut world = ProxyTestBed::new(ProxyMode::Http, 1);
-    let client = world.accept();
-    world.receive(client, format!("GET / HTTP/1.1\r\nHost: a\r\nB: {}", "b".repeat(30_000)));
+    let mut bed = ProxyTestBed::new(ProxyMode::Http, 1);
+    let client = bed.accept();
+    bed.receive(client, format!("GET / HTTP/1.1\r\nHost: a\r\nB: {}", "b".repeat(30_000)));
     let discarded = 28 + 30_000 - (16 * 1024 + 1);
-    world.assert_moved(&[
+    bed.assert_moved(&[
         ("proxy_accepted", 1),
         ("proxy_431", 1),
         ("proxy_discarded_bytes", discarded),
     ]);
     // A response to HEAD has no content.
-    let mut world = ProxyTestBed::new(ProxyMode::Http, 0);
-    let client = world.accept();
-    world.receive(client, GET.replace("GET", "HEAD"));
-    assert!(world.text(client).ends_with("\r\n\r\n"));
+    let mut bed = ProxyTestBed::new(ProxyMode::Http, 0);
+    let client = bed.accept();
+    bed.receive(client, GET.replace("GET", "HEAD"));
+    assert!(bed.text(client).ends_with("\r\n\r\n"));
 }
 
 #[test]
 fn slow_heads() {
-    let mut world = ProxyTestBed::new(ProxyMode::Http, 1);
-    let client = world.accept();
-    world.receive(client, "GET / HT");
-    world.advance(seconds(9));
-    world.receive(client, "TP/1.1\r\n");
-    assert_eq!(world.text(client), "");
-    world.advance(seconds(1));
-    assert_answered(&mut world, client, "408");
+    let mut bed = ProxyTestBed::new(ProxyMode::Http, 1);
+    let client = bed.accept();
+    bed.receive(client, "GET / HT");
+    bed.advance(seconds(9));
+    bed.receive(client, "TP/1.1\r\n");
+    assert_eq!(bed.text(client), "");
+    bed.advance(seconds(1));
+    assert_answered(&mut bed, client, "408");
     // A client that sends nothing gets no response.
-    let client = world.accept();
-    world.advance(seconds(10));
-    assert!(world.is_closed(client));
-    assert_eq!(world.text(client), "");
-    world.assert_empty();
-    world.assert_moved(&[
+    let client = bed.accept();
+    bed.advance(seconds(10));
+    assert!(bed.is_closed(client));
+    assert_eq!(bed.text(client), "");
+    bed.assert_empty();
+    bed.assert_moved(&[
         ("proxy_accepted", 2),
         ("proxy_timeouts_head", 2),
         ("proxy_408", 1),
@@ -185,47 +182,47 @@ fn slow_heads() {
 #[test]
 fn clients_that_leave_early() {
     for stage in 0..3 {
-        let mut world = ProxyTestBed::new(ProxyMode::Http, 1);
-        let client = world.accept();
+        let mut bed = ProxyTestBed::new(ProxyMode::Http, 1);
+        let client = bed.accept();
         if stage > 0 {
-            world.receive(client, &GET[..GET.len() - stage % 2]);
+            bed.receive(client, &GET[..GET.len() - stage % 2]);
         }
         match stage {
-            0 => world.peer_closes(client),
-            1 => world.fail(client, SocketError::Reset),
+            0 => bed.peer_closes(client),
+            1 => bed.fail(client, SocketError::Reset),
             // While the connection to the backend is in progress.
-            _ => world.fail(client, SocketError::Reset),
+            _ => bed.fail(client, SocketError::Reset),
         }
-        world.assert_empty();
+        bed.assert_empty();
     }
     // Half-closed while the connection to the backend is in progress: the request is still
     // forwarded.
-    let mut world = ProxyTestBed::new(ProxyMode::Http, 1);
-    let client = world.accept();
-    world.receive(client, GET);
-    world.peer_closes(client);
-    let backend = world.establish();
-    assert_eq!(world.text(backend), GET);
-    assert!(world.is_shut(backend));
-    world.receive(backend, "HTTP/1.1 200 OK\r\n\r\n");
-    world.peer_closes(backend);
-    assert_eq!(status(&world.text(client)), "200");
-    world.assert_empty();
+    let mut bed = ProxyTestBed::new(ProxyMode::Http, 1);
+    let client = bed.accept();
+    bed.receive(client, GET);
+    bed.peer_closes(client);
+    let backend = bed.establish();
+    assert_eq!(bed.text(backend), GET);
+    assert!(bed.is_shut(backend));
+    bed.receive(backend, "HTTP/1.1 200 OK\r\n\r\n");
+    bed.peer_closes(backend);
+    assert_eq!(status(&bed.text(client)), "200");
+    bed.assert_empty();
 }
 
 #[test]
 fn retries_before_the_first_byte() {
-    let mut world = ProxyTestBed::new(ProxyMode::Http, 3);
-    let client = world.accept();
-    world.receive(client, GET);
-    assert_eq!(world.opened_to(), 11);
-    world.fail(world.opened(), SocketError::Refused);
-    assert_eq!(world.opened_to(), 12);
-    world.advance(seconds(4));
-    assert_eq!(world.opened_to(), 13, "after a time-out");
-    let backend = world.establish();
-    assert_eq!(world.text(backend), GET);
-    world.assert_moved(&[
+    let mut bed = ProxyTestBed::new(ProxyMode::Http, 3);
+    let client = bed.accept();
+    bed.receive(client, GET);
+    assert_eq!(bed.opened_to(), 11);
+    bed.fail(bed.opened(), SocketError::Refused);
+    assert_eq!(bed.opened_to(), 12);
+    bed.advance(seconds(4));
+    assert_eq!(bed.opened_to(), 13, "after a time-out");
+    let backend = bed.establish();
+    assert_eq!(bed.text(backend), GET);
+    bed.assert_moved(&[
         ("proxy_accepted", 1),
         ("proxy_routed", 1),
         ("proxy_connects", 3),
@@ -239,34 +236,34 @@ fn retries_before_the_first_byte() {
 #[test]
 fn no_backend_available() {
     // All backends refuse.
-    let mut world = ProxyTestBed::new(ProxyMode::Http, 2);
-    let client = world.accept();
-    world.receive(client, GET);
-    world.fail(world.opened(), SocketError::Refused);
-    world.fail(world.opened(), SocketError::Refused);
-    assert_answered(&mut world, client, "502");
+    let mut bed = ProxyTestBed::new(ProxyMode::Http, 2);
+    let client = bed.accept();
+    bed.receive(client, GET);
+    bed.fail(bed.opened(), SocketError::Refused);
+    bed.fail(bed.opened(), SocketError::Refused);
+    assert_answered(&mut bed, client, "502");
     // The last backend does not answer; no more are tried than allowed.
     let mut table = table(ProxyMode::Http, 5);
     table.limits.retries = 1;
-    let mut world = ProxyTestBed::with(ProxyConfig::default(), table);
-    let client = world.accept();
-    world.receive(client, GET);
-    world.fail(world.opened(), SocketError::Refused);
-    world.advance(seconds(4));
-    assert_eq!(world.sockets.app_state.opened.len(), 2);
-    assert_answered(&mut world, client, "504");
+    let mut bed = ProxyTestBed::with(ProxyConfig::default(), table);
+    let client = bed.accept();
+    bed.receive(client, GET);
+    bed.fail(bed.opened(), SocketError::Refused);
+    bed.advance(seconds(4));
+    assert_eq!(bed.sockets.app_state.opened.len(), 2);
+    assert_answered(&mut bed, client, "504");
     // The pool is empty.
-    let mut world = ProxyTestBed::new(ProxyMode::Http, 0);
-    let client = world.accept();
-    world.receive(client, GET);
-    assert_answered(&mut world, client, "503");
+    let mut bed = ProxyTestBed::new(ProxyMode::Http, 0);
+    let client = bed.accept();
+    bed.receive(client, GET);
+    assert_answered(&mut bed, client, "503");
     // No local port is free.
-    let mut world = ProxyTestBed::new(ProxyMode::Http, 2);
-    world.sockets.app_state.connect_error = Some(ConnectError::NoPort);
-    let client = world.accept();
-    world.receive(client, GET);
-    assert_answered(&mut world, client, "503");
-    world.assert_moved(&[
+    let mut bed = ProxyTestBed::new(ProxyMode::Http, 2);
+    bed.sockets.app_state.connect_error = Some(ConnectError::NoPort);
+    let client = bed.accept();
+    bed.receive(client, GET);
+    assert_answered(&mut bed, client, "503");
+    bed.assert_moved(&[
         ("proxy_accepted", 1),
         ("proxy_routed", 1),
         ("proxy_503", 1),
@@ -275,11 +272,11 @@ fn no_backend_available() {
         ("proxy_discarded_bytes", 16),
     ]);
     // TCP mode reports all of this with a reset.
-    let mut world = ProxyTestBed::new(ProxyMode::Tcp, 1);
-    let client = world.accept();
-    world.fail(world.opened(), SocketError::Unreachable);
-    assert!(world.is_aborted(client));
-    world.assert_empty();
+    let mut bed = ProxyTestBed::new(ProxyMode::Tcp, 1);
+    let client = bed.accept();
+    bed.fail(bed.opened(), SocketError::Unreachable);
+    assert!(bed.is_aborted(client));
+    bed.assert_empty();
 }
 
 #[test]
@@ -287,80 +284,80 @@ fn limits_of_clients_and_backends() {
     let mut table = table(ProxyMode::Http, 1);
     table.limits.connections_max = 2;
     table.pools = vec![ProxyPool { connections_max: 1, ..pool(1) }];
-    let mut world =
+    let mut bed =
         ProxyTestBed::with(ProxyConfig { splice: false, ..ProxyConfig::default() }, table);
-    let first = world.accept();
-    world.receive(first, GET);
-    let second = world.accept();
-    world.receive(second, GET);
-    assert_eq!(status(&world.text(second)), "503");
-    let third = world.accept();
-    assert!(world.is_aborted(third));
-    let count = |name| testkit::count(name, |f| world.server.shared.counters.visit(f));
+    let first = bed.accept();
+    bed.receive(first, GET);
+    let second = bed.accept();
+    bed.receive(second, GET);
+    assert_eq!(status(&bed.text(second)), "503");
+    let third = bed.accept();
+    assert!(bed.is_aborted(third));
+    let count = |name| testkit::count(name, |f| bed.server.shared.counters.visit(f));
     assert_eq!((count("proxy_refused_full"), count("proxy_no_backend_room")), (1, 1));
 }
 
 #[test]
 fn backends_that_fail_before_and_after_they_answer() {
     for close in [true, false] {
-        let fails = |world: &mut ProxyTestBed, backend| {
-            if close { world.peer_closes(backend) } else { world.fail(backend, SocketError::Reset) }
+        let fails = |bed: &mut ProxyTestBed, backend| {
+            if close { bed.peer_closes(backend) } else { bed.fail(backend, SocketError::Reset) }
         };
-        let mut world = ProxyTestBed::new(ProxyMode::Http, 1);
-        let client = world.accept();
-        world.receive(client, GET);
-        let backend = world.establish();
-        fails(&mut world, backend);
-        assert_answered(&mut world, client, "502");
-        let mut world = ProxyTestBed::new(ProxyMode::Http, 1);
-        let client = world.accept();
-        world.receive(client, GET);
-        let backend = world.establish();
-        world.receive(backend, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\npart");
-        fails(&mut world, backend);
-        let text = world.text(client);
+        let mut bed = ProxyTestBed::new(ProxyMode::Http, 1);
+        let client = bed.accept();
+        bed.receive(client, GET);
+        let backend = bed.establish();
+        fails(&mut bed, backend);
+        assert_answered(&mut bed, client, "502");
+        let mut bed = ProxyTestBed::new(ProxyMode::Http, 1);
+        let client = bed.accept();
+        bed.receive(client, GET);
+        let backend = bed.establish();
+        bed.receive(backend, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\npart");
+        fails(&mut bed, backend);
+        let text = bed.text(client);
         assert!(text.ends_with("part"), "nothing is added: {text}");
-        assert_eq!((world.is_shut(client), world.is_aborted(client)), (close, !close));
+        assert_eq!((bed.is_shut(client), bed.is_aborted(client)), (close, !close));
     }
     // TCP mode passes on a FIN as a FIN.
-    let mut world = ProxyTestBed::new(ProxyMode::Tcp, 1);
-    let client = world.accept();
-    let backend = world.establish();
-    world.peer_closes(backend);
-    assert!(world.is_shut(client) && !world.is_aborted(client));
+    let mut bed = ProxyTestBed::new(ProxyMode::Tcp, 1);
+    let client = bed.accept();
+    let backend = bed.establish();
+    bed.peer_closes(backend);
+    assert!(bed.is_shut(client) && !bed.is_aborted(client));
 }
 
 #[test]
 fn hanging_backends_and_idle_connections() {
-    let mut world = ProxyTestBed::new(ProxyMode::Http, 1);
-    let client = world.accept();
-    world.receive(client, GET);
-    let backend = world.establish();
-    world.acknowledge(backend);
-    world.advance(seconds(299));
-    assert_eq!(world.text(client), "");
-    world.advance(seconds(301));
-    assert!(world.is_aborted(backend));
-    assert_eq!(status(&world.text(client)), "504");
+    let mut bed = ProxyTestBed::new(ProxyMode::Http, 1);
+    let client = bed.accept();
+    bed.receive(client, GET);
+    let backend = bed.establish();
+    bed.acknowledge(backend);
+    bed.advance(seconds(299));
+    assert_eq!(bed.text(client), "");
+    bed.advance(seconds(301));
+    assert!(bed.is_aborted(backend));
+    assert_eq!(status(&bed.text(client)), "504");
     // A backend that has begun to respond: a reset.
-    let mut world = ProxyTestBed::new(ProxyMode::Http, 1);
-    let client = world.accept();
-    world.receive(client, GET);
-    let backend = world.establish();
-    world.receive(backend, "HTTP/1.1 200 OK\r\n\r\n");
+    let mut bed = ProxyTestBed::new(ProxyMode::Http, 1);
+    let client = bed.accept();
+    bed.receive(client, GET);
+    let backend = bed.establish();
+    bed.receive(backend, "HTTP/1.1 200 OK\r\n\r\n");
     for _ in 0..3 {
-        world.advance(seconds(200));
-        world.receive(backend, "more");
-        assert!(!world.is_aborted(client));
+        bed.advance(seconds(200));
+        bed.receive(backend, "more");
+        assert!(!bed.is_aborted(client));
     }
     // A reader that still acknowledges is not idle.
-    world.advance(seconds(299));
-    world.acknowledge(client);
-    world.advance(seconds(299));
-    assert!(!world.is_aborted(client));
-    world.advance(seconds(400));
-    assert!(world.is_aborted(client) && world.is_aborted(backend));
-    world.assert_empty();
+    bed.advance(seconds(299));
+    bed.acknowledge(client);
+    bed.advance(seconds(299));
+    assert!(!bed.is_aborted(client));
+    bed.advance(seconds(400));
+    assert!(bed.is_aborted(client) && bed.is_aborted(backend));
+    bed.assert_empty();
 }
 
 /// RFC 9112 section 9.6: a backend that has responded and closed resets its connection when the
@@ -368,41 +365,41 @@ fn hanging_backends_and_idle_connections() {
 #[test]
 fn late_data_of_a_client_does_not_cut_the_response_off() {
     for mode in [ProxyMode::Http, ProxyMode::Tcp] {
-        let mut world = ProxyTestBed::new(mode, 1);
-        let client = world.accept();
-        world.receive(client, "GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
-        let backend = world.establish();
-        world.receive(backend, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
-        world.peer_closes(backend);
-        assert!(world.text(client).ends_with("ok") && world.is_shut(client));
-        world.sent(backend);
-        world.receive(client, "late");
-        assert_eq!(world.text(backend), "late");
-        world.fail(backend, SocketError::Reset);
-        assert_eq!(world.lingers(client), mode == ProxyMode::Http);
+        let mut bed = ProxyTestBed::new(mode, 1);
+        let client = bed.accept();
+        bed.receive(client, "GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+        let backend = bed.establish();
+        bed.receive(backend, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+        bed.peer_closes(backend);
+        assert!(bed.text(client).ends_with("ok") && bed.is_shut(client));
+        bed.sent(backend);
+        bed.receive(client, "late");
+        assert_eq!(bed.text(backend), "late");
+        bed.fail(backend, SocketError::Reset);
+        assert_eq!(bed.lingers(client), mode == ProxyMode::Http);
         assert_eq!(
-            world.is_aborted(client),
+            bed.is_aborted(client),
             mode == ProxyMode::Tcp,
             "any bytes: resets are passed on"
         );
-        world.assert_empty();
+        bed.assert_empty();
     }
 }
 
 #[test]
 fn resets_are_passed_on() {
-    let mut world = ProxyTestBed::new(ProxyMode::Tcp, 1);
-    let client = world.accept();
-    let backend = world.establish();
-    world.fail(client, SocketError::Reset);
-    assert!(world.is_aborted(backend));
-    world.assert_empty();
-    let client = world.accept();
-    let backend = world.establish();
-    world.fail(backend, SocketError::TimedOut);
-    assert!(world.is_aborted(client));
-    world.assert_empty();
-    world.assert_moved(&[
+    let mut bed = ProxyTestBed::new(ProxyMode::Tcp, 1);
+    let client = bed.accept();
+    let backend = bed.establish();
+    bed.fail(client, SocketError::Reset);
+    assert!(bed.is_aborted(backend));
+    bed.assert_empty();
+    let client = bed.accept();
+    let backend = bed.establish();
+    bed.fail(backend, SocketError::TimedOut);
+    assert!(bed.is_aborted(client));
+    bed.assert_empty();
+    bed.assert_moved(&[
         ("proxy_accepted", 2),
         ("proxy_routed", 2),
         ("proxy_connects", 2),
@@ -414,35 +411,35 @@ fn resets_are_passed_on() {
 
 #[test]
 fn back_pressure_is_bounded() {
-    let mut world = ProxyTestBed::new(ProxyMode::Tcp, 1);
-    let client = world.accept();
-    let backend = world.establish();
-    world.set_room(client, 3000);
-    world.receive(backend, vec![7; 10_000]);
-    assert_eq!((world.sent(client).len(), world.unread(backend)), (3000, 7000));
-    world.peer_closes(backend);
-    assert!(!world.is_shut(client), "the end comes after the bytes");
+    let mut bed = ProxyTestBed::new(ProxyMode::Tcp, 1);
+    let client = bed.accept();
+    let backend = bed.establish();
+    bed.set_room(client, 3000);
+    bed.receive(backend, vec![7; 10_000]);
+    assert_eq!((bed.sent(client).len(), bed.unread(backend)), (3000, 7000));
+    bed.peer_closes(backend);
+    assert!(!bed.is_shut(client), "the end comes after the bytes");
     for _ in 0..2 {
-        world.acknowledge(client);
-        assert_eq!(world.sent(client), vec![7; 3000]);
+        bed.acknowledge(client);
+        assert_eq!(bed.sent(client), vec![7; 3000]);
     }
-    assert!(!world.is_shut(client));
-    world.acknowledge(client);
-    assert_eq!((world.sent(client).len(), world.is_shut(client)), (1000, true));
+    assert!(!bed.is_shut(client));
+    bed.acknowledge(client);
+    assert_eq!((bed.sent(client).len(), bed.is_shut(client)), (1000, true));
 }
 
 #[test]
 fn a_head_that_does_not_fit_waits() {
-    let mut world = ProxyTestBed::new(ProxyMode::Http, 1);
-    let client = world.accept();
-    world.receive(client, format!("{GET}body"));
-    let backend = world.opened();
-    world.set_room(backend, 10);
-    world.establish();
-    let mut all = world.text(backend);
+    let mut bed = ProxyTestBed::new(ProxyMode::Http, 1);
+    let client = bed.accept();
+    bed.receive(client, format!("{GET}body"));
+    let backend = bed.opened();
+    bed.set_room(backend, 10);
+    bed.establish();
+    let mut all = bed.text(backend);
     while all.len() < GET.len() + 4 {
-        world.acknowledge(backend);
-        let more = world.text(backend);
+        bed.acknowledge(backend);
+        let more = bed.text(backend);
         assert!((1..=10).contains(&more.len()));
         all.push_str(&more);
     }
@@ -462,88 +459,88 @@ fn tls_by_name() {
     let config = ProxyConfig { splice: false, ..ProxyConfig::default() };
     for record in [3, 1000] {
         for cut in [1, 4, 5, 6, 40, 70] {
-            let mut world = ProxyTestBed::with(config.clone(), table.clone());
-            let client = world.accept();
+            let mut bed = ProxyTestBed::with(config.clone(), table.clone());
+            let client = bed.accept();
             let hello = client_hello(Some("x.b.example"), record);
-            world.receive(client, &hello[..cut]);
-            assert!(world.sockets.app_state.opened.is_empty());
-            world.receive(client, &hello[cut..]);
-            assert_eq!(world.opened_to(), 99);
-            let backend = world.establish();
-            assert_eq!(world.sent(backend), hello, "untouched");
+            bed.receive(client, &hello[..cut]);
+            assert!(bed.sockets.app_state.opened.is_empty());
+            bed.receive(client, &hello[cut..]);
+            assert_eq!(bed.opened_to(), 99);
+            let backend = bed.establish();
+            assert_eq!(bed.sent(backend), hello, "untouched");
         }
     }
-    let mut world = ProxyTestBed::with(config.clone(), table.clone());
-    let client = world.accept();
-    world.receive(client, client_hello(None, 1000));
-    assert_eq!(world.opened_to(), 11, "no name: the default");
+    let mut bed = ProxyTestBed::with(config.clone(), table.clone());
+    let client = bed.accept();
+    bed.receive(client, client_hello(None, 1000));
+    assert_eq!(bed.opened_to(), 11, "no name: the default");
     // Without a default: unrecognized_name.
     table.listeners[0].default = None;
     for name in [None, Some("c.example")] {
-        let mut world = ProxyTestBed::with(config.clone(), table.clone());
-        let client = world.accept();
-        world.receive(client, client_hello(name, 1000));
-        assert_eq!(world.sent(client), fatal_alert(112));
-        assert!(world.is_shut(client));
+        let mut bed = ProxyTestBed::with(config.clone(), table.clone());
+        let client = bed.accept();
+        bed.receive(client, client_hello(name, 1000));
+        assert_eq!(bed.sent(client), fatal_alert(112));
+        assert!(bed.is_shut(client));
     }
 }
 
 #[test]
 fn malformed_client_hello_gets_an_alert() {
-    let mut world = ProxyTestBed::new(ProxyMode::Tls, 1);
-    let client = world.accept();
-    world.receive(client, GET);
-    assert_eq!(world.sent(client), fatal_alert(50));
+    let mut bed = ProxyTestBed::new(ProxyMode::Tls, 1);
+    let client = bed.accept();
+    bed.receive(client, GET);
+    assert_eq!(bed.sent(client), fatal_alert(50));
     // A ClientHello without an end: the buffer is bounded.
-    let mut world = ProxyTestBed::new(ProxyMode::Tls, 1);
-    let client = world.accept();
+    let mut bed = ProxyTestBed::new(ProxyMode::Tls, 1);
+    let client = bed.accept();
     let record = [&[22, 3, 1, 0x40, 0, 1, 0, 0xff, 0xff][..], &[0; 0x3ffc]].concat();
-    world.receive(client, &record[..16_383]);
-    assert!(world.sent(client).is_empty());
-    world.receive(client, &record[16_383..]);
-    assert_eq!(world.sent(client), fatal_alert(50));
+    bed.receive(client, &record[..16_383]);
+    assert!(bed.sent(client).is_empty());
+    bed.receive(client, &record[16_383..]);
+    assert_eq!(bed.sent(client), fatal_alert(50));
     // No backend is up.
-    let mut world = ProxyTestBed::new(ProxyMode::Tls, 0);
-    let client = world.accept();
-    world.receive(client, client_hello(None, 1000));
-    assert_eq!(world.sent(client), fatal_alert(80));
+    let mut bed = ProxyTestBed::new(ProxyMode::Tls, 0);
+    let client = bed.accept();
+    bed.receive(client, client_hello(None, 1000));
+    assert_eq!(bed.sent(client), fatal_alert(80));
 }
 
 #[test]
 fn proxy_protocol_comes_first() {
     let mut table = table(ProxyMode::Tcp, 1);
     table.pools = vec![ProxyPool { proxy_protocol: true, ..pool(1) }];
-    let mut world =
+    let mut bed =
         ProxyTestBed::with(ProxyConfig { splice: false, ..ProxyConfig::default() }, table);
-    let client = world.accept();
-    world.receive(client, "x");
-    let backend = world.establish();
+    let client = bed.accept();
+    bed.receive(client, "x");
+    let backend = bed.establish();
     let expected = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c\x0a\x4d\0\x01\x0a\x4d\0\x02\x9c\x40\0\x50x";
-    assert_eq!(world.sent(backend), expected);
+    assert_eq!(bed.sent(backend), expected);
 }
 
 #[test]
 fn spliced_to_the_end() {
-    let mut world = ProxyTestBed::with(ProxyConfig::default(), table(ProxyMode::Http, 1));
-    let client = world.accept();
-    world.receive(client, format!("{GET}body"));
-    let backend = world.establish();
-    assert_eq!(world.text(backend), GET, "the head, and nothing more");
-    assert_eq!(world.sockets.app_state.spliced, [(client, backend)]);
+    let mut bed = ProxyTestBed::with(ProxyConfig::default(), table(ProxyMode::Http, 1));
+    let client = bed.accept();
+    bed.receive(client, format!("{GET}body"));
+    let backend = bed.establish();
+    assert_eq!(bed.text(backend), GET, "the head, and nothing more");
+    assert_eq!(bed.sockets.app_state.spliced, [(client, backend)]);
     // The sockets are the host's until it has decided.
-    world.notify(client);
-    world.receive(backend, "early");
-    assert_eq!((world.unread(client), world.unread(backend)), (4, 5));
-    world.spliced();
+    bed.notify(client);
+    bed.receive(backend, "early");
+    assert_eq!((bed.unread(client), bed.unread(backend)), (4, 5));
+    bed.spliced();
     // The indices are used again while the splice lasts.
-    let other = world.accept();
+    let other = bed.accept();
     assert_eq!(other.index, client.index);
-    world.peer_closes(other);
-    world.advance(seconds(10_000));
-    assert_eq!(world.server.connections(), 1);
-    world.splice_closed([4, 1000], SpliceEnd::Closed);
-    world.assert_empty();
-    world.assert_moved(&[
+    bed.peer_closes(other);
+    bed.advance(seconds(10_000));
+    assert_eq!(bed.server.connections(), 1);
+    bed.splice_closed([4, 1000], SpliceEnd::Closed);
+    bed.assert_empty();
+    bed.assert_moved(&[
         ("proxy_accepted", 2),
         ("proxy_routed", 1),
         ("proxy_ended_early", 1),
@@ -553,7 +550,7 @@ fn spliced_to_the_end() {
         ("proxy_spliced", 1),
         ("proxy_splices_closed", 1),
     ]);
-    let log = world.log();
+    let log = bed.log();
     let line = log.last().expect("a line");
     assert!(
         line.contains(
@@ -565,32 +562,32 @@ fn spliced_to_the_end() {
 
 #[test]
 fn refused_splices_are_relayed_here() {
-    let mut world = ProxyTestBed::with(ProxyConfig::default(), table(ProxyMode::Http, 1));
-    let client = world.accept();
-    world.receive(client, format!("{GET}body"));
-    let backend = world.establish();
-    world.receive(backend, "HTTP/1.1 200 OK\r\n\r\n");
-    world.splice_refused(Refusal::TableFull);
-    assert_eq!(world.text(backend), format!("{GET}body"));
-    assert_eq!(status(&world.text(client)), "200");
-    world.peer_closes(backend);
-    world.peer_closes(client);
-    world.assert_empty();
+    let mut bed = ProxyTestBed::with(ProxyConfig::default(), table(ProxyMode::Http, 1));
+    let client = bed.accept();
+    bed.receive(client, format!("{GET}body"));
+    let backend = bed.establish();
+    bed.receive(backend, "HTTP/1.1 200 OK\r\n\r\n");
+    bed.splice_refused(Refusal::TableFull);
+    assert_eq!(bed.text(backend), format!("{GET}body"));
+    assert_eq!(status(&bed.text(client)), "200");
+    bed.peer_closes(backend);
+    bed.peer_closes(client);
+    bed.assert_empty();
     // Refused at once.
-    world.sockets.app_state.splice = Some(SpliceError::Refused(Refusal::NotSupported));
-    let client = world.accept();
-    world.receive(client, GET);
-    let backend = world.establish();
-    world.receive(backend, "HTTP/1.1 200 OK\r\n\r\n");
-    assert_eq!(status(&world.text(client)), "200");
-    world.fail(client, SocketError::Reset);
-    world.sockets.app_state.splice = Some(SpliceError::NotConnected(SocketError::Closed));
-    let client = world.accept();
-    world.receive(client, GET);
-    world.establish();
-    world.fail(client, SocketError::Reset);
-    world.assert_empty();
-    world.assert_moved(&[
+    bed.sockets.app_state.splice = Some(SpliceError::Refused(Refusal::NotSupported));
+    let client = bed.accept();
+    bed.receive(client, GET);
+    let backend = bed.establish();
+    bed.receive(backend, "HTTP/1.1 200 OK\r\n\r\n");
+    assert_eq!(status(&bed.text(client)), "200");
+    bed.fail(client, SocketError::Reset);
+    bed.sockets.app_state.splice = Some(SpliceError::NotConnected(SocketError::Closed));
+    let client = bed.accept();
+    bed.receive(client, GET);
+    bed.establish();
+    bed.fail(client, SocketError::Reset);
+    bed.assert_empty();
+    bed.assert_moved(&[
         ("proxy_accepted", 3),
         ("proxy_routed", 3),
         ("proxy_connects", 3),
@@ -608,16 +605,16 @@ fn refused_splices_are_relayed_here() {
 /// The host asks the device once all bytes are acknowledged; a vanished peer acknowledges nothing.
 #[test]
 fn splices_that_never_begin() {
-    let mut world = ProxyTestBed::with(ProxyConfig::default(), table(ProxyMode::Http, 1));
-    let client = world.accept();
-    world.receive(client, GET);
-    let backend = world.establish();
-    assert_eq!(world.sockets.app_state.spliced, [(client, backend)]);
-    world.advance(seconds(299));
-    assert!(!world.is_aborted(client) && !world.is_aborted(backend));
-    world.advance(seconds(301));
-    assert!(world.is_aborted(client) && world.is_aborted(backend));
-    world.assert_empty();
+    let mut bed = ProxyTestBed::with(ProxyConfig::default(), table(ProxyMode::Http, 1));
+    let client = bed.accept();
+    bed.receive(client, GET);
+    let backend = bed.establish();
+    assert_eq!(bed.sockets.app_state.spliced, [(client, backend)]);
+    bed.advance(seconds(299));
+    assert!(!bed.is_aborted(client) && !bed.is_aborted(backend));
+    bed.advance(seconds(301));
+    assert!(bed.is_aborted(client) && bed.is_aborted(backend));
+    bed.assert_empty();
 }
 
 #[test]
@@ -627,13 +624,13 @@ fn splices_that_do_not_end_well() {
         (SpliceEnd::IdleTimeout, "proxy_splices_idle"),
         (SpliceEnd::Unspliced, "proxy_splices_lost"),
     ] {
-        let mut world = ProxyTestBed::with(ProxyConfig::default(), table(ProxyMode::Tcp, 1));
-        world.accept();
-        world.establish();
-        world.spliced();
-        world.splice_closed([0, 0], end);
-        world.assert_empty();
-        world.assert_moved(&[
+        let mut bed = ProxyTestBed::with(ProxyConfig::default(), table(ProxyMode::Tcp, 1));
+        bed.accept();
+        bed.establish();
+        bed.spliced();
+        bed.splice_closed([0, 0], end);
+        bed.assert_empty();
+        bed.assert_moved(&[
             ("proxy_accepted", 1),
             ("proxy_routed", 1),
             ("proxy_connects", 1),
@@ -646,22 +643,22 @@ fn splices_that_do_not_end_well() {
 /// Three consecutive failures take a backend down; without checks it is tried again later.
 #[test]
 fn passive_health() {
-    let mut world = ProxyTestBed::new(ProxyMode::Http, 1);
+    let mut bed = ProxyTestBed::new(ProxyMode::Http, 1);
     for _ in 0..3 {
-        let client = world.accept();
-        world.receive(client, GET);
-        world.fail(world.opened(), SocketError::Refused);
-        assert_answered(&mut world, client, "502");
+        let client = bed.accept();
+        bed.receive(client, GET);
+        bed.fail(bed.opened(), SocketError::Refused);
+        assert_answered(&mut bed, client, "502");
     }
-    let client = world.accept();
-    world.receive(client, GET);
-    assert_eq!(world.sockets.app_state.opened.len(), 3, "not tried");
-    assert_answered_later(&mut world, client, "503");
-    world.advance(HealthCheckConfig::DOWN_TIME);
-    let client = world.accept();
-    world.receive(client, GET);
-    assert_eq!(world.sockets.app_state.opened.len(), 4);
-    let log = world.log();
+    let client = bed.accept();
+    bed.receive(client, GET);
+    assert_eq!(bed.sockets.app_state.opened.len(), 3, "not tried");
+    assert_answered_later(&mut bed, client, "503");
+    bed.advance(HealthCheckConfig::DOWN_TIME);
+    let client = bed.accept();
+    bed.receive(client, GET);
+    assert_eq!(bed.sockets.app_state.opened.len(), 4);
+    let log = bed.log();
     let remarks: Vec<&String> = log.iter().filter(|l| l.starts_with('#')).collect();
     assert_eq!(
         remarks,
@@ -673,11 +670,11 @@ fn passive_health() {
 }
 
 /// Like `assert_answered`, but a deadline of a backend may remain.
-fn assert_answered_later(world: &mut ProxyTestBed, client: FakeSocketId, code: &str) {
-    assert_eq!(status(&world.text(client)), code);
-    world.acknowledge(client);
-    world.peer_closes(client);
-    assert!(world.is_closed(client));
+fn assert_answered_later(bed: &mut ProxyTestBed, client: FakeSocketId, code: &str) {
+    assert_eq!(status(&bed.text(client)), code);
+    bed.acknowledge(client);
+    bed.peer_closes(client);
+    assert!(bed.is_closed(client));
 }
 
 fn checked(path: &str) -> ProxyTestBed {
@@ -688,45 +685,45 @@ fn checked(path: &str) -> ProxyTestBed {
 }
 
 /// Waits for the next check to begin; returns its socket.
-fn next_check(world: &mut ProxyTestBed) -> FakeSocketId {
-    let before = world.sockets.app_state.opened.len();
+fn next_check(bed: &mut ProxyTestBed) -> FakeSocketId {
+    let before = bed.sockets.app_state.opened.len();
     for _ in 0..30 {
-        if world.sockets.app_state.opened.len() > before {
-            return world.opened();
+        if bed.sockets.app_state.opened.len() > before {
+            return bed.opened();
         }
-        world.advance(Duration::from_millis(100));
+        bed.advance(Duration::from_millis(100));
     }
     panic!("no check in three seconds");
 }
 
 #[test]
 fn checks_by_connection() {
-    let mut world = checked("");
+    let mut bed = checked("");
     for _ in 0..3 {
-        let id = next_check(&mut world);
-        world.fail(id, SocketError::Refused);
-        assert!(world.is_aborted(id));
+        let id = next_check(&mut bed);
+        bed.fail(id, SocketError::Refused);
+        assert!(bed.is_aborted(id));
     }
-    assert_eq!(world.server.shared.backends.count(), (1, 0));
-    let client = world.accept();
-    world.receive(client, GET);
-    assert_answered_later(&mut world, client, "503");
+    assert_eq!(bed.server.shared.backends.count(), (1, 0));
+    let client = bed.accept();
+    bed.receive(client, GET);
+    assert_answered_later(&mut bed, client, "503");
     for _ in 0..2 {
-        assert_eq!(world.server.shared.backends.count(), (1, 0));
-        let id = next_check(&mut world);
-        world.establish();
-        assert!(world.is_aborted(id), "no TIME-WAIT for checks");
+        assert_eq!(bed.server.shared.backends.count(), (1, 0));
+        let id = next_check(&mut bed);
+        bed.establish();
+        assert!(bed.is_aborted(id), "no TIME-WAIT for checks");
     }
-    assert_eq!(world.server.shared.backends.count(), (1, 1));
+    assert_eq!(bed.server.shared.backends.count(), (1, 1));
     // A check that takes too long has failed.
-    let id = next_check(&mut world);
-    world.advance(seconds(2));
-    assert!(world.is_aborted(id));
+    let id = next_check(&mut bed);
+    bed.advance(seconds(2));
+    assert!(bed.is_aborted(id));
 }
 
 #[test]
 fn checks_by_request() {
-    let mut world = checked("/health");
+    let mut bed = checked("/health");
     for (answer, good, bad) in [
         ("HTTP/1.1 200 OK\r\n", 1, 0),
         ("HTTP/1.0 302 Found\r\n", 2, 0),
@@ -734,16 +731,16 @@ fn checks_by_request() {
         ("HTTP/1.1 100 Continue", 2, 2),
         ("SSH-2.0-OpenSSH_9", 2, 3),
     ] {
-        let id = next_check(&mut world);
-        world.establish();
+        let id = next_check(&mut bed);
+        bed.establish();
         let expected = "GET /health HTTP/1.1\r\nHost: 10.77.0.11:8080\r\n\
                         User-Agent: outboard-check\r\nConnection: close\r\n\r\n";
-        assert_eq!(world.text(id), expected);
-        world.receive(id, &answer[..5]);
-        assert!(!world.is_aborted(id));
-        world.receive(id, &answer[5..]);
-        assert!(world.is_aborted(id));
-        world.assert_moved(
+        assert_eq!(bed.text(id), expected);
+        bed.receive(id, &answer[..5]);
+        assert!(!bed.is_aborted(id));
+        bed.receive(id, &answer[5..]);
+        assert!(bed.is_aborted(id));
+        bed.assert_moved(
             &[
                 ("proxy_checks_good", good),
                 ("proxy_checks_bad", bad),
@@ -758,31 +755,31 @@ fn checks_by_request() {
 
 #[test]
 fn a_new_table_keeps_connections() {
-    let mut world = ProxyTestBed::new(ProxyMode::Http, 1);
-    let old = world.accept();
-    world.receive(old, GET);
-    let backend = world.establish();
-    let waiting = world.accept();
-    world.receive(waiting, "GET / HTTP/1.1\r\n");
-    let connecting = world.accept();
-    world.receive(connecting, GET);
+    let mut bed = ProxyTestBed::new(ProxyMode::Http, 1);
+    let old = bed.accept();
+    bed.receive(old, GET);
+    let backend = bed.establish();
+    let waiting = bed.accept();
+    bed.receive(waiting, "GET / HTTP/1.1\r\n");
+    let connecting = bed.accept();
+    bed.receive(connecting, GET);
     // Backend 11 is removed, 50 is added.
     let mut next = table(ProxyMode::Http, 0);
     next.pools[0].backends = vec![end(50, 8080).into()];
-    world.server.apply(world.now, next);
-    world.receive(backend, "HTTP/1.1 200 OK\r\n\r\n");
-    assert_eq!(status(&world.text(old)), "200", "what was there goes on");
-    world.receive(waiting, "Host: a\r\n\r\n");
-    assert_eq!(world.opened_to(), 50, "what is chosen from now on is new");
-    world.establish();
+    bed.server.apply(bed.now, next);
+    bed.receive(backend, "HTTP/1.1 200 OK\r\n\r\n");
+    assert_eq!(status(&bed.text(old)), "200", "what was there goes on");
+    bed.receive(waiting, "Host: a\r\n\r\n");
+    assert_eq!(bed.opened_to(), 50, "what is chosen from now on is new");
+    bed.establish();
     // A retry goes to the new backend too.
-    let first = world.sockets.app_state.opened[1];
-    world.fail(first, SocketError::Refused);
-    assert_eq!((world.opened_to(), world.sockets.app_state.opened.len()), (50, 4));
+    let first = bed.sockets.app_state.opened[1];
+    bed.fail(first, SocketError::Refused);
+    assert_eq!((bed.opened_to(), bed.sockets.app_state.opened.len()), (50, 4));
     // The removed backend is dropped when its last connection ends.
-    assert_eq!(world.server.shared.backends.get(0).map(|b| b.connections), Some(1));
-    world.fail(old, SocketError::Reset);
-    assert!(world.server.shared.backends.get(0).is_none());
+    assert_eq!(bed.server.shared.backends.get(0).map(|b| b.connections), Some(1));
+    bed.fail(old, SocketError::Reset);
+    assert!(bed.server.shared.backends.get(0).is_none());
 }
 
 proptest! {
@@ -796,39 +793,39 @@ proptest! {
         room in 1_usize..5000,
         turns in proptest::collection::vec(0_u8..4, 1..60),
     ) {
-        let mut world = ProxyTestBed::new(ProxyMode::Tcp, 1);
-        let client = world.accept();
-        let backend = world.establish();
-        world.set_room(client, room);
-        world.set_room(backend, room);
+        let mut bed = ProxyTestBed::new(ProxyMode::Tcp, 1);
+        let client = bed.accept();
+        let backend = bed.establish();
+        bed.set_room(client, room);
+        bed.set_room(backend, room);
         let mut sides = [(client, up, 0_u8, Vec::new()), (backend, down, 1, Vec::new())];
         let mut got = [Vec::new(), Vec::new()];
         // First in random order; then everything, until both sides have closed.
         let rest = (0..4_u8).cycle().take(4 * 20_000);
         for turn in turns.into_iter().chain(rest) {
-            if world.is_closed(client) {
+            if bed.is_closed(client) {
                 break;
             }
             let side = usize::from(turn % 2);
             let (id, left, seed, all) = &mut sides[side];
             if turn >= 2 {
-                got[side].extend(world.sent(*id));
-                world.acknowledge(*id);
+                got[side].extend(bed.sent(*id));
+                bed.acknowledge(*id);
             } else if let Some(len) = left.pop() {
                 let bytes: Vec<u8> = (0..len).map(|n| *seed ^ n.to_le_bytes()[0]).collect();
                 all.extend_from_slice(&bytes);
-                world.receive(*id, bytes);
+                bed.receive(*id, bytes);
             } else {
-                world.peer_closes(*id);
+                bed.peer_closes(*id);
             }
         }
-        prop_assert!(world.is_closed(client) && world.is_closed(backend), "it never ended");
+        prop_assert!(bed.is_closed(client) && bed.is_closed(backend), "it never ended");
         for (side, (id, ..)) in sides.iter().enumerate() {
-            got[side].extend(world.sent(*id));
+            got[side].extend(bed.sent(*id));
         }
         prop_assert_eq!(&got[0], &sides[1].3);
         prop_assert_eq!(&got[1], &sides[0].3);
-        world.assert_empty();
+        bed.assert_empty();
     }
 }
 
@@ -836,20 +833,20 @@ proptest! {
 /// connections are made. A spliced pair is logged once the device has reported its bytes.
 #[test]
 fn drained_clients_are_logged() {
-    let mut world = ProxyTestBed::new(ProxyMode::Http, 1);
-    let waiting = world.accept();
-    world.receive(waiting, "GET / HT");
-    let relayed = world.accept();
-    world.receive(relayed, GET);
-    let backend = world.establish();
-    world.advance(Duration::from_millis(5));
-    world.receive(backend, "HTTP/1.");
-    world.receive(backend, "1 203 X\r\n");
-    world.server.end(world.now);
-    world.fail(relayed, SocketError::Closed);
-    world.receive(waiting, "TP/1.1\r\nHost: a\r\n\r\n");
-    assert_eq!(world.sockets.app_state.opened.len(), 1, "no backend is connected to again");
-    let ends: Vec<_> = world.log().into_iter().map(|line| line[45..].to_owned()).collect();
+    let mut bed = ProxyTestBed::new(ProxyMode::Http, 1);
+    let waiting = bed.accept();
+    bed.receive(waiting, "GET / HT");
+    let relayed = bed.accept();
+    bed.receive(relayed, GET);
+    let backend = bed.establish();
+    bed.advance(Duration::from_millis(5));
+    bed.receive(backend, "HTTP/1.");
+    bed.receive(backend, "1 203 X\r\n");
+    bed.server.end(bed.now);
+    bed.fail(relayed, SocketError::Closed);
+    bed.receive(waiting, "TP/1.1\r\nHost: a\r\n\r\n");
+    assert_eq!(bed.sockets.app_state.opened.len(), 1, "no backend is connected to again");
+    let ends: Vec<_> = bed.log().into_iter().map(|line| line[45..].to_owned()).collect();
     assert_eq!(
         ends,
         [
@@ -857,13 +854,13 @@ fn drained_clients_are_logged() {
             "\"GET / HTTP/1.1\" 203 10.77.0.11:8080 0 16 relayed drained 0/0/0/5/5 KD"
         ]
     );
-    let mut world = ProxyTestBed::with(ProxyConfig::default(), table(ProxyMode::Http, 1));
-    let client = world.accept();
-    world.receive(client, GET);
-    world.establish();
-    world.spliced();
-    world.server.end(world.now);
-    assert_eq!(world.log(), [""; 0]);
-    world.splice_closed([1, 2], SpliceEnd::Unspliced);
-    assert!(world.log()[0].contains(" 1 2 spliced drained 0/0/0/-1/0 KD"));
+    let mut bed = ProxyTestBed::with(ProxyConfig::default(), table(ProxyMode::Http, 1));
+    let client = bed.accept();
+    bed.receive(client, GET);
+    bed.establish();
+    bed.spliced();
+    bed.server.end(bed.now);
+    assert_eq!(bed.log(), [""; 0]);
+    bed.splice_closed([1, 2], SpliceEnd::Unspliced);
+    assert!(bed.log()[0].contains(" 1 2 spliced drained 0/0/0/-1/0 KD"));
 }

@@ -1,8 +1,8 @@
 //! NVMe/TCP receive offload of a connection: its receive context, and the device's events about it
 //! until the transport polls them.
 //!
-//! Called by [`crate::stream`] with events, and for [`crate::nvme::Transport`]. Buffers that the
-//! device returns for a removed connection are dropped.
+//! Called by [`crate::stream`] with events, and for [`crate::nvme::NvmeTransport`]. Buffers that
+//! the device returns for a removed connection are dropped.
 //!
 //! A context does not last as long as its connection: a device reset ends it, and over TLS every
 //! record that it does not follow, for example one under new keys. Then another context is
@@ -152,8 +152,8 @@ impl NvmeRxOffload {
         self.asked
     }
 
-    /// Registers a buffer, of which the bytes `filled` have already arrived. Returns its identifier,
-    /// or the buffer if there is no context or registration does not pay off.
+    /// Registers a buffer, of which the bytes `filled` have already arrived. Returns its
+    /// identifier, or the buffer if there is no context or registration does not pay off.
     pub(crate) fn register(
         &mut self,
         flow: FlowId,

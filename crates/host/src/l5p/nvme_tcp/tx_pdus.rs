@@ -1,11 +1,11 @@
 //! NVMe/TCP PDUs in a send stream: the expected state of the device's context, and the digests that
 //! the host computes.
 //!
-//! Called by the connection's span map, which keeps each [`TxDigestPdu`] whole until its last byte is
-//! acknowledged, and by the writers of PDUs. [`ExpectedPduRange`] is the driver's shadow of the context
-//! (Autonomous NIC Offloads, section 4.2): it tells whether a range continues where the last one
-//! ended, or must carry the data that precedes it. Over TLS the digest comes before the encryption
-//! (section 5.3); digest and encryption recover independently.
+//! Called by the connection's span map, which keeps each [`TxDigestPdu`] whole until its last byte
+//! is acknowledged, and by the writers of PDUs. [`ExpectedPduRange`] is the driver's shadow of the
+//! context (Autonomous NIC Offloads, section 4.2): it tells whether a range continues where the
+//! last one ended, or must carry the data that precedes it. Over TLS the digest comes before the
+//! encryption (section 5.3); digest and encryption recover independently.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -144,7 +144,7 @@ pub(crate) struct NvmeTxPdus {
     /// State of the digest context, to request it again after a device reset.
     state: Option<NvmeTcpState>,
     context: Option<L5oId>,
-    /// Why the device last refused a context.
+    /// Reason for which the device last refused a context.
     refused: Option<Refusal>,
     expected: Option<ExpectedPduRange>,
     /// Number of the next PDU.
@@ -164,7 +164,7 @@ pub(crate) struct NvmeTxPdus {
 
 impl fmt::Debug for NvmeTxPdus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pdus").field("context", &self.context).finish_non_exhaustive()
+        f.debug_struct("NvmeTxPdus").field("context", &self.context).finish_non_exhaustive()
     }
 }
 

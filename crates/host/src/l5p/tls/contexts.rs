@@ -1,7 +1,7 @@
 //! Requests, refusals, losses and resynchronization of a session's contexts on the device.
 //!
 //! Called by the session when keys change, and by the host for the device's events. The state of
-//! the receive contexts is in [`super::offload`], that of the transmit contexts in
+//! the receive contexts is in [`super::rx_offload`], that of the transmit contexts in
 //! [`super::tx_keys`].
 
 use alloc::boxed::Box;

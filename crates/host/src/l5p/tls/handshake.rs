@@ -1,7 +1,8 @@
 //! The handshake: passes records to rustls one by one, until it returns its secrets.
 //!
-//! [`super::Session`] passes in whole records and sends the output. One record at a time, because
-//! rustls would decrypt records after the handshake as well, which belong to the record layer here.
+//! [`super::HostTlsSession`] passes in whole records and sends the output. One record at a time,
+//! because rustls would decrypt records after the handshake as well, which belong to the record
+//! layer here.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;

@@ -1,12 +1,12 @@
 //! TLS 1.2 and 1.3: rustls performs the handshake; the record layer is implemented here, and
 //! offloaded to the device if it can.
 //!
-//! A [`HostTlsSession`] lies between a connection and its socket. Records of the handshake go to rustls
-//! (`handshake`). After it, written bytes become runs of records in the connection's send stream,
-//! described by their content (`tx_keys`): the device encrypts them when they are sent, or the host
-//! does before. Received records that the device decrypted are read in place; the host decrypts the
-//! others (`receive`, `record`). `rx_offload` keeps the device's receive contexts synchronized.
-//! `stage` has the stages of a session.
+//! A [`HostTlsSession`] lies between a connection and its socket. Records of the handshake go to
+//! rustls (`handshake`). After it, written bytes become runs of records in the connection's send
+//! stream, described by their content (`tx_keys`): the device encrypts them when they are sent, or
+//! the host does before. Received records that the device decrypted are read in place; the host
+//! decrypts the others (`receive`, `record`). `rx_offload` keeps the device's receive contexts
+//! synchronized. `stage` has the stages of a session.
 //!
 //! Invariants:
 //!
@@ -117,7 +117,7 @@ pub(crate) struct HostTlsSession {
     decrypted_bytes: usize,
     /// The receive offload; `None` before there are keys.
     offload: Option<Box<TlsRxOffload>>,
-    /// Why the device does not encrypt.
+    /// Reason for which the device does not encrypt.
     tx_refused: Option<Refusal>,
     /// Records that the device decrypted completely, partially, and not at all.
     rx_records: [u64; 3],
@@ -132,7 +132,7 @@ pub(crate) struct HostTlsSession {
 impl fmt::Debug for HostTlsSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Shows neither keys nor plaintext.
-        f.debug_struct("Session").field("queued", &self.queued).finish_non_exhaustive()
+        f.debug_struct("HostTlsSession").field("queued", &self.queued).finish_non_exhaustive()
     }
 }
 

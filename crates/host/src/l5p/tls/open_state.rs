@@ -1,9 +1,9 @@
 //! State of a session after its handshake: the keys of both directions, and the messages that
 //! change them.
 //!
-//! [`super::Session`] encrypts control records here, and passes handshake messages in. The peer's
-//! key changes when it sends KeyUpdate, ours before the usage limit (RFC 8446 sections 4.6.3 and
-//! 5.5). TLS 1.2 cannot change keys, and a session fails at the limit.
+//! [`super::HostTlsSession`] encrypts control records here, and passes handshake messages in. The
+//! peer's key changes when it sends KeyUpdate, ours before the usage limit (RFC 8446 sections 4.6.3
+//! and 5.5). TLS 1.2 cannot change keys, and a session fails at the limit.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;

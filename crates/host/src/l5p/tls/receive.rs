@@ -1,11 +1,11 @@
 //! From received records to plaintext for the application.
 //!
 //! A record that the device decrypted and verified stays in its packets: the session skips its
-//! header, and the content is read from the connection's receive queue ([`HostTlsSession::examine_front`]). Any
-//! other record is copied, the parts that the device decrypted are restored to ciphertext, and the
-//! host decrypts the record. That holds even if the device decrypted all but one packet of it,
-//! since the tag authenticates the ciphertext (Autonomous NIC Offloads, section 5.2, partial
-//! offload).
+//! header, and the content is read from the connection's receive queue
+//! ([`HostTlsSession::examine_front`]). Any other record is copied, the parts that the device
+//! decrypted are restored to ciphertext, and the host decrypts the record. That holds even if the
+//! device decrypted all but one packet of it, since the tag authenticates the ciphertext
+//! (Autonomous NIC Offloads, section 5.2, partial offload).
 
 use alloc::vec::Vec;
 
@@ -171,7 +171,7 @@ impl HostTlsSession {
         let len = framing.parse(header).filter(|_| here).map(|h| HEADER_BYTES + usize::from(h.len));
         let whole = len.is_some_and(|len| rcv.ready_bytes() >= len);
         if !whole {
-            // A rest that cannot arrive any more, or that does not fit the window, is not awaited.
+            // A rest that can no longer arrive, or that does not fit the window, is not awaited.
             let fits = len.unwrap_or(0) <= room;
             let waits = fits && (len.is_some() || !here) && !rcv.is_finished();
             if !waits {
@@ -208,10 +208,8 @@ impl HostTlsSession {
             open.note_data();
             counters.tls_rx_bytes += content as u64;
             discard(rcv, out, front);
-            self.front = FrontRecord::InPlace(InPlaceContent {
-                left: content,
-                trailer: len - front - content,
-            });
+            let trailer = len - front - content;
+            self.front = FrontRecord::InPlace(InPlaceContent { left: content, trailer });
             return FrontRecordStatus::InPlace;
         }
         let mut text = alloc::vec![0; content];
@@ -292,7 +290,7 @@ impl HostTlsSession {
     }
 
     /// Returns the positions of the record at the front of the unread bytes, and of the records
-    /// behind it whose headers have arrived.
+    /// after it whose headers have arrived.
     pub(super) fn boundaries<'a>(
         &'a self,
         rcv: &'a TcpReceiveState,

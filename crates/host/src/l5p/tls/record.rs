@@ -1,8 +1,8 @@
 //! Keys of one direction, and the record layer in software: RFC 8446 section 5 and RFC 5246 section
 //! 6, for AEAD suites.
 //!
-//! [`super::Session`] decrypts whole records here, and [`super::sealer`] encrypts those that the
-//! device does not. Record numbers come from the callers. Invariants: content that fails
+//! [`super::HostTlsSession`] decrypts whole records here, and [`super::tx_keys`] encrypts those
+//! that the device does not. Record numbers come from the callers. Invariants: content that fails
 //! authentication is never shown; a key is passed only to the device ([`TlsRecordKeys::state`]).
 
 use alloc::boxed::Box;
@@ -52,7 +52,7 @@ pub(crate) struct TlsRecordKeys {
 
 impl fmt::Debug for TlsRecordKeys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Keys").field("suite", &self.suite).finish_non_exhaustive()
+        f.debug_struct("TlsRecordKeys").field("suite", &self.suite).finish_non_exhaustive()
     }
 }
 

@@ -1,10 +1,10 @@
 //! Receive contexts of a session: requested, resynchronized, and their work reverted if the host
 //! must decrypt a record itself.
 //!
-//! Called by [`super::Session`] and [`super::receive`]. Claims of the device are never trusted: a
-//! record counts as decrypted only if every byte was decrypted by a context with the record's keys,
-//! as the record that the host expects, and one of its frames carries the claim that the tag was
-//! verified ([`TlsRxOffload::is_decrypted`]).
+//! Called by [`super::HostTlsSession`] and [`super::receive`]. Claims of the device are never
+//! trusted: a record counts as decrypted only if every byte was decrypted by a context with the
+//! record's keys, as the record that the host expects, and one of its frames carries the claim that
+//! the tag was verified ([`TlsRxOffload::is_decrypted`]).
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;

@@ -1,8 +1,8 @@
 //! Traffic secrets of a handshake that took place elsewhere, and the keys derived from them: RFC
 //! 8446 section 7.
 //!
-//! [`super::open`] has one for each direction of such a session, and derives the next keys from it.
-//! HKDF is that of the suite in rustls.
+//! [`super::open_state`] has one for each direction of such a session, and derives the next keys
+//! from it. HKDF is that of the suite in rustls.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -33,7 +33,7 @@ pub(super) struct TrafficSecret {
 impl fmt::Debug for TrafficSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Never shows the secret.
-        f.debug_struct("Secret").field("sender", &self.sender).finish_non_exhaustive()
+        f.debug_struct("TrafficSecret").field("sender", &self.sender).finish_non_exhaustive()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Stages of a session, and the events that lead from one to another.
 //!
-//! [`super::Session`] enters each stage through [`TlsStage::next`]. Closing our direction is
+//! [`super::HostTlsSession`] enters each stage through [`TlsStage::next`]. Closing our direction is
 //! independent of the stage: the application may do it at any time, and close_notify waits in the
 //! queue behind the data written before it.
 
@@ -82,7 +82,7 @@ impl TlsStage {
         }
     }
 
-    /// As [`Self::open_state`], mutable.
+    /// Returns [`Self::open`], mutable.
     pub(super) const fn open_mut(&mut self) -> Option<&mut TlsOpenState> {
         match self {
             Self::Open(open) | Self::PeerClosed(open) => Some(open),

@@ -90,7 +90,7 @@ impl HostTlsSession {
         }
     }
 
-    /// Queues or writes a whole PDU, regardless of the room.
+    /// Queues or writes a whole PDU, regardless of the room in the send buffer.
     pub(crate) fn send_pdu(
         &mut self,
         conn: &mut L5pConnection,

@@ -2,12 +2,12 @@
 //!
 //! A connection's send stream holds runs of records by their content; the keys stay here until the
 //! last of their records is acknowledged. A run becomes bytes in one of two ways: the device
-//! completes it ([`TlsTxKeys::part`]), or the host encrypts it ([`TlsTxKeys::encrypt`]) and the stream holds
-//! the result.
+//! completes it ([`TlsTxKeys::part`]), or the host encrypts it ([`TlsTxKeys::encrypt`]) and the
+//! stream holds the result.
 //!
-//! [`ExpectedTxState`] is the driver's shadow of the context (Autonomous NIC Offloads, section 4.2): it
-//! tells whether a transmit continues where the last one ended, or must carry the prefix of its
-//! record.
+//! [`ExpectedTxState`] is the driver's shadow of the context (Autonomous NIC Offloads, section
+//! 4.2): it tells whether a transmit continues where the last one ended, or must carry the prefix
+//! of its record.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -242,8 +242,8 @@ impl TlsTxKeys {
     }
 
     /// Returns the part of a transmit for the bytes `skip..skip + len` of `records`, which begin at
-    /// `position` of the stream. `content_bytes` returns a range of their content. `None` if the device
-    /// has no context for them.
+    /// `position` of the stream. `content_bytes` returns a range of their content. `None` if the
+    /// device has no context for them.
     pub(crate) fn part(
         &mut self,
         records: &RecordRun,

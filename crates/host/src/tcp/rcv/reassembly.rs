@@ -11,11 +11,11 @@ use wire::tcp::{SackBlock, TcpOptions};
 use super::{AckUrgency, RxSegment, TcpReceiveState};
 use crate::lazy_box::StaticDefault;
 
-/// Most segments that may wait behind a hole. This and the window bound the memory that an attacker
-/// can use.
+/// Maximum number of segments that may wait behind a hole. This and the window bound the memory
+/// that an attacker can use.
 const OUT_OF_ORDER_MAX: usize = 1024;
 
-/// A segment behind a hole.
+/// A segment after a hole.
 #[derive(Debug)]
 pub(super) struct OutOfOrderSegment {
     start: u64,
@@ -31,7 +31,7 @@ impl OutOfOrderSegment {
 /// Reassembly state; not allocated while everything arrives in order.
 #[derive(Debug, Default)]
 pub(super) struct ReassemblyQueue {
-    /// Segments behind a hole, in order of position and without overlaps.
+    /// Segments after a hole, in order of position and without overlaps.
     pub(super) segments: Vec<OutOfOrderSegment>,
     /// Payload bytes of the waiting segments.
     pub(super) bytes: usize,

@@ -1,6 +1,7 @@
 //! Payload in the buffer that it arrived in, with the metadata of its segment.
 //!
-//! [`Receive`](super::Receive) queues, trims and reads chunks; the bytes stay in their buffers.
+//! [`TcpReceiveState`](super::TcpReceiveState) queues, trims and reads chunks; the bytes stay in
+//! their buffers.
 
 use alloc::vec::Vec;
 

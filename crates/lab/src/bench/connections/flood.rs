@@ -16,7 +16,9 @@ use nic::{Device, DeviceConfig};
 use wire::tcp::{TcpFlags, TcpHeader};
 use wire::{Endpoint, Tuple};
 
-use super::{BATCH, LOCAL_MAC, NOW, TUPLES, WIRE, frame, memory, per_unit, segment, syn, tuple};
+use super::{
+    BATCH, LINK_CAPS, LOCAL_MAC, NOW, TUPLES, frame, memory, per_unit, segment, syn, tuple,
+};
 use crate::bench::experiment::Fields;
 use cli::Failure;
 
@@ -49,7 +51,7 @@ impl FloodCost {
             .field("kind", self.key)
             .show("device cycles", "device_cycles", self.device)
             .show("host cycles", "host_cycles", self.host)
-            .column("M/s a core", self.per_s * 1e-6)
+            .column("M/s per core", self.per_s * 1e-6)
             .field("per_s", self.per_s)
     }
 }
@@ -69,7 +71,7 @@ struct FloodTarget {
 pub(super) fn costs(time: Duration) -> Result<Vec<FloodCost>, Failure> {
     let mut prng = Prng::new(1);
     let syns: Vec<_> = (0..TUPLES).map(|i| frame(&tuple(4, i), &syn(), b"")).collect();
-    // With a current epoch, so that they are checked as far as a forgery can be.
+    // With a current epoch, so that they pass every check that a forgery can pass.
     let mut acks = |from: u16, to: u16| -> Vec<Vec<u8>> {
         let ack = |number: u32| SeqNum(number & 0x07ff_ffff | 2 << 27);
         let mut one = |i| {
@@ -103,18 +105,21 @@ pub(super) fn costs(time: Duration) -> Result<Vec<FloodCost>, Failure> {
     let spoofed: Vec<_> = (0..TUPLES).map(nobody).collect();
     add("syn_device", "SYN, answered by the device", FloodTarget::new(true, 1), &syns, DEVICE_SYN)?;
     add("syn_host", "SYN, answered by the host", on_host(), &syns, "tcp_syn_cookies_sent")?;
-    let what = "the same, from nobody on the link";
+    let what = "SYN from an unresolvable address, answered by the host";
     add("syn_host_on_link", what, on_host(), &spoofed, "tcp_syn_cookies_sent")?;
-    add("ack_device", "forged ACK, device set-up", FloodTarget::new(true, 1), &strays, DEVICE_ACK)?;
-    let cookies = on_host().with_cookies_sent(&syns);
-    add("ack_host", "forged ACK, host cookies", cookies, &strays, "tcp_syn_cookies_failed")?;
+    let setup = FloodTarget::new(true, 1);
+    add("ack_device", "forged ACK, set-up by the device", setup, &strays, DEVICE_ACK)?;
+    let (what, cookies) = ("forged ACK, SYN cookies", on_host().with_cookies_sent(&syns));
+    add("ack_host", what, cookies, &strays, "tcp_syn_cookies_failed")?;
     let connected = || FloodTarget::new(false, usize::from(AIMS)).with_connections();
-    add("ack_connected", "forged ACK, a connection", connected()?, &inside, "tcp_in_segs")?;
-    add("rst_nobody", "RST, no connection", on_host(), &many, "tcp_no_connection")?;
-    add("rst_connected", "RST, a connection of the host", connected()?, &few, "tcp_in_segs")?;
+    add("ack_connected", "forged ACK to a host connection", connected()?, &inside, "tcp_in_segs")?;
+    add("rst_nobody", "RST without a connection", on_host(), &many, "tcp_no_connection")?;
+    add("rst_connected", "RST to a host connection", connected()?, &few, "tcp_in_segs")?;
     let (torn, joined) = (FloodTarget::new(false, 1), FloodTarget::new(false, 1));
-    add("rst_torn_down", "RST, torn down", torn.with_teardowns(), &few, "teardown_out_of_window")?;
-    add("rst_spliced", "RST, spliced", joined.with_splices(), &few, "splice_dropped_blind_reset")?;
+    let (what, torn) = ("RST to a connection in tear-down", torn.with_teardowns());
+    add("rst_torn_down", what, torn, &few, "teardown_out_of_window")?;
+    let (what, joined) = ("RST to a spliced connection", joined.with_splices());
+    add("rst_spliced", what, joined, &few, "splice_dropped_blind_reset")?;
     Ok(out)
 }
 
@@ -125,7 +130,7 @@ impl FloodTarget {
     fn new(set_up: bool, backlog: usize) -> Self {
         let mut config = DeviceConfig::new(LOCAL_MAC);
         config.file = None;
-        let device = Device::new(config, WIRE);
+        let device = Device::new(config, LINK_CAPS);
         let addrs = vec![Cidr { addr: tuple(4, 0).local.addr, prefix_len: 16 }];
         let config = HostConfig { addrs, ..HostConfig::default() };
         let mut host = Host::new(config, &device.capabilities(), 1);
@@ -159,7 +164,7 @@ impl FloodTarget {
         }
         match self.host.sockets().count() {
             n if n == usize::from(AIMS) => Ok(self),
-            n => Err(Failure::System(format!("{n} of {AIMS} connections were made"))),
+            n => Err(Failure::System(format!("only {n} of {AIMS} connections were established"))),
         }
     }
 
@@ -255,7 +260,7 @@ fn measure(
     let (sent, moved) = ((took.len() * BATCH) as u64, target.counter(counter) - counted);
     // A backlog of one accepts the first SYN; that peer's SYNs recur in each cycle.
     if moved + 1 + sent / u64::from(TUPLES) < sent || moved > sent {
-        return Err(Failure::System(format!("{counter} is {moved} and should be {sent}")));
+        return Err(Failure::System(format!("counter {counter} is {moved}, expected {sent}")));
     }
     let per_s = 1e9 / per_unit(&took, BATCH);
     let (device, host) = (per_unit(&device, BATCH), per_unit(&host, BATCH));

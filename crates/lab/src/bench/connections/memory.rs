@@ -13,7 +13,7 @@ use wire::frame::protocol;
 use wire::tcp::TcpFlags;
 use wire::{Endpoint, Tuple};
 
-use super::{LOCAL_MAC, NOW, PAYLOAD, PEER_MAC, WIRE, segment};
+use super::{LINK_CAPS, LOCAL_MAC, NOW, PAYLOAD, PEER_MAC, segment};
 use crate::bench::testbed::check_counter;
 use cli::Failure;
 
@@ -23,7 +23,7 @@ const CONNECTIONS: u32 = 60_000;
 /// Returns the bytes of the device's heap per connection that waits for the acknowledgment of its
 /// FIN and of a response of 64 bytes, the response included.
 pub(super) fn torn_down() -> Result<f64, Failure> {
-    let mut device = Device::new(DeviceConfig::new(LOCAL_MAC), WIRE);
+    let mut device = Device::new(DeviceConfig::new(LOCAL_MAC), LINK_CAPS);
     // Timer wheel and queues are allocated with the first connections, before the measurement.
     add_teardowns(&mut device, CONNECTIONS, CONNECTIONS + 64);
     let before = allocated_bytes();
@@ -81,7 +81,7 @@ fn teardown(i: u32) -> Teardown {
 
 /// Returns the bytes of the device's heap per pair of spliced connections.
 pub(super) fn spliced() -> Result<f64, Failure> {
-    let mut device = Device::new(DeviceConfig::new(LOCAL_MAC), WIRE);
+    let mut device = Device::new(DeviceConfig::new(LOCAL_MAC), LINK_CAPS);
     add_splices(&mut device, CONNECTIONS, CONNECTIONS + 64);
     let before = allocated_bytes();
     add_splices(&mut device, 0, CONNECTIONS);

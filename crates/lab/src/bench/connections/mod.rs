@@ -31,7 +31,7 @@ use cli::Failure;
 const LOCAL_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const PEER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 /// A link without any offload.
-const WIRE: LinkCaps =
+const LINK_CAPS: LinkCaps =
     LinkCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: 1500 };
 /// Time on the device's clock. It stands still, so that cookies made earlier remain valid.
 const NOW: Instant = Instant::from_millis(100_000);
@@ -73,7 +73,7 @@ impl Benchmark for ConnectionsArgs {
             }
         }
         report.table("rows", rows);
-        report.line("\na frame of a flood, IPv4:");
+        report.line("\ncycles per frame of a flood, IPv4:");
         let floods = flood::costs(time)?;
         for flood::FloodCost { key, per_s, .. } in &floods {
             headline.insert(format!("flood_{key}_per_s"), (*per_s).into());
@@ -82,7 +82,7 @@ impl Benchmark for ConnectionsArgs {
         let growth = set_up_memory()?;
         let (torn_down, spliced) = (memory::torn_down()?, memory::spliced()?);
         report.line(format!(
-            "\nheap after {FLOOD} SYNs and as many forged acknowledgments: {growth} bytes more\n\
+            "\nheap growth after {FLOOD} SYNs and as many forged acknowledgments: {growth} bytes\n\
              a connection that is torn down, with a response of 64 bytes: {torn_down:.0} bytes\n\
              a pair of spliced connections: {spliced:.0} bytes"
         ));
@@ -113,7 +113,7 @@ fn set_up(version: u8, time: Duration) -> Result<Vec<(&'static str, ConnSetupFig
     let acks = acknowledgments(version, &mut device, &syns)?;
     let both: Vec<_> = syns.iter().zip(&acks).flat_map(|(a, b)| [a.clone(), b.clone()]).collect();
     let mut prng = Prng::new(1);
-    // With a current epoch and timestamps, so that they are checked as far as a forgery can be.
+    // With a current epoch and timestamps, so that they pass every check that a forgery can pass.
     let mut forged = |port: u16| -> Vec<Vec<u8>> {
         let mut number = || SeqNum(prng.next_u32());
         let forged = |i| {
@@ -137,9 +137,9 @@ fn set_up(version: u8, time: Duration) -> Result<Vec<(&'static str, ConnSetupFig
     let two = ["setup_syns_answered", "setup_established"];
     add("connections", "connections: SYN, SYN-ACK, ACK with 64 bytes", &both, 2, &two)?;
     add("syns", "SYNs answered", &syns, 1, &two[..1])?;
-    add("established", "acknowledgments with 64 bytes, for the host", &acks, 1, &two[1..])?;
-    add("forged", "forged acknowledgments, for the host", &forged, 1, &["setup_passed_acks"])?;
-    add("unwanted", "the same to a port that is not the device's", &elsewhere, 1, &["rx_packets"])?;
+    add("established", "ACKs with 64 bytes, connection passed to the host", &acks, 1, &two[1..])?;
+    add("forged", "forged ACKs, passed to the host", &forged, 1, &["setup_passed_acks"])?;
+    add("unwanted", "forged ACKs to a port without offload", &elsewhere, 1, &["rx_packets"])?;
     Ok(figures)
 }
 
@@ -170,7 +170,7 @@ fn set_up_memory() -> Result<usize, Failure> {
     check_counter(&device, "setup_passed_acks", FLOOD.into())?;
     // The allocator's caches vary a little.
     if growth > FLOOD as usize / 100 {
-        return Err(Failure::System(format!("the heap has grown by {growth} bytes")));
+        return Err(Failure::System(format!("heap grew by {growth} bytes during the flood")));
     }
     Ok(growth)
 }
@@ -234,7 +234,7 @@ fn recycle(device: &mut Device, events: &mut Vec<Event>) {
 fn listening() -> Device {
     let mut config = DeviceConfig::new(LOCAL_MAC);
     config.file = None;
-    let mut device = Device::new(config, WIRE);
+    let mut device = Device::new(config, LINK_CAPS);
     let listen = SetupListen {
         listener: ListenId(1),
         addrs: [tuple(4, 0).local.addr, tuple(6, 0).local.addr].into(),
@@ -277,7 +277,7 @@ fn acknowledgments(
     if out.len() == syns.len() {
         return Ok(out);
     }
-    Err(Failure::System(format!("{} of {} SYNs were answered", out.len(), syns.len())))
+    Err(Failure::System(format!("only {} of {} SYNs were answered", out.len(), syns.len())))
 }
 
 fn tuple(version: u8, peer: u16) -> Tuple {

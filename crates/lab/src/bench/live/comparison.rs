@@ -121,8 +121,8 @@ pub(crate) fn report<const N: usize>(
         }
         let errors = m.errors(names);
         if let Some(errors) = &errors {
-            report.line(format!("        VOID: {errors}"));
-            report.invalidate(Failure::System(format!("row {} is void: {errors}", m.row.name)));
+            report.line(format!("        INVALID: {errors}"));
+            report.invalidate(Failure::System(format!("row {} is invalid: {errors}", m.row.name)));
         }
         let mut row = fields(m);
         row["row"] = m.row.name.into();
@@ -135,7 +135,8 @@ pub(crate) fn report<const N: usize>(
     }
     report.set("rows", rows);
     report.line(
-        "CPU: the server's threads; core: everything on its core, soft interrupts among it;\n\
+        "CPU: CPU time of the server's threads; core: busy time of its core, with soft \
+             interrupts;\n\
          switch: context switches per request; client: how busy the client's core was.",
     );
 }
@@ -151,13 +152,17 @@ fn summary(runs: &[LoadRun]) -> Fields {
         .show("CPU s/GB", "server_cpu_s_per_gb", of(LoadRun::server_s_per_byte) * 1e9)
         .show("core s/GB", "core_busy_s_per_gb", of(LoadRun::core_s_per_byte) * 1e9)
         .show(
-            "CPU s/100k",
+            "CPU s/100k req",
             "server_cpu_s_per_100k_requests",
             of(LoadRun::server_s_per_request) * 1e5,
         )
-        .show("core/100k", "core_busy_s_per_100k_requests", of(LoadRun::core_s_per_request) * 1e5)
+        .show(
+            "core s/100k req",
+            "core_busy_s_per_100k_requests",
+            of(LoadRun::core_s_per_request) * 1e5,
+        )
         .field("interrupts_part_of_core_busy", of(|run| run.interrupts_s / run.core_s))
-        .show("switch", "context_switches_per_request", of(|run| run.switches / run.requests))
+        .show("csw/req", "context_switches_per_request", of(|run| run.switches / run.requests))
         .show("client", "client_core_busy", of(|run| run.client_busy))
         .show("p50 us", "latency_p50_us", of(|run| run.latency_us.0))
         .show("p99 us", "latency_p99_us", of(|run| run.latency_us.1))
@@ -197,6 +202,6 @@ mod tests {
         let mut void = BenchReport::new(false);
         report(&mut void, ["a", "b"], &[row], &[], |_| serde_json::json!({}));
         let failure = void.finish().unwrap_err().to_string();
-        assert_eq!(failure, "row 4k is void: b: 2 read errors");
+        assert_eq!(failure, "row 4k is invalid: b: 2 read errors");
     }
 }

@@ -136,7 +136,8 @@ fn cores() -> Result<(usize, usize), Failure> {
     match (ends.next(), ends.next_back()) {
         (Some(first), Some(last)) => Ok((first, last)),
         _ => Err(Failure::Unavailable(
-            "two cores are needed, one for the server and one for the client".to_owned(),
+            "at least two CPU cores are required, one for the server and one for the client"
+                .to_owned(),
         )),
     }
 }
@@ -171,7 +172,7 @@ fn write_files(site: &Path, rows: &[LoadRow]) -> std::io::Result<()> {
 /// paths.
 pub(crate) fn write_certificate(folder: &Path) -> Result<(String, String), Failure> {
     let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()])
-        .map_err(|e| Failure::System(format!("cannot make a certificate: {e}")))?;
+        .map_err(|e| Failure::System(format!("cannot create a certificate: {e}")))?;
     let write = |name: &str, text: String| {
         let path = folder.join(name);
         fs::write(&path, text).map_err(|e| cannot_write(&path, &e))?;
@@ -220,14 +221,16 @@ pub(crate) fn outboard_path() -> Result<PathBuf, Failure> {
     let path = match std::env::var_os("OUTBOARD_BIN") {
         Some(path) => PathBuf::from(path),
         None => std::env::current_exe()
-            .map_err(|e| Failure::System(format!("cannot find our own program: {e}")))?
+            .map_err(|e| {
+                Failure::System(format!("cannot determine the path of this program: {e}"))
+            })?
             .with_file_name("outboard"),
     };
     if path.is_file() {
         return Ok(path);
     }
     Err(Failure::Unavailable(format!(
-        "{} is not there: `make build` makes it, or OUTBOARD_BIN names another",
+        "{} not found; run `make build` or set OUTBOARD_BIN",
         path.display()
     )))
 }
@@ -251,7 +254,7 @@ pub(crate) fn program_of_interop(name: &str) -> Result<PathBuf, Failure> {
         return Ok(path);
     }
     Err(Failure::Unavailable(format!(
-        "{} is not there: `cargo build --release -p interop --bins` makes it",
+        "{} not found; run `cargo build --release -p interop --bins`",
         path.display()
     )))
 }
@@ -331,8 +334,8 @@ pub(crate) fn log_file(path: &Path) -> Result<Stdio, Failure> {
 
 fn not_ready(what: &str, log: &Path) -> Failure {
     let said = fs::read_to_string(log).unwrap_or_default();
-    let line = said.lines().next_back().unwrap_or("it does not say why");
-    Failure::System(format!("{what} does not start: {line}"))
+    let line = said.lines().next_back().unwrap_or("no error message");
+    Failure::System(format!("{what} did not start: {line}"))
 }
 
 pub(crate) fn wait_until(what: &str, log: &Path, ready: impl Fn() -> bool) -> Result<(), Failure> {

@@ -96,7 +96,7 @@ pub(crate) fn measure(
     let said = output(client)?;
     let after = Snapshot::take(server, bed)?;
     let mut run = parse_wrk(&said, row)
-        .ok_or_else(|| Failure::System("the client's report has another form".to_owned()))?;
+        .ok_or_else(|| Failure::System("cannot parse the client's report".to_owned()))?;
     run.server_s = after.server_s - before.server_s;
     run.core_s = after.core.busy_s - before.core.busy_s;
     run.interrupts_s = after.core.interrupts_s - before.core.interrupts_s;
@@ -113,17 +113,17 @@ fn parse_wrk(said: &str, row: LoadRow) -> Option<LoadRun> {
     else {
         return None;
     };
-    let mut errors: Vec<String> = ["connect", "read", "write", "status", "time-out"]
+    let mut errors: Vec<String> = ["connect", "read", "write", "status", "timeout"]
         .into_iter()
         .zip([connect, read, write, status, timeout])
         .filter(|&(_, count)| count > 0.0)
         .map(|(kind, count)| format!("{count} {kind} errors"))
         .collect();
     if requests == 0.0 {
-        errors.push("no response".to_owned());
+        errors.push("no responses".to_owned());
     }
     if bytes < requests * row.bytes as f64 {
-        errors.push("responses are too short".to_owned());
+        errors.push("truncated responses".to_owned());
     }
     Some(LoadRun {
         seconds: us / 1e6,
@@ -152,7 +152,7 @@ impl Snapshot {
     fn take(server: &LiveServer, bed: &LiveTestbed) -> Result<Self, Failure> {
         let pid = server.pid();
         let read = |path: String| {
-            let gone = |e| Failure::System(format!("a server is gone: {path}: {e}"));
+            let gone = |e| Failure::System(format!("server exited: cannot read {path}: {e}"));
             fs::read_to_string(&path).map_err(gone)
         };
         let stat = read(format!("/proc/{pid}/stat"))?;
@@ -209,11 +209,11 @@ mod tests {
         assert_eq!((run.latency_us, run.errors.as_str()), ((500.0, 900.0), ""));
         let short = "numbers 2000000 100 1000 0 3 0 1 0 500 900";
         let errors = parse_wrk(short, LoadRow::new("4k", 4 << 10, 64)).unwrap().errors;
-        assert_eq!(errors, "3 read errors, 1 status errors, responses are too short");
+        assert_eq!(errors, "3 read errors, 1 status errors, truncated responses");
         let none = parse_wrk("numbers 2000000 0 0 0 0 0 0 0 0 0", LoadRow::new("4k", 4 << 10, 64))
             .unwrap()
             .errors;
-        assert_eq!(none, "no response");
+        assert_eq!(none, "no responses");
         assert!(parse_wrk("Requests/sec: 5", LoadRow::new("4k", 4 << 10, 64)).is_none());
     }
 

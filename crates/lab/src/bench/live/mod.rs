@@ -54,6 +54,6 @@ impl Display for LoadRow {
 pub(crate) fn named<T: Copy + Display>(all: &[T], name: &str) -> Result<T, String> {
     all.iter().copied().find(|one| one.to_string() == name).ok_or_else(|| {
         let names: Vec<String> = all.iter().map(T::to_string).collect();
-        format!("`{name}` is not among {}", names.join(", "))
+        format!("unknown name `{name}`; expected one of {}", names.join(", "))
     })
 }

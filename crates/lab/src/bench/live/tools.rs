@@ -29,7 +29,7 @@ pub(crate) fn check_root() -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::NoPermission(
-        "the benchmark sets up network namespaces: run it as root, as with sudo".to_owned(),
+        "cannot create network namespaces: not root; run with sudo".to_owned(),
     ))
 }
 
@@ -62,7 +62,7 @@ pub(crate) fn check(programs: &[(&str, &str)]) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::Unavailable(format!(
-        "the benchmark needs {}: `scripts/setup.sh bench` installs it",
+        "required packages are missing: {}; run `scripts/setup.sh bench`",
         packages.join(", ")
     )))
 }
@@ -79,7 +79,7 @@ pub(crate) fn output(command: &mut Command) -> Result<String, Failure> {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
     let said = String::from_utf8_lossy(&output.stderr);
-    let line = said.lines().next().unwrap_or("it does not say why");
+    let line = said.lines().next().unwrap_or("no error message");
     let command: Vec<_> = command.get_args().map(|a| a.to_string_lossy()).collect();
     Err(Failure::System(format!("{name} {} failed: {line}", command.join(" "))))
 }

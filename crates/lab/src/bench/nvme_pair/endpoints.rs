@@ -1,7 +1,7 @@
 //! NVMe/TCP applications of accounted benchmarks: an initiator and a target.
 //!
-//! Each is a minimal user of [`NvmeTransport`]. The initiator keeps a number of commands open on every
-//! connection, at random offsets; the target serves them from memory or from a file. Commands
+//! Each is a minimal user of [`NvmeTransport`]. The initiator keeps a number of commands open on
+//! every connection, at random offsets; the target serves them from memory or from a file. Commands
 //! consist of an opcode, an identifier, an offset and a length, and nothing else of NVMe, so that
 //! the host's cycles are those of transport and TCP. One byte of every buffer is compared.
 
@@ -168,13 +168,13 @@ impl NvmeBenchApp {
             NvmeTransportEvent::Ready => {}
             NvmeTransportEvent::Command { sqe, .. } => self.serve(now, host, socket, &sqe),
             NvmeTransportEvent::ReadData { cccid, success, digest_ok, .. } => {
-                self.record_error_unless(digest_ok, "a wrong digest");
+                self.record_error_unless(digest_ok, "data digest mismatch");
                 if success {
                     self.update_command(socket, cccid, |command| command.completed = true);
                 }
             }
             NvmeTransportEvent::WriteData { digest_ok, .. } => {
-                self.record_error_unless(digest_ok, "a wrong digest")
+                self.record_error_unless(digest_ok, "data digest mismatch")
             }
             NvmeTransportEvent::Response(cqe) => {
                 let cid = u16::from_le_bytes([cqe[12], cqe[13]]);
@@ -227,7 +227,7 @@ impl NvmeBenchApp {
         } else {
             self.update_command(socket, tag, |command| command.buffer_registered = false);
         }
-        self.record_error_unless(same, "a wrong byte");
+        self.record_error_unless(same, "data mismatch");
     }
 
     /// Updates an initiator's command. The command ends when the target has completed it and its
@@ -260,7 +260,7 @@ impl NvmeBenchApp {
             let back =
                 buffer.and_then(|buffer| transport.expect(host, (cid, cid), 0, bytes, buffer));
             if back.is_some() {
-                self.errors.push("a tag that is in use".to_owned());
+                self.errors.push("command tag already in use".to_owned());
             }
             let mut sqe = [0; 64];
             sqe[0] = if write { 1 } else { 2 };
@@ -284,7 +284,7 @@ impl NvmeBenchApp {
                 command.at = at;
             }
             if transport.expect(host, (cid, cid), 0, bytes, buffer).is_some() {
-                self.errors.push("a tag that is in use".to_owned());
+                self.errors.push("command tag already in use".to_owned());
             }
             transport.send_r2t(now, host, (cid, cid), 0, bytes);
             return;
@@ -314,7 +314,7 @@ impl Application for NvmeBenchApp {
                 self.work(now, host, socket);
             }
             Notice::File(file) if !matches!(host.offload_fstat(file), Some(Ok(_))) => {
-                self.errors.push("the namespace cannot be read".to_owned());
+                self.errors.push("cannot open the namespace".to_owned());
             }
             _ => {}
         }

@@ -1,8 +1,8 @@
 //! Two machines that speak NVMe/TCP, a target and an initiator, and the measurement of a run, for
 //! `bench nvme` and `bench nvme-loss`.
 //!
-//! One machine is measured, with the offloads of its [`NvmeOffloads`]; the other machine's device does
-//! everything.
+//! One machine is measured, with the offloads of its [`NvmeOffloads`]; the other machine's device
+//! does everything.
 
 mod endpoints;
 
@@ -169,7 +169,7 @@ impl NvmeFigures {
             .field("commands", self.count)
             .show("host c/req", "host_cycles_per_request", self.host_per_command())
             .show("host c/B", "host_cycles_per_byte", self.host_per_byte())
-            .show("digests c/r", "digest_cycles_per_request", self.digests_per_command())
+            .show("digest c/req", "digest_cycles_per_request", self.digests_per_command())
             .show("dev c/B", "device_cycles_per_byte", self.device_per_byte())
             .counters(&self.counters)
     }

@@ -77,8 +77,8 @@ impl QuicPath {
         match self {
             Self::Software => "software",
             Self::Protect => "protection",
-            Self::Reorder => "and order",
-            Self::File => "and files",
+            Self::Reorder => "+ reordering",
+            Self::File => "+ files",
         }
     }
 }
@@ -220,12 +220,12 @@ impl Benchmark for QuicArgs {
         }
         let most = counts.iter().copied().max().unwrap_or(1);
         let largest = sizes.iter().copied().max().unwrap_or(1);
-        report.line("\nin software, with shares of the host's cycles:");
+        report.line("\nsoftware path, with shares of host cycles:");
         let setting =
             QuicSetting { breakdown: true, ..QuicSetting::new(QuicPath::Software, most, largest) };
         let parts = single_run(experiment(report, "breakdown", vec![vec![setting]], 1)?).figures;
         let breakdown = json!({ "server": parts.server.shares(), "client": parts.client.shares() });
-        report.line(format!("{breakdown:#}\n\na connection for each object:"));
+        report.line(format!("{breakdown:#}\n\none connection per object:"));
         let once = experiment(report, "threshold", threshold::groups(), repeats)?;
         let threshold = threshold::find(&once);
         report.set("headline", headline(&rows, most, largest, &breakdown, &threshold));
@@ -244,7 +244,7 @@ impl QuicArgs {
         let sizes = self.sizes.clone().unwrap_or_else(|| sizes.to_vec());
         let counts = self.connections.clone().unwrap_or_else(|| counts.to_vec());
         if sizes.contains(&0) || counts.contains(&0) {
-            return Err(Failure::Usage("sizes and connections: at least 1".to_owned()));
+            return Err(Failure::Usage("--sizes and --connections must be at least 1".to_owned()));
         }
         Ok((sizes, counts))
     }

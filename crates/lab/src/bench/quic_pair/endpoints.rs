@@ -202,7 +202,7 @@ impl QuicBenchApp {
     fn take_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         if let Notice::File(file) = notice {
             if !matches!(host.offload_fstat(file), Some(Ok(_))) {
-                self.errors.push("a file cannot be read".to_owned());
+                self.errors.push("cannot open a file".to_owned());
             }
         }
         self.endpoint.handle_notice(now, host, notice);
@@ -230,7 +230,7 @@ impl QuicBenchApp {
     fn request_object(&mut self, handle: QuicHandle) {
         let QuicBenchRole::Client(client) = &mut self.role else { return };
         let Some(stream) = self.endpoint.open_stream(handle, Dir::Bi) else {
-            self.errors.push("no stream".to_owned());
+            self.errors.push("cannot open a stream".to_owned());
             return;
         };
         let file = client.asked % client.files.count;
@@ -250,7 +250,7 @@ impl QuicBenchApp {
                     return self.handle_stream_end(now, host, (handle, stream));
                 }
                 Err(StreamReadError::Reset(_)) => {
-                    return self.errors.push("a stream was given up".to_owned());
+                    return self.errors.push("stream reset by the peer".to_owned());
                 }
             }
         }
@@ -267,7 +267,7 @@ impl QuicBenchApp {
                     |at: usize| (client.files.byte)(download.file, download.received + at as u64);
                 let wrong = (0..bytes.len()).step_by(SAMPLE).find(|&at| bytes[at] != byte(at));
                 if download.stream != stream || wrong.is_some() {
-                    self.errors.push("a wrong byte".to_owned());
+                    self.errors.push("data mismatch".to_owned());
                 }
                 download.received += bytes.len() as u64;
                 client.bytes += bytes.len() as u64;
@@ -290,14 +290,14 @@ impl QuicBenchApp {
                     answer.write(&mut self.endpoint, host, (handle, stream), number)
                 });
                 if !answered {
-                    return self.errors.push("a request for nothing".to_owned());
+                    return self.errors.push("invalid request".to_owned());
                 }
                 self.endpoint.finish(handle, stream);
             }
             QuicBenchRole::Client(client) => {
                 let download = client.downloads.remove(&handle);
                 if download.is_none_or(|d| d.received != client.files.size) {
-                    self.errors.push("an object of another length".to_owned());
+                    self.errors.push("object length mismatch".to_owned());
                 }
                 client.objects += 1;
                 if client.close_after_object {

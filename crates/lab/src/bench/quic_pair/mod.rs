@@ -1,8 +1,8 @@
 //! Two machines that speak QUIC, a server and a client, and their TLS configuration, for
 //! `bench quic` and `bench quic-reorder`.
 //!
-//! A benchmark states what it compares in a [`QuicMachineSpec`]. Everything else is the same in every machine:
-//! one cipher suite, one kind of certificate.
+//! A benchmark states what it compares in a [`QuicMachineSpec`]. Everything else is the same in
+//! every machine: one cipher suite, one kind of certificate.
 
 mod endpoints;
 
@@ -59,7 +59,7 @@ pub(crate) struct QuicTlsConfigs {
 /// # Errors
 /// Reports an error of rustls or rcgen.
 pub(crate) fn tls() -> Result<QuicTlsConfigs, Failure> {
-    let wrong = |e: &dyn std::fmt::Display| Failure::System(format!("cannot set TLS up: {e}"));
+    let wrong = |e: &dyn std::fmt::Display| Failure::System(format!("cannot set up TLS: {e}"));
     let mut provider = rustls::crypto::aws_lc_rs::default_provider();
     // The suite that clients and servers prefer on CPUs with AES instructions.
     provider.cipher_suites.retain(|s| s.suite() == rustls::CipherSuite::TLS13_AES_128_GCM_SHA256);
@@ -92,10 +92,10 @@ pub(crate) fn tls() -> Result<QuicTlsConfigs, Failure> {
 pub(crate) fn server(
     spec: &QuicMachineSpec<'_>,
     tls: &QuicTlsConfigs,
-    wire: Box<dyn Link>,
+    link: Box<dyn Link>,
     answer: impl FnOnce(&mut Host) -> Result<QuicServerContent, Failure>,
 ) -> Result<AccountedMachine<QuicBenchApp>, Failure> {
-    start(1, spec, tls, wire, |endpoint, meter, host| {
+    start(1, spec, tls, link, |endpoint, meter, host| {
         Ok(QuicBenchApp::server(endpoint, answer(host)?, meter))
     })
 }
@@ -108,13 +108,13 @@ pub(crate) fn server(
 pub(crate) fn client(
     spec: &QuicMachineSpec<'_>,
     tls: &QuicTlsConfigs,
-    wire: Box<dyn Link>,
+    link: Box<dyn Link>,
     connections: (u32, bool),
     files: Files,
 ) -> Result<AccountedMachine<QuicBenchApp>, Failure> {
     let at = testbed::endpoint(1, PORT);
     let (at, config) = ((at.addr, at.port).into(), Arc::clone(&tls.client));
-    start(2, spec, tls, wire, |endpoint, meter, _| {
+    start(2, spec, tls, link, |endpoint, meter, _| {
         Ok(QuicBenchApp::client(endpoint, at, config, connections, files, meter))
     })
 }
@@ -123,7 +123,7 @@ fn start(
     number: u8,
     spec: &QuicMachineSpec<'_>,
     tls: &QuicTlsConfigs,
-    wire: Box<dyn Link>,
+    link: Box<dyn Link>,
     app: impl FnOnce(QuicEndpoint, Option<CycleMeter>, &mut Host) -> Result<QuicBenchApp, Failure>,
 ) -> Result<AccountedMachine<QuicBenchApp>, Failure> {
     let mut machine = MachineConfig::new(number);
@@ -156,9 +156,9 @@ fn start(
         config.offload_bytes_min = 0;
     }
     config.receive_windows = spec.receive_windows.unwrap_or(config.receive_windows);
-    machine.start(wire, |host| {
+    machine.start(link, |host| {
         let endpoint = QuicEndpoint::new(config, &tls.provider, host)
-            .map_err(|e| Failure::System(format!("no endpoint: {e}")))?;
+            .map_err(|e| Failure::System(format!("cannot create a QUIC endpoint: {e}")))?;
         app(endpoint, meter, host)
     })
 }

@@ -115,7 +115,8 @@ impl QuicRelayServers {
             command.arg("/small");
         }
         let said = output(&mut command)?;
-        parse(&said).ok_or_else(|| Failure::System(format!("the client said {said:?}")))
+        parse(&said)
+            .ok_or_else(|| Failure::System(format!("cannot parse the client's output: {said:?}")))
     }
 }
 
@@ -125,7 +126,7 @@ fn first_line(mut process: Process) -> Result<(String, Process), Failure> {
     let read = process.0.stdout.as_mut().map(|out| BufReader::new(out).read_line(&mut line));
     match read {
         Some(Ok(1..)) => Ok((line.trim().to_owned(), process)),
-        _ => Err(Failure::System("the relay does not start".to_owned())),
+        _ => Err(Failure::System("the relay did not start".to_owned())),
     }
 }
 
@@ -160,7 +161,9 @@ fn quic_go_program() -> Result<PathBuf, Failure> {
         let mut go = program("go");
         go.current_dir(GO_SOURCES).args(["build", "-o"]).arg(&path).arg(".");
         output(&mut go).map_err(|failure| {
-            Failure::Unavailable(format!("Go 1.24 is needed for quic-go: {failure}"))
+            Failure::Unavailable(format!(
+                "cannot build quic-go's programs, Go 1.24 is required: {failure}"
+            ))
         })?;
     }
     Ok(path)

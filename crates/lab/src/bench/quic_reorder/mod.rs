@@ -76,8 +76,7 @@ type QuicReorderRow = experiment::ResultRow<QuicTransferSetting, QuicReorderFigu
 impl Benchmark for QuicReorderArgs {
     fn run(&self, report: &mut BenchReport) -> Result<(), Failure> {
         report.set("late_packets_max", LATE_PACKETS_MAX);
-        report
-            .line(format!("late packets: by 1 to {LATE_PACKETS_MAX} packets' time on the link\n"));
+        report.line(format!("late packets: delayed by 1 to {LATE_PACKETS_MAX} packet times\n"));
         let (bytes, seeds) = if self.quick { (QUICK_BYTES, 1) } else { (BYTES, SEEDS) };
         let mut without_faults = f64::NAN;
         let experiment = Experiment {
@@ -101,7 +100,7 @@ impl Benchmark for QuicReorderArgs {
         };
         let rows = report.measure("rows", experiment)?;
         report.set("headline", headline(&rows));
-        report.line("\ncycles a packet, and bytes of memory of a connection whose window is full");
+        report.line("\ncycles per packet, and bytes of memory per connection with a full window");
         reorder_buffers::run(report, self.quick)
     }
 }
@@ -122,7 +121,7 @@ fn groups(rates: &[u32]) -> Vec<Vec<QuicTransferSetting>> {
 
 fn fields(QuicReorderRow { setting, figures }: &QuicReorderRow) -> Fields {
     let host_cycles = figures.sum(|t| t.used.cycles.host);
-    let device_cycles = figures.sum(|t| t.used.cycles.device - t.used.cycles.wire);
+    let device_cycles = figures.sum(|t| t.used.cycles.device - t.used.cycles.link);
     let round_trips = figures.sum(|t| t.rtt.as_micros()) as f64;
     let waited = figures.moved("quic_waited");
     let waited_us = figures.moved("quic_waited_ns") as f64 / 1000.0;
@@ -149,7 +148,7 @@ fn fields(QuicReorderRow { setting, figures }: &QuicReorderRow) -> Fields {
         .field("reordered", figures.moved("quic_reordered"))
         .field("behind", figures.moved("quic_behind"))
         .field("merged", figures.moved("quic_rx_merged"))
-        .column("gave up", all_given_up)
+        .column("gaps skipped", all_given_up)
         .field("given_up_time", given_up("time"))
         .field("given_up_packets", given_up("packets"))
         .field("given_up_bytes", given_up("bytes"))

@@ -3,7 +3,7 @@
 //! which quinn-proto keeps the chunks of a stream.
 //!
 //! Each gets the same packet numbers, some of which are late (by less than the window) or missing
-//! (until the window is full and gives them up), and delivers them in order. A packet is a number
+//! (until the window is full and skips them), and delivers them in order. A packet is a number
 //! of 32 bits here: only the ordering data moves. Measured are cycles per packet, packets in order
 //! included, and the memory of a full window.
 
@@ -181,7 +181,7 @@ fn arrivals(packets: u64, size: u16, fault: ReorderFault, percent: u32) -> Vec<u
         let by = prng.range(1, u64::from(size) - 1);
         match fault {
             ReorderFault::Lost if hit => {}
-            // Just behind the packets that have overtaken it.
+            // Just after the packets that have overtaken it.
             ReorderFault::Late if hit => all.push((2 * (number + by) + 1, number)),
             _ => all.push((2 * number, number)),
         }
@@ -211,7 +211,9 @@ fn measure<O: ReorderBuffer>(
         all.push(cycles() - from);
         // The last packets may wait for one that was lost.
         if !ascending || delivered + usize::from(size) <= arrivals.len() {
-            return Err(Failure::System(format!("{delivered} packets, in order: {ascending}")));
+            return Err(Failure::System(format!(
+                "{delivered} packets delivered, in order: {ascending}"
+            )));
         }
     }
     all.sort_unstable();

@@ -132,7 +132,7 @@ impl TransferSnapshot {
             bytes: pair.client.app.received().1,
             receiver: pair.client_usage(),
             sender: pair.server_usage(),
-            path: path.ok_or_else(|| Failure::System("the connection is gone".to_owned()))?,
+            path: path.ok_or_else(|| Failure::System("the connection was closed".to_owned()))?,
         })
     }
 
@@ -171,7 +171,7 @@ pub(crate) fn measure(
 fn build(setting: QuicTransferSetting, bytes: u64, seed: u64) -> Result<QuicPair, Failure> {
     let QuicTransferSetting { link: LinkModel { bytes_per_s, round_trip, .. }, faults, by } =
         setting;
-    let (server_wire, client_wire) = memory_link_pair(&MemoryLinkConfig {
+    let (server_wire, client_link) = memory_link_pair(&MemoryLinkConfig {
         delay: Duration::from_nanos(round_trip.as_nanos() / 2),
         bytes_per_s: Some(bytes_per_s),
         // One bandwidth-delay product.
@@ -181,7 +181,7 @@ fn build(setting: QuicTransferSetting, bytes: u64, seed: u64) -> Result<QuicPair
         ..MemoryLinkConfig::default()
     });
     let [lost, late] = faults.lost_and_late();
-    let late_wire = LateLinkConfig {
+    let late_link = LateLinkConfig {
         lost,
         late,
         packets_max: LATE_PACKETS_MAX,
@@ -201,9 +201,9 @@ fn build(setting: QuicTransferSetting, bytes: u64, seed: u64) -> Result<QuicPair
         reorder: (by == QuicReceiveOffload::Device).then_some(QuicEndpointConfig::REORDER),
         ..spec
     };
-    let wire = Box::new(LateLink::new(client_wire, late_wire));
+    let link = Box::new(LateLink::new(client_link, late_link));
     let files = Files { count: 1, size, byte: byte_at };
-    let client = client(&spec, &tls, wire, (1, false), files)?;
+    let client = client(&spec, &tls, link, (1, false), files)?;
     Ok(AccountedPair::new(server, client, Duration::ZERO))
 }
 
@@ -240,7 +240,7 @@ mod tests {
             ["ways_late", "quic_waited", "quic_reordered", "quic_gap_given_up_time", "quic_behind"]
                 .map(|name| with.used.moved(name));
         // While a gap is waited for in vain (half a millisecond at 1 Gb/s), packets wait without
-        // being reordered: behind a packet that the link's full queue dropped, or one that is too
+        // being reordered: after a packet that the link's full queue dropped, or one that is too
         // late.
         let in_vain = 43 * (with.used.moved("quic_gap_given_up_packets") + time) + 20;
         assert!(late > 200 && waited > 3 * late && reordered + in_vain > waited, "{with:?}");

@@ -31,7 +31,7 @@ impl Admission {
         self.jobs.len()
     }
 
-    /// True if no job is queued.
+    /// Returns whether no job is queued.
     pub(super) fn is_idle(&self) -> bool {
         self.queue.is_empty()
     }
@@ -77,7 +77,7 @@ impl Admission {
         self.changed |= !self.queue.is_empty();
     }
 
-    /// True if [`Self::take_changed`] would return true.
+    /// Returns whether [`Self::take_changed`] would return true.
     pub(super) const fn has_changed(&self) -> bool {
         self.changed
     }

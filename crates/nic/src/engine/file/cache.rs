@@ -126,7 +126,7 @@ impl BlockCache {
         self.held_bytes
     }
 
-    /// True if [`Self::take_freed`] would return true.
+    /// Returns whether [`Self::take_freed`] would return true.
     pub(crate) const fn has_freed(&self) -> bool {
         self.freed
     }
@@ -354,7 +354,8 @@ impl BlockCache {
     }
 
     /// Returns a buffer of `pages` pages for a read, evicting blocks if necessary. A read-ahead
-    /// (`read_ahead`) evicts neither held blocks nor read-ahead blocks that have not been requested yet.
+    /// (`read_ahead`) evicts neither held blocks nor read-ahead blocks that have not been requested
+    /// yet.
     pub(crate) fn take_for_disk(
         &mut self,
         pages: usize,

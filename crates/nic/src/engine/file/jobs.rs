@@ -1,8 +1,8 @@
 //! Pending transmits in the file engine: the blocks that they need, and how they get them.
 //!
 //! [`FileEngine::start`] plans a transmit: it checks each extent and lists the block ranges in it.
-//! If all blocks are in memory, the transmit is complete. Otherwise it becomes a [`FileJob`], which is
-//! queued for admission until it has pinned every block, and then waits for the missing reads.
+//! If all blocks are in memory, the transmit is complete. Otherwise it becomes a [`FileJob`], which
+//! is queued for admission until it has pinned every block, and then waits for the missing reads.
 
 use abi::link::FramePayload;
 use abi::{ExtentCount, FileExtent, FileFault, TransmitPart, TransmitParts};
@@ -251,8 +251,8 @@ impl FileEngine {
         }
     }
 
-    /// True if a block that must be read continues a sequential access: the preceding block is
-    /// cached, or there is none.
+    /// Returns whether a block that must be read continues a sequential access: the preceding block
+    /// is cached, or there is none.
     fn is_sequential(&self, need: &BlockNeed) -> bool {
         let before = need.index.checked_sub(1);
         before.is_none_or(|before| self.cache.find(need.version, before).is_some())

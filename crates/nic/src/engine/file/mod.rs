@@ -20,9 +20,9 @@
 //! Transmits that already wait for such a block need other bytes of it, and still get them.
 //!
 //! Called by [`crate::Device`]. Packets, flows and time are unknown here. Paths come from the host
-//! and are passed to the disk unchanged; the disk confines them to its root. Files: `open_files` (IDs and
-//! handles), `cache` (blocks), `buffers` (memory), `waiters`, `admission` and `jobs` (pending
-//! transmits), `engine` (the [`super::Engine`] implementation), `counters`.
+//! and are passed to the disk unchanged; the disk confines them to its root. Files: `open_files`
+//! (IDs and handles), `cache` (blocks), `buffers` (memory), `waiters`, `admission` and `jobs`
+//! (pending transmits), `engine` (the [`super::Engine`] implementation), `counters`.
 
 mod admission;
 mod buffers;
@@ -198,7 +198,7 @@ impl FileEngine {
         }
     }
 
-    /// True if [`Self::poll_done`] may return a completion.
+    /// Returns whether [`Self::poll_done`] may return a completion.
     pub(crate) fn may_have_done(&self) -> bool {
         self.cache.has_freed() || self.admission.has_changed() || !self.done.is_empty()
     }
@@ -222,7 +222,7 @@ impl FileEngine {
         self.admission.request_retry();
     }
 
-    /// True if transmits wait for memory that no read completion will free.
+    /// Returns whether transmits wait for memory that no read completion will free.
     pub(crate) fn waits_for_memory(&self) -> bool {
         !self.admission.is_idle() && self.in_flight == 0 && self.reads.is_empty()
     }

@@ -58,7 +58,7 @@ pub(crate) struct ReadableFile {
     pub(crate) namespace: bool,
 }
 
-/// How the completion of an open is handled.
+/// Handling of the completion of an open.
 #[derive(Debug)]
 pub(crate) enum OpenCompletion {
     /// The host is waiting for the answer.
@@ -190,7 +190,7 @@ impl OpenFiles {
         }
     }
 
-    /// True if the entry exists.
+    /// Returns whether the entry exists.
     pub(crate) fn exists(&self, key: SlabKey) -> bool {
         self.files.get(key).is_some()
     }

@@ -4,23 +4,23 @@
 //! `rx` processes each packet from its first byte to its last (`walk`). Messages whose boundaries
 //! are known may arrive in any order: their ranges are decrypted as they arrive, and the tag is
 //! verified when the last range of a message has arrived. If a header lies in a hole, the chain may
-//! continue on an assumption ([`RecordTracker::bridge_hole`]): all messages are equally long and numbers are
-//! consecutive.
+//! continue on an assumption ([`RecordTracker::bridge_hole`]): all messages are equally long and
+//! numbers are consecutive.
 //!
 //! Each message has a state (`message`), and [`Numbering`] tells how far numbers are trusted; both
-//! are transition tables. The flag `boundary_known` is independent of them: boundaries can be known under
-//! wrong numbers and lost under right ones.
+//! are transition tables. The flag `boundary_known` is independent of them: boundaries can be known
+//! under wrong numbers and lost under right ones.
 //!
 //! Invariants on which the host relies:
 //! - One contiguous range per packet is decrypted; the rest is exactly as it arrived.
-//! - A number is live at most once in a context's life ([`DecryptGuard`]), and each byte of its message is
-//!   added to the sum at most once, so a correct tag vouches for exactly the bytes that were
-//!   decrypted under that number.
+//! - A number is live at most once in a context's life ([`DecryptGuard`]), and each byte of its
+//!   message is added to the sum at most once, so a correct tag vouches for exactly the bytes that
+//!   were decrypted under that number.
 //! - If a tag is wrong, the packet is restored as it arrived, and all messages that it touched are
 //!   given up.
 //!
-//! Invariants of the list ([`RecordTracker::check`]): messages are contiguous, the last ends at `next`, and
-//! only the last may lack its length.
+//! Invariants of the list ([`RecordTracker::check`]): messages are contiguous, the last ends at
+//! `next`, and only the last may lack its length.
 
 use base::{SeqNum, internal_error};
 use smallvec::SmallVec;
@@ -45,12 +45,12 @@ pub(super) struct DecryptGuard {
 }
 
 impl DecryptGuard {
-    /// True if no message with this number was live.
+    /// Returns whether no message with this number was live.
     pub(super) const fn is_unused(&self, number: u64) -> bool {
         number >= self.next_unused_number
     }
 
-    /// True if message `next_unused_number` at `start` may be decrypted.
+    /// Returns whether message `next_unused_number` at `start` may be decrypted.
     pub(super) fn allows(&self, start: SeqNum, number: u64) -> bool {
         self.is_unused(number) && start.ge(self.no_decrypt_before)
     }
@@ -84,7 +84,7 @@ pub(super) struct RecordTracker {
     pub(super) number: u64,
     /// True if a message is known to begin at `next`. Otherwise `next` is the last such position.
     pub(super) boundary_known: bool,
-    /// How far `next_unused_number` is trusted.
+    /// Trust in `next_unused_number`.
     numbering: Numbering,
     pub(super) guard: DecryptGuard,
     lengths: LengthPredictor,

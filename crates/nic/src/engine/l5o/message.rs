@@ -1,9 +1,9 @@
 //! An incomplete message and its states.
 //!
 //! Used by `chain` and `walk`. [`MessageState::next`] is the transition table, drawn in
-//! ARCHITECTURE.md; every state change goes through it ([`TrackedMessage::advance`]). A message is *live*
-//! while its text is decrypted and added to its authentication sum; of other messages only the
-//! boundary matters.
+//! ARCHITECTURE.md; every state change goes through it ([`TrackedMessage::advance`]). A message is
+//! *live* while its text is decrypted and added to its authentication sum; of other messages only
+//! the boundary matters.
 //!
 //! Invariants: a byte is added to a live message's sum once; a message that stopped being live
 //! never becomes live again; a length is known or assumed in all states except those of an
@@ -70,28 +70,28 @@ impl MessageState {
         })
     }
 
-    /// True if the text is decrypted and authenticated.
+    /// Returns whether the text is decrypted and authenticated.
     pub(super) const fn is_live(self) -> bool {
         matches!(self, Self::HeaderPartial | Self::Speculative | Self::Live)
     }
 
-    /// True if the length is neither known nor assumed.
+    /// Returns whether the length is neither known nor assumed.
     pub(super) const fn lacks_length(self) -> bool {
         matches!(self, Self::HeaderPartial | Self::HeaderSkipped)
     }
 
-    /// True if the length is assumed.
+    /// Returns whether the length is assumed.
     pub(super) const fn is_assumed(self) -> bool {
         matches!(self, Self::Speculative | Self::SpeculativeSkipped)
     }
 
-    /// True if the header still carries information.
+    /// Returns whether the header still carries information.
     pub(super) const fn wants_header(self) -> bool {
         self.lacks_length() || self.is_assumed()
     }
 }
 
-/// What was done with a message's text.
+/// Treatment of a message's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TextState {
     /// Nothing was decrypted.
@@ -177,7 +177,7 @@ impl TrackedMessage {
         self.state.lacks_length()
     }
 
-    /// True if only the boundary of the message is of interest.
+    /// Returns whether only the boundary of the message is of interest.
     pub(super) const fn is_settled(&self) -> bool {
         matches!(self.state, MessageState::Settled)
     }

@@ -2,10 +2,10 @@
 //!
 //! A context serves one direction of one flow. Transmit contexts build messages from content
 //! (section 4.2); receive contexts find messages in the received stream and decrypt them in place
-//! (section 4.3). TLS is behind [`super::tls::TlsDeviceKeys`]; this folder knows bytes, sequence numbers,
-//! and messages that consist of a front (header and explicit nonce), an encrypted text and a tag.
-//! The payload, decrypted or not, then goes to [`super::nvme_tcp`], whose messages are longer, have
-//! no numbers, and are only read.
+//! (section 4.3). TLS is behind [`super::tls::TlsDeviceKeys`]; this folder knows bytes, sequence
+//! numbers, and messages that consist of a front (header and explicit nonce), an encrypted text and
+//! a tag. The payload, decrypted or not, then goes to [`super::nvme_tcp`], whose messages are
+//! longer, have no numbers, and are only read.
 //!
 //! Called by [`crate::Device`] with operations, with transmits in the order of their flow, and with
 //! each received TCP segment whose checksum is correct. The engine is passive and keeps no payload.
@@ -18,8 +18,8 @@
 //! Files: `cache` (model of a NIC's context cache), `tx`, `rx` (the states *offloading*,
 //! *searching* and *tracking* of figure 7), `packet` and `walk` (one pass over a packet), `chain`
 //! and `message` (the known part of the stream), `numbering`, `lengths` and `nonces` (predictions
-//! of record numbers, lengths and nonces), `search` (resynchronization), `rx_scratch` (memory shared by
-//! contexts), `engine` (the [`super::Engine`] implementation), `counters`.
+//! of record numbers, lengths and nonces), `search` (resynchronization), `rx_scratch` (memory
+//! shared by contexts), `engine` (the [`super::Engine`] implementation), `counters`.
 
 mod cache;
 mod chain;
@@ -101,7 +101,7 @@ enum ContextKind {
 }
 
 impl ContextKind {
-    /// True if a pending transmit needs the context.
+    /// Returns whether a pending transmit still holds the context's keys or state.
     fn is_needed(&self) -> bool {
         match self {
             Self::Transmit(keys, _) | Self::Receive(_, keys, _) => Arc::strong_count(keys) > 1,
@@ -261,7 +261,7 @@ impl L5oEngine {
         Ok(())
     }
 
-    /// True if the table is full or the ID is in use.
+    /// Returns whether the table is full or the ID is in use.
     fn is_taken(&self, queue: usize, id: L5oId) -> bool {
         self.contexts.len() + self.nvme_tcp.len() >= self.config.contexts_max as usize
             || self.find(queue, id).is_some()
@@ -278,7 +278,7 @@ impl L5oEngine {
         self.nvme_tcp.teardown(queue, id, tag);
     }
 
-    /// True if [`Self::poll_returned`] has a buffer.
+    /// Returns whether [`Self::poll_returned`] has a buffer.
     pub(crate) fn has_returned_buffers(&self) -> bool {
         self.nvme_tcp.has_returned_buffers()
     }
@@ -336,7 +336,7 @@ impl L5oEngine {
         }
     }
 
-    /// True if there are receive contexts.
+    /// Returns whether there are receive contexts.
     pub(crate) fn has_receive_contexts(&self) -> bool {
         !self.by_tuple.is_empty() || self.nvme_tcp.len() > 0
     }
@@ -405,7 +405,7 @@ impl L5oEngine {
             .extend(requests.into_iter().map(|request| (queue, id, flow, request)));
     }
 
-    /// True if there is memory for encrypting more.
+    /// Returns whether there is memory for encrypting more.
     pub(crate) const fn has_output_room(&self) -> bool {
         self.outputs.has_room()
     }

@@ -26,7 +26,7 @@ impl NonceRule {
     }
 }
 
-/// What is known of a stream's explicit nonces.
+/// Explicit nonces seen in a stream, and predictions from them.
 #[derive(Debug, Default)]
 pub(super) struct NoncePredictor {
     /// Number and nonce of the last message with a correct tag.

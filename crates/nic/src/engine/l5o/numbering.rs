@@ -5,8 +5,9 @@
 //! of the number of messages in a hole. A correct tag proves a speculative number; wrong tags make
 //! the context ask the host again, and nothing new is decrypted until it has answered.
 //!
-//! Invariant: everything that depends on a speculative number is numbered from `SpeculativeNumber::first_dependent` on, so
-//! that it can be given up and corrected together with that number.
+//! Invariant: everything that depends on a speculative number is numbered from
+//! `SpeculativeNumber::first_dependent` on, so that it can be given up and corrected together with
+//! that number.
 
 use base::SeqNum;
 
@@ -61,7 +62,7 @@ impl Numbering {
             (Self::Guessed(_), NumberingEvent::Prove) => Self::Known,
             (Self::Guessed(guess), NumberingEvent::Doubt) => Self::Questioned(guess),
             (Self::Guessed(_) | Self::Questioned(_), NumberingEvent::Answer) => Self::Known,
-            // A correct tag contradicts the wrong ones.
+            // A correct tag contradicts the wrong ones: the host is asked about another message.
             (Self::Questioned(_), NumberingEvent::Prove) => Self::Doubted,
             (Self::Doubted | Self::Questioned(_), NumberingEvent::Ask(guess)) => {
                 Self::Questioned(guess)
@@ -78,7 +79,7 @@ impl Numbering {
         }
     }
 
-    /// True if message `number` depends on a speculation.
+    /// Returns whether message `number` depends on a speculation.
     pub(super) const fn is_speculative(self, number: u64) -> bool {
         match self.speculation() {
             Some(guess) => number >= guess.first_dependent.1,
@@ -86,7 +87,7 @@ impl Numbering {
         }
     }
 
-    /// True if the numbers are known to be wrong: nothing new is decrypted.
+    /// Returns whether the numbers are known to be wrong: nothing new is decrypted.
     pub(super) const fn is_wrong(self) -> bool {
         matches!(self, Self::Doubted | Self::Questioned(_))
     }

@@ -1,9 +1,9 @@
-//! State of the pass over one packet: what was decrypted and what was found.
+//! State of the pass over one packet: the decrypted range and the findings.
 //!
 //! Created by `rx` for each packet; the pass itself is in `walk`, and `chain` reads headers in the
 //! packet. The only message known here is the one in which the decrypted range begins. There is one
-//! decrypted range ([`PacketDecryptState`]): it grows at its end until it is closed, and is undone if a tag is
-//! wrong.
+//! decrypted range ([`PacketDecryptState`]): it grows at its end until it is closed, and is undone
+//! if a tag is wrong.
 
 use base::{SeqNum, internal_error};
 use core::ops::Range;
@@ -98,7 +98,7 @@ impl<'a> RecordParser<'a> {
         self.seq + at as u32
     }
 
-    /// True if more may be decrypted.
+    /// Returns whether more may be decrypted.
     pub(super) const fn may_decrypt(&self) -> bool {
         matches!(self.decrypt_state, PacketDecryptState::Nothing | PacketDecryptState::Growing(_))
     }

@@ -376,7 +376,7 @@ impl RecordSearch {
         self.has_asked(last).then_some((last, headers))
     }
 
-    /// True if the host's answer about the header at `tcpsn` is outstanding.
+    /// Returns whether the host's answer about the header at `tcpsn` is outstanding.
     pub(super) fn has_asked(&self, tcpsn: SeqNum) -> bool {
         self.asked().is_some_and(|asked| asked.tcpsn == tcpsn)
     }

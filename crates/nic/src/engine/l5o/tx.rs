@@ -2,8 +2,8 @@
 //! when they leave.
 //!
 //! [`L5oEngine::plan`] checks each part and replaces it by its content, so that the file engine
-//! sees only host memory and extents. [`L5oEngine::encrypt`] is called in the order of the flow, when
-//! all content is available: it computes data digests first, then encrypts (Autonomous NIC
+//! sees only host memory and extents. [`L5oEngine::encrypt`] is called in the order of the flow,
+//! when all content is available: it computes data digests first, then encrypts (Autonomous NIC
 //! Offloads, section 5.3). Between the two calls a plan holds a reference to its contexts' static
 //! state, which keeps destroyed contexts alive.
 //!

@@ -1,10 +1,10 @@
 //! The pass over a packet, from its first byte that is not old to its last.
 //!
-//! Called by `rx`; works on a [`RecordTracker`]. A message that lies whole in the packet is decrypted in
-//! one call. Other messages are processed range by range (front, text, tag), and the range that
-//! completes a message has its tag verified. The decrypted bytes form one contiguous range: it ends
-//! at bytes that were received before or must not be decrypted. Of messages after it only the
-//! headers are read.
+//! Called by `rx`; works on a [`RecordTracker`]. A message that lies whole in the packet is
+//! decrypted in one call. Other messages are processed range by range (front, text, tag), and the
+//! range that completes a message has its tag verified. The decrypted bytes form one contiguous
+//! range: it ends at bytes that were received before or must not be decrypted. Of messages after it
+//! only the headers are read.
 //!
 //! If a tag is wrong, the packet is restored as it arrived and every message it touched is given up
 //! (tls-offload.rst: all or nothing per packet).
@@ -20,7 +20,7 @@ use crate::engine::tls::{DecryptedRange, FRONT, HEADER, TAG};
 /// Consecutive wrong tags after which the record number is doubted.
 const FAILURES_MAX: u32 = 2;
 
-/// Where the pass continues.
+/// Continuation of the pass.
 enum ParseStep {
     /// At this byte of the packet.
     ContinueAt(usize),

@@ -56,7 +56,7 @@ impl RegisteredBuffer {
         self.memory.len() as u64
     }
 
-    /// True if every awaited byte has been placed.
+    /// Returns whether every awaited byte has been placed.
     pub(super) const fn is_full(&self) -> bool {
         self.bytes_missing == 0
     }
@@ -67,7 +67,7 @@ impl RegisteredBuffer {
         DdpTeardownDone { context, flow, tag, id, buffer: memory, refused: None }
     }
 
-    /// True if all of the data lies in the awaited range.
+    /// Returns whether all of the data lies in the awaited range.
     fn fits(&self, data: &PduDataTarget) -> bool {
         let end = |offset: u32, len: u32| u64::from(offset) + u64::from(len);
         self.offset <= data.offset && end(data.offset, data.len) <= end(self.offset, self.len)
@@ -112,12 +112,12 @@ impl RegisteredBuffer {
 pub(super) struct RegisteredBuffers(HashTable<RegisteredBuffer>);
 
 impl RegisteredBuffers {
-    /// True if a buffer has this tag.
+    /// Returns whether a buffer has this tag.
     pub(super) fn has(&self, tag: u16) -> bool {
         self.0.find(hash(tag), |buffer| buffer.tag == tag).is_some()
     }
 
-    /// True if a buffer awaits the data.
+    /// Returns whether a buffer awaits the data.
     pub(super) fn expects(&self, data: &PduDataTarget) -> bool {
         let found = self.0.find(hash(data.tag), |buffer| buffer.tag == data.tag);
         found.is_some_and(|buffer| buffer.fits(data))

@@ -206,7 +206,7 @@ impl NvmeTcpEngine {
         self.returned.push_back((queue, buffer.give_back(id)));
     }
 
-    /// True if [`Self::poll_returned`] has a buffer.
+    /// Returns whether [`Self::poll_returned`] has a buffer.
     pub(crate) fn has_returned_buffers(&self) -> bool {
         !self.returned.is_empty()
     }

@@ -153,12 +153,12 @@ impl PduEntry {
         self.start + self.len
     }
 
-    /// True if the header has not arrived yet.
+    /// Returns whether the header has not arrived yet.
     pub(super) const fn is_open(&self) -> bool {
         self.common.is_none() && !self.dead
     }
 
-    /// True if the data may be placed and summed.
+    /// Returns whether the data may be placed and summed.
     pub(super) fn is_trusted(&self) -> bool {
         self.trust != HeaderTrust::Unproven
     }

@@ -35,7 +35,7 @@ pub(super) struct StreamOverTls {
     pub(super) number: u64,
 }
 
-/// An outstanding request.
+/// An outstanding resync request.
 #[derive(Clone, Copy, Debug)]
 struct NvmeResyncPending {
     pos: SeqNum,

@@ -174,7 +174,7 @@ impl HeaderPattern<'_> {
         header_digest_is_right(self.crypto, &found, front).then_some(found)
     }
 
-    /// True if the peer may send PDUs of this kind.
+    /// Returns whether the peer may send PDUs of this kind.
     fn fits(&self, kind: PduKind) -> bool {
         // No PDU follows a terminate request.
         kind.can_have_header_digest()

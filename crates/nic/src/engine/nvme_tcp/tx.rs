@@ -1,8 +1,8 @@
 //! Transmit data digests: turns ranges of PDUs into header, data and the CRC32C of the data.
 //!
 //! Called by [`crate::engine::l5o`] with transmits in the order of their flow. Header and data are
-//! shared, never copied; the device adds only the four bytes of the digest. [`NvmeDigestTxState`] is the
-//! dynamic state of Autonomous NIC Offloads, section 5.1, of constant size.
+//! shared, never copied; the device adds only the four bytes of the digest. [`NvmeDigestTxState`]
+//! is the dynamic state of Autonomous NIC Offloads, section 5.1, of constant size.
 //!
 //! Invariant: bytes of a digest are sent only if all of the data was summed; otherwise the whole
 //! range is refused. If data goes into TLS records, this step runs first and its output is
@@ -101,8 +101,8 @@ pub(crate) fn check(state: &NvmeTcpState, range: &PduRange, sealed: bool) -> boo
     end <= layout.digest + DIGEST_BYTES && whole_prefix && range.data.len() as u64 == bytes
 }
 
-/// Appends the bytes of a range that [`check`] has accepted to `out`. `payload_reader` yields prefix and
-/// data; `keep` copies a digest to memory that payloads can share.
+/// Appends the bytes of a range that [`check`] has accepted to `out`. `payload_reader` yields
+/// prefix and data; `keep` copies a digest to memory that payloads can share.
 ///
 /// # Errors
 /// [`NoDigestSum`]; the content of `out` is then unspecified and must not be sent.

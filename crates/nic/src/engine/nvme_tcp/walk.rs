@@ -1,8 +1,8 @@
 //! The pass over a piece of the stream: each byte is assigned to a PDU.
 //!
-//! Called by `rx`; works on a [`PduTracker`]. Headers are assembled from any number of pieces. Data is
-//! copied to the buffer of its tag and summed in the same pass, in any order; when all bytes of a
-//! PDU have arrived, its digests are checked. The stream itself is only read.
+//! Called by `rx`; works on a [`PduTracker`]. Headers are assembled from any number of pieces. Data
+//! is copied to the buffer of its tag and summed in the same pass, in any order; when all bytes of
+//! a PDU have arrived, its digests are checked. The stream itself is only read.
 
 use abi::crypto::CryptoProvider;
 use abi::nvme_tcp::{DdpId, DdpPlacement, NvmeRxClaims};

@@ -1,8 +1,8 @@
 //! Packet and header protection (RFC 9001 section 5), applied and removed in place.
 //!
-//! Used by `rx` and `tx`. [`QuicPacketKeys`] holds the header protection key, which never changes, and up to
-//! two generations of packet protection keys, distinguished by their key phase bit. Generations are
-//! shared: a pending transmit keeps those that existed when the host queued it.
+//! Used by `rx` and `tx`. [`QuicPacketKeys`] holds the header protection key, which never changes,
+//! and up to two generations of packet protection keys, distinguished by their key phase bit.
+//! Generations are shared: a pending transmit keeps those that existed when the host queued it.
 //!
 //! *Why decryption copies first.* A datagram with a wrong tag is passed to the host exactly as it
 //! arrived, and decryption in place overwrites it. Authenticating first and decrypting afterwards

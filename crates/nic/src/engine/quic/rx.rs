@@ -41,7 +41,7 @@ pub(crate) struct QuicEntryMatch {
 }
 
 impl QuicEngine {
-    /// True if any entry receives.
+    /// Returns whether any entry receives.
     pub(crate) fn has_routes(&self) -> bool {
         self.table.routes() > 0
     }

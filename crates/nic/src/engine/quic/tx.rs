@@ -119,7 +119,7 @@ impl QuicEngine {
         QuicNotEncrypted
     }
 
-    /// True if there is memory for encrypting more.
+    /// Returns whether there is memory for encrypting more.
     pub(crate) const fn has_output_room(&self) -> bool {
         self.outputs.has_room()
     }

@@ -28,7 +28,7 @@ pub(super) struct SetupListener {
 }
 
 impl SetupListener {
-    /// True if SYNs are answered; a closed listener only accepts outstanding cookies.
+    /// Returns whether SYNs are answered; a closed listener only accepts outstanding cookies.
     pub(super) const fn is_open(&self) -> bool {
         self.closed.is_none()
     }
@@ -57,7 +57,7 @@ impl SetupListeners {
         Self { slots: Slab::new(), index: HashTable::new(), max, seed }
     }
 
-    /// True if there are no listeners, open or closed.
+    /// Returns whether there are no listeners, open or closed.
     pub(super) const fn is_empty(&self) -> bool {
         self.slots.is_empty()
     }

@@ -96,7 +96,7 @@ impl SetupEngine {
         self.limits
     }
 
-    /// True if there are no listeners.
+    /// Returns whether there are no listeners.
     pub(crate) const fn is_idle(&self) -> bool {
         self.listeners.is_empty()
     }

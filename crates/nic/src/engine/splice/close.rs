@@ -17,11 +17,11 @@ use structures::slab::SlabKey;
 
 use crate::pipeline::{Egress, TxRun};
 
-/// How long a closed pair is kept. The last acknowledgment may be lost, and is repeated only for a
-/// retransmitted FIN. A peer without a round-trip time estimate (RFC 6298 section 2: RTO of one
-/// second) retransmits three times in this period, after 1, 3 and 7 seconds. All bytes of a peer
-/// that does so later are acknowledged; it gets a reset from the host. The two peers keep TIME-WAIT
-/// themselves.
+/// Time for which a closed pair is kept. The last acknowledgment may be lost, and is repeated only
+/// for a retransmitted FIN. A peer without a round-trip time estimate (RFC 6298 section 2: RTO of
+/// one second) retransmits three times in this period, after 1, 3 and 7 seconds. All bytes of a
+/// peer that does so later are acknowledged; it gets a reset from the host. The two peers keep
+/// TIME-WAIT themselves.
 const LINGER: Duration = Duration::from_secs(8);
 /// Hop limit of segments that the device originates.
 const HOP_LIMIT: u8 = 64;
@@ -149,7 +149,7 @@ impl SpliceEngine {
             return;
         };
         let runs = [0, 1].map(|side| {
-            let (_, back) = pair.from_and_to(side);
+            let (_, back) = pair.directions_of(side);
             // The receiver expects the number after the last one relayed. If bytes are still in
             // flight, the number lies in its window; it sends a challenge ACK, and the host answers
             // (RFC 5961 section 3.2).
@@ -171,7 +171,7 @@ impl SpliceEngine {
             return;
         }
         self.counters.splice_challenges += 1;
-        let (way, back) = pair.from_and_to(end.side);
+        let (way, back) = pair.directions_of(end.side);
         let seq = back.translation.seq(back.end);
         out.queue_run(own_segment(pair, end.side, seq, Some(way.acked)));
     }
@@ -189,7 +189,7 @@ impl SplicedPair {
 /// Builds a segment from the device to the peer of `side`: an acknowledgment if `ack` is given,
 /// otherwise a reset.
 fn own_segment(pair: &SplicedPair, side: usize, seq: SeqNum, ack: Option<SeqNum>) -> Option<TxRun> {
-    let (way, back) = pair.from_and_to(side);
+    let (way, back) = pair.directions_of(side);
     let to = &back.translation;
     let timestamps = ack
         .and_then(|_| to.tsval(back.ts_recent))

@@ -5,7 +5,8 @@
 //! sent to the other with translated headers. The device keeps constant state per direction, no
 //! payload once a pair has started, and only timers for idleness and for the end.
 //!
-//! - `segment` parses, `pair` decides what may pass and tracks it, `translate` rewrites headers;
+//! - `segment` parses, `pair` decides which segments may pass and tracks them, `translate` rewrites
+//!   headers;
 //! - `begin` takes pairs over, `close` ends them; `engine` is the [`super::Engine`] implementation.
 //!
 //! Invariants: both tuples of a pair lead to it and to no other; kept frames are bounded by
@@ -180,7 +181,7 @@ impl SpliceEngine {
                 && self
                     .pairs
                     .get(route.end.key)
-                    .is_some_and(|pair| pair.from_and_to(route.end.side).0.tuple == *tuple)
+                    .is_some_and(|pair| pair.directions_of(route.end.side).0.tuple == *tuple)
         };
         self.routes.find(hash, same).map(|route| route.end)
     }
@@ -250,7 +251,7 @@ impl SpliceEngine {
             return false;
         };
         let RxFrame { packet, checksum, segment_size } = frame;
-        let (way, back) = pair.from_and_to_mut(end.side);
+        let (way, back) = pair.directions_of_mut(end.side);
         let translated = way.translation.translate(packet.as_slice(), at, segment, back.end);
         let translated = match translated {
             Ok(translated) => translated,
@@ -344,7 +345,7 @@ impl SpliceEngine {
             internal_error!(self.counters.nic_internal_errors, "a reset of no pair");
             return out.recycle(frame.packet);
         };
-        let (way, back) = pair.from_and_to_mut(end.side);
+        let (way, back) = pair.directions_of_mut(end.side);
         way.packets += 1;
         let acked = segment.seq;
         segment.payload.end = segment.payload.start;

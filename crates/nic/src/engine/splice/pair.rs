@@ -1,9 +1,9 @@
 //! A spliced pair and the state of its two directions, of constant size.
 //!
-//! A [`SpliceDirection`] is the stream sent by one side's peer, in that peer's own numbers. [`SplicedPair::examine`]
-//! decides whether a segment may pass, by RFC 5961 and RFC 9293 section 3.10.7.4; [`SplicedPair::record`]
-//! records a segment that has passed. Retransmission, congestion control and flow control are left
-//! to the peers.
+//! A [`SpliceDirection`] is the stream sent by one side's peer, in that peer's own numbers.
+//! [`SplicedPair::examine`] decides whether a segment may pass, by RFC 5961 and RFC 9293 section
+//! 3.10.7.4; [`SplicedPair::record`] records a segment that has passed. Retransmission, congestion
+//! control and flow control are left to the peers.
 
 use abi::splice::{SpliceId, SpliceSide};
 use alloc::vec::Vec;
@@ -25,9 +25,9 @@ pub(super) struct SplicedPair {
     /// The host's queue.
     pub(super) queue: usize,
     pub(super) idle_timeout: Duration,
-    /// When the pair was taken over.
+    /// Time at which the pair was taken over.
     pub(super) begun_at: Instant,
-    /// When a packet was last relayed.
+    /// Time at which a packet was last relayed.
     pub(super) relayed_at: Instant,
     pub(super) challenges: ChallengeLimiter,
     pub(super) phase: SplicedPairPhase,
@@ -175,7 +175,7 @@ impl SplicedPair {
     /// # Errors
     /// The reason for which it may not.
     pub(super) fn examine(&self, side: usize, segment: &SplicedSegment) -> Result<(), SpliceFault> {
-        let (way, back) = self.from_and_to(side);
+        let (way, back) = self.directions_of(side);
         let flags = segment.flags;
         if flags.has(TcpFlags::SYN) {
             return Err(SpliceFault::Syn);
@@ -213,7 +213,7 @@ impl SplicedPair {
         window: u16,
         packets: u64,
     ) -> bool {
-        let (way, back) = self.from_and_to_mut(side);
+        let (way, back) = self.directions_of_mut(side);
         way.packets += packets;
         way.end = way.end.max(segment.seq + segment.len());
         if segment.flags.has(TcpFlags::FIN) && way.fin.is_none() {
@@ -249,13 +249,13 @@ impl SplicedPair {
     }
 
     /// Returns the direction from `side` and the one to it.
-    pub(super) fn from_and_to(&self, side: usize) -> (&SpliceDirection, &SpliceDirection) {
+    pub(super) fn directions_of(&self, side: usize) -> (&SpliceDirection, &SpliceDirection) {
         let [a, b] = &self.directions;
         if side == 0 { (a, b) } else { (b, a) }
     }
 
-    /// As [`Self::from_and_to`], mutably.
-    pub(super) fn from_and_to_mut(
+    /// As [`Self::directions_of`], mutably.
+    pub(super) fn directions_of_mut(
         &mut self,
         side: usize,
     ) -> (&mut SpliceDirection, &mut SpliceDirection) {
@@ -263,7 +263,7 @@ impl SplicedPair {
         if side == 0 { (a, b) } else { (b, a) }
     }
 
-    /// Returns when the pair ends if nothing else happens before.
+    /// Returns the time at which the pair ends if nothing else happens before.
     pub(super) fn due(&self) -> Instant {
         match self.phase {
             SplicedPairPhase::Lingering(until) => until,

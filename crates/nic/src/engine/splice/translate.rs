@@ -27,8 +27,8 @@ use crate::pipeline::rx::TransportPosition;
 const PREFIX_BYTES: usize = ETHERNET_BYTES + IPV6_BYTES;
 /// Size of the timestamps option with its padding (RFC 7323 appendix A).
 const TIMESTAMP_BYTES: u16 = 12;
-/// How far a timestamp echo or SACK block may be behind the latest one and still be distinguished
-/// from one before the splice.
+/// Distance by which a timestamp echo or SACK block may be behind the latest one and still be
+/// distinguished from one before the splice.
 const ECHO_REACH: u32 = 1 << 29;
 /// Option kinds: end of the list, and no operation (RFC 9293 section 3.2).
 const END: u8 = 0;
@@ -46,8 +46,9 @@ pub(super) struct HeaderTranslation {
     /// Window scale of the sender, and of the windows that the receiver is offered.
     peer_scale: u8,
     own_scale: u8,
-    /// Whether the receiver negotiated SACK, and whether both sides negotiated ECN.
+    /// True if the receiver negotiated SACK.
     sack: bool,
+    /// True if both sides negotiated ECN.
     ecn: bool,
     /// SACK blocks that begin before this number are not relayed. Initially our next number at the
     /// splice: the receiver did not send the bytes before it.

@@ -50,7 +50,7 @@ pub(super) struct TeardownEnv<'a> {
     pub(super) arm: Option<Duration>,
 }
 
-/// The way in which a connection ended.
+/// Reason for the end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TeardownEnd {
     /// Both directions are closed, and the peer knows that.
@@ -77,8 +77,9 @@ pub(super) struct TeardownFlow {
     timestamps: Option<(TsRecent, TimestampClock)>,
     challenges: ChallengeLimiter,
     queue: u32,
-    /// The window that we offer and the one that the peer last offered, as unscaled header fields.
+    /// The window that we offer, as an unscaled header field.
     window: u16,
+    /// The window that the peer last offered, as an unscaled header field.
     peer_window: Option<u16>,
     /// True in LAST-ACK: the peer closed first.
     passive: bool,
@@ -140,7 +141,7 @@ impl TeardownFlow {
         }
     }
 
-    /// Sends what was never sent, from part `sent_parts` on.
+    /// Sends the bytes that were never sent, from part `sent_parts` on.
     pub(super) fn begin(&mut self, cx: &mut TeardownEnv<'_>, sent_parts: usize) {
         if self.fin_acked() {
             return self.await_fin(cx);
@@ -281,7 +282,7 @@ impl TeardownFlow {
         payload: u32,
     ) -> bool {
         let una = self.tcb.una;
-        // RFC 5961 section 5.2: not beyond what was sent, and not older than a window.
+        // RFC 5961 section 5.2: not beyond the sent bytes, and not older than a window.
         let oldest = self.tcb.edge.distance(una).max(OLD_ACK_MIN);
         if segment.ack.gt(self.tcb.nxt) || segment.ack.distance(una) < -oldest {
             self.challenge(cx);
@@ -371,9 +372,9 @@ impl TeardownFlow {
         Some(self.release(cx, how))
     }
 
-    /// Consumes and discards data from `seq` to `release`, some of it new. Returns false if the host
-    /// did not request that or the bound is exceeded. Data after a hole is not consumed; the peer
-    /// will retransmit it.
+    /// Consumes and discards data from `seq` to `release`, some of it new. Returns false if the
+    /// host did not request that or the bound is exceeded. Data after a hole is not consumed; the
+    /// peer will retransmit it.
     ///
     /// The template's window is offered from the last byte consumed, so its right edge never moves
     /// back. With TLS the data is not decrypted: the last record that we send, close_notify, was

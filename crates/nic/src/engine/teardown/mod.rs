@@ -115,14 +115,15 @@ impl TeardownEngine {
         TeardownLimits { flows_max: self.config.flows_max, bytes_max: self.config.bytes_max }
     }
 
-    /// True if the engine has no connections.
+    /// Returns whether the engine has no connections.
     pub(crate) const fn is_idle(&self) -> bool {
         self.flows.is_empty() && self.time_wait.len() == 0
     }
 
     /// Takes over a connection on a link whose packets have at most `mtu` bytes above Ethernet.
     /// `pin` is called after validation: it keeps the files in the parts open until
-    /// [`TeardownAction::FileDone`] and may replace their IDs, or returns false with nothing changed.
+    /// [`TeardownAction::FileDone`] and may replace their IDs, or returns false with nothing
+    /// changed.
     ///
     /// # Errors
     /// Returns the unchanged connection with the reason: the table is full, or the connection is
@@ -225,8 +226,8 @@ impl TeardownEngine {
         }
     }
 
-    /// Returns when to call [`Self::run_timers`]. While there are connections, that is the next
-    /// tick: finding the next timer would require a scan of all bitmaps.
+    /// Returns the time at which to call [`Self::run_timers`]. While there are connections, that is
+    /// the next tick: finding the next timer would require a scan of all bitmaps.
     pub(crate) fn due(&self) -> Option<Instant> {
         let next = self.tick.saturating_add(1).saturating_mul(TICK.as_nanos());
         let tick = (!self.flows.is_empty()).then(|| Instant::from_nanos(next));

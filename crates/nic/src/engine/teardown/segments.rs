@@ -175,7 +175,7 @@ pub(super) fn kept_extent(part: &TransmitPart) -> Option<FileExtent> {
     Some(FileExtent { offset, len: extent.len - prefix, ..extent })
 }
 
-/// True if a part carries a prefix, whose bytes are already held for another part.
+/// Returns whether a part carries a prefix, whose bytes are already held for another part.
 pub(super) fn has_prefix(parts: &TransmitParts) -> bool {
     parts.iter().any(TransmitPart::has_prefix)
 }

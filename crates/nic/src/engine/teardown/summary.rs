@@ -1,7 +1,7 @@
 //! Summaries of ended connections: a host gets one event for many of them (AccelTCP appendix A).
 //!
-//! A queue's event is sent when [`SUMMARY_FLOWS_MAX`] connections have ended, or [`SUMMARY_DELAY_MAX`] after the first
-//! unreported one, whichever comes first.
+//! A queue's event is sent when [`SUMMARY_FLOWS_MAX`] connections have ended, or
+//! [`SUMMARY_DELAY_MAX`] after the first unreported one, whichever comes first.
 
 use abi::teardown::TeardownDone;
 use alloc::vec::Vec;
@@ -52,7 +52,7 @@ impl TeardownSummaries {
         self.take(queue).map(|sum| (queue, sum))
     }
 
-    /// Returns when the next summary is due.
+    /// Returns the time at which the next summary is due.
     pub(super) const fn due(&self) -> Option<Instant> {
         self.due
     }

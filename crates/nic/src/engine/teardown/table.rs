@@ -29,7 +29,7 @@ impl<T> TupleTable<T> {
         self.values.len()
     }
 
-    /// True if the table is empty.
+    /// Returns whether the table is empty.
     pub(super) const fn is_empty(&self) -> bool {
         self.values.is_empty()
     }

@@ -36,7 +36,7 @@ pub(super) struct TimeWaitState {
     pub(super) window: u16,
     /// TS.Recent and our timestamp clock, if timestamps are in use.
     pub(super) timestamps: Option<(u32, TimestampClock)>,
-    /// How long the tuple is kept.
+    /// Time for which the tuple is kept.
     pub(super) time: Duration,
 }
 
@@ -153,7 +153,7 @@ impl TimeWaitTable {
         }
     }
 
-    /// Returns when the oldest entry expires.
+    /// Returns the time at which the oldest entry expires.
     pub(super) fn due(&self) -> Option<Instant> {
         self.entries.get(self.oldest).map(|(_, entry)| entry.until)
     }
@@ -197,7 +197,7 @@ impl TimeWaitTable {
 }
 
 impl TimeWaitState {
-    /// Returns the state by which segments are judged.
+    /// Returns the state that received segments are checked against.
     fn tcb(&self) -> TimeWaitTcb {
         let ts_recent = self.timestamps.map(|(recent, _)| recent);
         TimeWaitTcb { snd_nxt: self.snd_nxt, rcv_nxt: self.rcv_nxt, ts_recent }

@@ -1,9 +1,9 @@
 //! Encryption: turns content into TLS records, or any range of them, in a buffer of the device.
 //!
-//! Called by [`crate::engine::l5o`] with transmits in the order of their flow. [`TlsTxState`] is the
-//! dynamic state of Autonomous NIC Offloads, table 4, of constant size. Invariant: the output is
-//! header, encrypted text or tag. If a tag cannot be computed, the whole range is refused, and no
-//! plaintext is left in the buffer.
+//! Called by [`crate::engine::l5o`] with transmits in the order of their flow. [`TlsTxState`] is
+//! the dynamic state of Autonomous NIC Offloads, table 4, of constant size. Invariant: the output
+//! is header, encrypted text or tag. If a tag cannot be computed, the whole range is refused, and
+//! no plaintext is left in the buffer.
 
 use abi::crypto::{AuthSum, TAG_BYTES};
 use abi::l5o::RecordRange;
@@ -67,8 +67,8 @@ struct TlsTxRecord {
 impl RangeEncryptor<'_> {
     /// Returns whether a description is consistent and fits `keys`.
     pub(crate) fn check(keys: &TlsDeviceKeys, sealed: &RecordRange) -> bool {
-        let TlsRecordRun { content_bytes: content, record_content_bytes: record_content, overhead } =
-            sealed.run;
+        let TlsRecordRun { content_bytes: content, overhead, .. } = sealed.run;
+        let record_content = sealed.run.record_content_bytes;
         let sizes = (1..=CONTENT_BYTES_MAX).contains(&(record_content as usize))
             && overhead as usize == keys.framing().overhead()
             && content <= RUN_CONTENT_MAX;
@@ -89,8 +89,8 @@ impl RangeEncryptor<'_> {
         whole_prefix && sealed.content.len() as u64 == bytes
     }
 
-    /// Encrypts the range into `out`, which has the range's length. `payload_reader` yields prefix and
-    /// content.
+    /// Encrypts the range into `out`, which has the range's length. `payload_reader` yields prefix
+    /// and content.
     ///
     /// # Errors
     /// [`NoTlsSum`]; the content of `out` is then unspecified and must not be sent.

@@ -1,9 +1,10 @@
 //! TLS records, as [`super::l5o`] needs them.
 //!
-//! [`TlsDeviceKeys`] holds one direction's keys and framing. The receive contexts use it to read a message's
-//! length ([`TlsDeviceKeys::length`]: the magic pattern and length rule of Autonomous NIC Offloads, section
-//! 3), to decrypt any range ([`TlsDeviceKeys::decrypt_range`]) and to verify a tag ([`TlsDeviceKeys::verify`]). `encrypt`
-//! is the transmit side; `decrypted_range` describes decrypted ranges.
+//! [`TlsDeviceKeys`] holds one direction's keys and framing. The receive contexts use it to read a
+//! message's length ([`TlsDeviceKeys::length`]: the magic pattern and length rule of Autonomous NIC
+//! Offloads, section 3), to decrypt any range ([`TlsDeviceKeys::decrypt_range`]) and to verify a
+//! tag ([`TlsDeviceKeys::verify`]). `encrypt` is the transmit side; `decrypted_range` describes
+//! decrypted ranges.
 //!
 //! No connection state is kept here, and TCP sequence numbers occur only in `encrypt`.
 
@@ -55,7 +56,7 @@ impl TlsDeviceKeys {
         front
     }
 
-    /// True if records contain an explicit part of the nonce.
+    /// Returns whether records contain an explicit part of the nonce.
     pub(crate) const fn has_explicit(&self) -> bool {
         self.framing.explicit_nonce
     }

@@ -403,7 +403,8 @@ proptest! {
         if !stamped {
             let mut bytes = next.header.as_slice()[..54].to_vec();
             bytes[46] = 0x50;
-            (next.header, next.timestamp) = (PacketHeader::from_bytes(&bytes, 14, 34).unwrap(), None);
+            (next.header, next.timestamp) =
+                (PacketHeader::from_bytes(&bytes, 14, 34).unwrap(), None);
         }
         hand_over(&mut rig, next);
         let mut now = 16_003;

@@ -67,7 +67,7 @@ impl NvmeBlockRange {
         command
     }
 
-    /// Returns the address of the block behind the last; `None` if it is above 2^64 - 1.
+    /// Returns the address of the block after the last; `None` if it is above 2^64 - 1.
     #[must_use]
     pub const fn end(&self) -> Option<u64> {
         self.slba.checked_add(self.count as u64)

@@ -135,7 +135,7 @@ impl DataDirection {
 pub enum Sgl {
     /// Data block with an offset: the data is in the capsule.
     InCapsule {
-        /// Offset of the data behind the submission queue entry, in bytes.
+        /// Offset of the data after the submission queue entry, in bytes.
         offset: u64,
         /// Length in bytes.
         len: u32,

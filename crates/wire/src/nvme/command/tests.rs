@@ -90,7 +90,8 @@ proptest! {
         let entry: [u8; 64] = get(&entry, 0);
         let command = NvmeCommand::parse(&entry);
         prop_assert_eq!(NvmeCommand::parse(&command.to_bytes()), command);
-        prop_assert_eq!(NvmeBlockRange::from_command(&NvmeBlockRange::from_command(&command).encode_into(command)), NvmeBlockRange::from_command(&command));
+        let range = NvmeBlockRange::from_command(&command);
+        prop_assert_eq!(NvmeBlockRange::from_command(&range.encode_into(command)), range);
         let again = NvmeCommand::new(command.opcode, command.cid, command.nsid);
         let identify = IdentifyCommand::from_command(&command);
         prop_assert_eq!(IdentifyCommand::from_command(&identify.encode_into(again)), identify);

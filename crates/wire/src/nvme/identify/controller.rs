@@ -173,7 +173,7 @@ pub struct IdentifyController {
     pub ioccsz: u32,
     /// IORCSZ: maximum I/O response capsule size, in units of 16 bytes.
     pub iorcsz: u32,
-    /// ICDOFF: in-capsule data offset behind the entry, in units of 16 bytes.
+    /// ICDOFF: in-capsule data offset after the entry, in units of 16 bytes.
     pub icdoff: u16,
     /// FCATT: bit 0, the controller uses the static controller model.
     pub fcatt: u8,

@@ -1,4 +1,4 @@
-//! PDU headers behind the common header (tcp section 3.6.2).
+//! PDU headers after the common header (tcp section 3.6.2).
 
 use super::{
     COMMON_BYTES, DIGEST_BYTES, FatalErrorStatus, HEADER_BYTES, MAXH2CDATA_MIN, PDA_MAX, PFV,
@@ -6,7 +6,7 @@ use super::{
 };
 use crate::nvme::{get, put, u8_at, u16_at, u32_at};
 
-/// Header of H2CData or C2HData behind the common header (tcp sections 3.6.2.7 and 3.6.2.8).
+/// Header of H2CData or C2HData after the common header (tcp sections 3.6.2.7 and 3.6.2.8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataPduHeader {
     /// CCCID: identifier of the command.
@@ -48,7 +48,7 @@ impl DataPduHeader {
         })
     }
 
-    /// Returns the offset behind the last byte of data.
+    /// Returns the offset after the last byte of data.
     #[must_use]
     pub const fn end(&self) -> u32 {
         self.offset.saturating_add(self.len)

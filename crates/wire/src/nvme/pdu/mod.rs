@@ -1,8 +1,8 @@
 //! PDUs of NVMe/TCP: headers as values, and faults in malformed ones (tcp section 3.6).
 //!
-//! Transports parse headers by [`PduHeader::parse`] and answer a [`PduFault`] with a terminate request. A
-//! device that follows a stream, or searches it for a PDU, uses [`match_pdu_header`], which is stricter:
-//! reserved bits and bytes must be zero. The callers verify the digests.
+//! Transports parse headers by [`PduHeader::parse`] and answer a [`PduFault`] with a terminate
+//! request. A device that follows a stream, or searches it for a PDU, uses [`match_pdu_header`],
+//! which is stricter: reserved bits and bytes must be zero. The callers verify the digests.
 
 mod header;
 
@@ -282,7 +282,7 @@ impl PduRules {
     }
 }
 
-/// Returns the offset of data in a PDU: behind header, header digest, and padding to a multiple of
+/// Returns the offset of data in a PDU: after header, header digest, and padding to a multiple of
 /// `pda` + 1 dwords (tcp section 3.3.1: CPDA and HPDA).
 #[must_use]
 pub const fn data_offset(header_len: u8, header_digest: bool, pda: u8) -> u32 {
@@ -403,9 +403,9 @@ impl PduCommonHeader {
 /// of `bytes` if a PDU after ICReq and ICResp may begin there. Of `rules` all but the alignment
 /// must be correct; an alignment of zero accepts all.
 ///
-/// Stricter than [`PduCommonHeader::parse`]: reserved fields must be zero, and the length of data must agree
-/// with the rest of the header, if `bytes` includes it. `None` may still be a PDU of an unusual
-/// peer; whatever this function returns, [`PduCommonHeader::parse`] accepts.
+/// Stricter than [`PduCommonHeader::parse`]: reserved fields must be zero, and the length of data
+/// must agree with the rest of the header, if `bytes` includes it. `None` may still be a PDU of an
+/// unusual peer; whatever this function returns, [`PduCommonHeader::parse`] accepts.
 #[must_use]
 pub fn match_pdu_header(bytes: &[u8], rules: &PduRules) -> Option<PduCommonHeader> {
     let first: &[u8; COMMON_BYTES] = bytes.first_chunk()?;

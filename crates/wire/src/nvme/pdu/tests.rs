@@ -101,7 +101,7 @@ fn capsules_with_and_without_data() {
     let mut odd = empty;
     odd[3] = 76;
     assert_eq!(parse(&odd, &BOTH), Ok(capsule));
-    assert_eq!(super::match_pdu_header(&odd, &BOTH), None);
+    assert_eq!(match_pdu_header(&odd, &BOTH), None);
 }
 
 #[test]

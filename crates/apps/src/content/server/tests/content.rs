@@ -21,18 +21,18 @@ fn content_is_read_and_the_connection_kept() {
             let text = with(method, fields, content);
             // Split at every position.
             for cut in 0..=text.len() {
-                let mut world = ContentTestBed::new();
-                let id = world.accept();
-                world.receive(id, &text[..cut]);
-                world.finish_opens();
-                world.receive(id, &text[cut..]);
-                world.finish_opens();
-                world.finish_opens();
-                let sent = world.sent(id);
+                let mut bed = ContentTestBed::new();
+                let id = bed.accept();
+                bed.receive(id, &text[..cut]);
+                bed.finish_opens();
+                bed.receive(id, &text[cut..]);
+                bed.finish_opens();
+                bed.finish_opens();
+                let sent = bed.sent(id);
                 assert_eq!(statuses(&sent), [status, 200], "{method} {fields} cut at {cut}");
                 assert!(sent.ends_with("content of b"), "{sent}");
-                assert!(!world.is_shut(id) && !sent.contains("Connection: close"), "{sent}");
-                assert_eq!(world.counter("http_content_bytes"), content.len() as u64);
+                assert!(!bed.is_shut(id) && !sent.contains("Connection: close"), "{sent}");
+                assert_eq!(bed.counter("http_content_bytes"), content.len() as u64);
             }
         }
     }
@@ -54,15 +54,15 @@ fn content_that_is_too_long_or_malformed_ends_the_connection() {
         ("Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n", "", 400, "http_400"),
         ("Content-Length: 1\r\nContent-Length: 2\r\n", "a", 400, "http_400"),
     ] {
-        let mut world = ContentTestBed::new();
-        let id = world.accept();
-        world.receive(id, &with("GET", fields, content));
-        world.finish_opens();
-        let sent = world.sent(id);
+        let mut bed = ContentTestBed::new();
+        let id = bed.accept();
+        bed.receive(id, &with("GET", fields, content));
+        bed.finish_opens();
+        let sent = bed.sent(id);
         assert_eq!(statuses(&sent), [status], "{fields}");
-        assert!(sent.contains("\r\nConnection: close\r\n") && world.is_shut(id), "{fields}");
-        assert_eq!(world.counter(counter), 1, "{fields}");
-        assert_eq!(world.unread(id), 0, "thrown away while the connection ends");
+        assert!(sent.contains("\r\nConnection: close\r\n") && bed.is_shut(id), "{fields}");
+        assert_eq!(bed.counter(counter), 1, "{fields}");
+        assert_eq!(bed.unread(id), 0, "thrown away while the connection ends");
     }
 }
 
@@ -70,40 +70,40 @@ fn content_that_is_too_long_or_malformed_ends_the_connection() {
 #[test]
 fn expectations_are_met_before_the_content() {
     const EXPECT: &str = "Content-Length: 3\r\nExpect: 100-continue\r\n";
-    let mut world = ContentTestBed::new();
-    let id = world.accept();
+    let mut bed = ContentTestBed::new();
+    let id = bed.accept();
     let head = format!("GET /a.txt HTTP/1.1\r\nHost: a\r\n{EXPECT}\r\n");
-    world.receive(id, &head);
-    assert_eq!(world.sent(id), "HTTP/1.1 100 Continue\r\n\r\n");
-    world.receive(id, "abc");
-    world.finish_opens();
-    assert_eq!(responses(&world.sent(id)), [(200, "content of a".into())]);
+    bed.receive(id, &head);
+    assert_eq!(bed.sent(id), "HTTP/1.1 100 Continue\r\n\r\n");
+    bed.receive(id, "abc");
+    bed.finish_opens();
+    assert_eq!(responses(&bed.sent(id)), [(200, "content of a".into())]);
     // Content that has already arrived needs no 100.
-    world.receive(id, &format!("{head}abc"));
-    assert_eq!(responses(&world.sent(id)), [(200, "content of a".into())]);
+    bed.receive(id, &format!("{head}abc"));
+    assert_eq!(responses(&bed.sent(id)), [(200, "content of a".into())]);
     // Content that is too long is refused at once.
-    world.receive(id, &head.replace("Length: 3", "Length: 3000000"));
-    assert_eq!(statuses(&world.sent(id)), [413]);
-    assert!(world.is_shut(id));
+    bed.receive(id, &head.replace("Length: 3", "Length: 3000000"));
+    assert_eq!(statuses(&bed.sent(id)), [413]);
+    assert!(bed.is_shut(id));
 }
 
 #[test]
 fn content_timeout_gets_408() {
-    let mut world = ContentTestBed::new();
-    let id = world.accept();
-    world.receive(id, "GET /a.txt HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n");
+    let mut bed = ContentTestBed::new();
+    let id = bed.accept();
+    bed.receive(id, "GET /a.txt HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n");
     for _ in 0..29 {
-        world.receive(id, "x");
-        world.advance(seconds(1));
+        bed.receive(id, "x");
+        bed.advance(seconds(1));
     }
-    assert_eq!(world.sent(id), "");
-    world.advance(seconds(1));
-    assert_eq!(statuses(&world.sent(id)), [408]);
-    assert!(world.is_shut(id));
-    assert_eq!(world.counter("http_timeouts_content"), 1);
+    assert_eq!(bed.sent(id), "");
+    bed.advance(seconds(1));
+    assert_eq!(statuses(&bed.sent(id)), [408]);
+    assert!(bed.is_shut(id));
+    assert_eq!(bed.counter("http_timeouts_content"), 1);
     // A client that closes within the content gets no response.
-    let id = world.accept();
-    world.receive(id, "GET /a.txt HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n");
-    world.peer_closes(id);
-    assert_eq!((world.sent(id).as_str(), world.counter("http_aborted_peer")), ("", 1));
+    let id = bed.accept();
+    bed.receive(id, "GET /a.txt HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n");
+    bed.peer_closes(id);
+    assert_eq!((bed.sent(id).as_str(), bed.counter("http_aborted_peer")), ("", 1));
 }

@@ -104,14 +104,14 @@ impl ContentTestBed {
         let config = ContentServerConfig { access_log: true, ..config };
         let server = HttpServer::new(config);
         let sockets = FakeSockets::new(FakeFiles { files_max: 1000, ..FakeFiles::default() });
-        let mut world = Self { server, sockets, now: Instant::ZERO };
-        world.put("a.txt", "content of a");
-        world.put("b", "content of b");
-        world.put("d", "");
-        if let Some(Ok((stat, _))) = world.sockets.app_state.tree.get_mut("d") {
+        let mut bed = Self { server, sockets, now: Instant::ZERO };
+        bed.put("a.txt", "content of a");
+        bed.put("b", "content of b");
+        bed.put("d", "");
+        if let Some(Ok((stat, _))) = bed.sockets.app_state.tree.get_mut("d") {
             stat.kind = FileKind::Directory;
         }
-        world
+        bed
     }
 
     pub(crate) fn put(&mut self, path: &str, content: &str) {

@@ -9,7 +9,7 @@ use wire::nvme::status::NvmeStatus;
 use super::super::command::{AssociationLoss, InitiatorNamespace};
 use super::{Association, AssociationEnv, AssociationEvent, AssociationSetupStep};
 
-/// Largest number of namespaces that are read.
+/// Maximum number of namespaces that are read.
 const NAMESPACES_LIMIT: usize = 8 * NAMESPACES_MAX;
 
 impl Association {

@@ -282,13 +282,15 @@ proptest! {
         released += stream.fill(acked);
         prop_assert_eq!(released, stream.file);
         let end = stream.map.end();
-        let bytes = stream.sent(&mut TestPduDevice::default(), acked, u32::try_from(end - acked).unwrap());
+        let bytes =
+            stream.sent(&mut TestPduDevice::default(), acked, u32::try_from(end - acked).unwrap());
         prop_assert_eq!(&bytes[..], stream.wire(acked, usize::try_from(end - acked).unwrap()));
         if all || carrier.is_none() {
             prop_assert_eq!(stream.map.memory(), bytes.len());
         } else {
             let (_, parts) = stream.collect(acked, u32::MAX);
-            prop_assert!(parts.iter().all(|p| matches!(p, TransmitPart::Records(_))), "it still seals");
+            prop_assert!(
+                parts.iter().all(|p| matches!(p, TransmitPart::Records(_))), "it still seals");
         }
         prop_assert_eq!(stream.advance(end), 0);
         prop_assert_eq!(stream.map.memory(), 0);
@@ -303,7 +305,8 @@ proptest! {
             let want = stream.pdus().marks.iter().rfind(|(_, end)| *end <= una).map_or(0, |m| m.0);
             prop_assert_eq!(stream.pdus().acknowledged(una), want);
         }
-        let sum = |&(_, header, data, _): &TestPduSpec| header + data + if data > 0 { 4 } else { 0 };
+        let sum = |&(_, header, data, _): &TestPduSpec|
+            header + data + if data > 0 { 4 } else { 0 };
         let all: usize = steps.iter().map(sum).sum();
         let end = stream.map.end();
         prop_assert_eq!(stream.pdus().acknowledged(end), all as u64);

@@ -163,7 +163,8 @@ proptest! {
     #[test]
     fn random_commands_release_everything(steps in prop::collection::vec(step(), 1..150)) {
         let bytes_max = 6 * BLOCK_BYTES;
-        let mut rig = FakeDiskRig::with(|config| (config.mdts, config.buffer_bytes_max) = (2, bytes_max));
+        let mut rig =
+            FakeDiskRig::with(|config| (config.mdts, config.buffer_bytes_max) = (2, bytes_max));
         let peers = rig.connect_controller(1, 2);
         let mut asked = RandomTargetRun { peers, gone: Vec::new(), r2ts: vec![Vec::new(); 3] };
         for step in steps {
@@ -184,7 +185,9 @@ proptest! {
         prop_assert_eq!((locks.held(), locks.waiting(), shared.ops.len()), (0, 0, 0));
         prop_assert_eq!((shared.buffers.used_bytes(), shared.waiting_for_buffer.len()), (0, 0));
         let share = &shared.controllers.get(1).unwrap().quota;
-        prop_assert_eq!((share.charged_bytes, share.waiting.len(), shared.waiting_capsule_bytes), (0, 0, 0));
+        prop_assert_eq!(
+            (share.charged_bytes, share.waiting.len(), shared.waiting_capsule_bytes),
+            (0, 0, 0));
         rig.server.drain(rig.now, &mut rig.disk);
         prop_assert_eq!(rig.server.connections(), 0);
     }

@@ -256,8 +256,8 @@ fn a_connection_with_an_expired_timestamp_stays() {
     }
 }
 
-/// A file's extents go with the connection; the device itself tells its file engine what was
-/// acknowledged.
+/// A file's extents go with the connection; the device itself tells its file engine which bytes
+/// were acknowledged.
 #[test]
 fn file_extents_are_handed_over() {
     let mut t = request_read();
