@@ -265,7 +265,6 @@ try curl -sSi -X POST http://10.77.0.2/
 o stat --json
 o stat
 o ss
-o ss --all
 o ss --json
 o stat --control none.sock
 o stat --link tap:none

@@ -141,12 +141,15 @@ impl FileWatch {
     }
 
     fn restart_inotify(&mut self) {
-        // Dropping the old queue removes its watches. If no new one can be created, the old one
-        // stays.
-        match new_inotify() {
-            Ok(queue) => self.queue = queue,
-            Err(_) => self.failures += 1,
-        }
+        // Replacing the old queue removes its watches. The descriptor keeps its number, because the
+        // caller polls it. If no new queue can be created, the old one stays.
+        let replaced = new_inotify().and_then(|queue| {
+            // SAFETY: no pointers are passed; `self.queue` owns the replaced descriptor before and
+            // after the call, and `queue` closes its own.
+            let fd = unsafe { libc::dup3(queue.as_raw_fd(), self.pollable(), libc::O_CLOEXEC) };
+            if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        });
+        self.failures += u64::from(replaced.is_err());
         self.directories.clear();
         self.mark_all_stale();
     }
@@ -363,6 +366,21 @@ mod tests {
             watch.add(b"link");
             assert_eq!(all(&mut watch), [], "{what}: watched anew");
         }
+    }
+
+    #[test]
+    fn the_pollable_descriptor_outlives_a_restart() {
+        let (dir, mut watch) = site();
+        watch.add(b"b");
+        let before = watch.pollable();
+        watch.restart_inotify();
+        assert_eq!((watch.poll(), watch.pollable()), (Some(StaleFile::All), before));
+        watch.add(b"b");
+        fs::write(dir.path().join("one/b"), "changed").unwrap();
+        let mut polled = libc::pollfd { fd: before, events: libc::POLLIN, revents: 0 };
+        // SAFETY: one valid structure is passed for the time of the call.
+        assert_eq!(unsafe { libc::poll(&raw mut polled, 1, 0) }, 1);
+        assert_eq!((watch.poll(), watch.failures), (Some(path(b"b")), 0));
     }
 
     #[test]

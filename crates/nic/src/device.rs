@@ -18,7 +18,7 @@ use crate::counters::sum_internal_errors;
 use crate::engine::splice::SpliceInfo;
 use crate::engine::{Engines, teardown};
 use crate::flow::FlowTable;
-use crate::pipeline::rx::{OfferedRxFrame, ParsedRxFrame, RxPipeline};
+use crate::pipeline::rx::{OfferedRxFrame, ParsedRxFrame, RxPipeline, RxTransport};
 use crate::pipeline::{Egress, TimestampGuard, TxRun};
 
 /// Interval of polling for memory that a transmit waits for and that frames on the link still hold.
@@ -139,7 +139,7 @@ impl Device {
 
     fn handle_parsed(&mut self, now: Instant, arrived: ParsedRxFrame) {
         let ParsedRxFrame { queue, mut received, transport } = arrived;
-        if received.flow_hash == 0 {
+        if matches!(transport, RxTransport::Other) {
             self.copy_to_other_queues(queue, &received);
         }
         self.with_engines(now, |engines, egress| {

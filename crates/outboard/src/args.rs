@@ -241,6 +241,9 @@ impl ServeArgs {
 pub(crate) struct StatArgs {
     #[command(flatten)]
     pub(crate) query: QueryArgs,
+    /// Include counters that are zero
+    #[arg(long)]
+    pub(crate) all: bool,
     /// Show alarms only: counters that conforming traffic never increments
     #[arg(long)]
     pub(crate) alarms: bool,
@@ -258,9 +261,6 @@ pub(crate) struct QueryArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
-    /// Include counters that are zero
-    #[arg(long)]
-    pub(crate) all: bool,
 }
 
 /// Error statuses that the content server sends.

@@ -20,7 +20,7 @@ use crate::args::{QueryArgs, StatArgs};
 /// # Errors
 /// Fails if no instance answers.
 pub(crate) fn stat(args: &StatArgs) -> Result<(), Failure> {
-    let StatArgs { query: args, alarms } = args;
+    let StatArgs { query: args, all, alarms } = args;
     let mut answer = query_instance(args.control.as_deref(), &args.link, "stat", ANSWER_TIMEOUT)?;
     if *alarms {
         alarms::retain(&mut answer);
@@ -34,7 +34,7 @@ pub(crate) fn stat(args: &StatArgs) -> Result<(), Failure> {
             let _ = writeln!(text, "{part} {queue}");
             for (name, value) in counters.as_object().into_iter().flatten() {
                 let value = value.as_u64().unwrap_or(0);
-                if args.all || value != 0 {
+                if *all || value != 0 {
                     let _ = writeln!(text, "  {name:<34} {value:>16}");
                 }
             }

@@ -30,6 +30,8 @@ base::counters! {
         proxy_408,
         /// 414 URI Too Long: request lines above the limit.
         proxy_414,
+        /// 417 Expectation Failed: unknown expectations.
+        proxy_417,
         /// 431 Request Header Fields Too Large: heads above the limit.
         proxy_431,
         /// 501 Not Implemented: unknown transfer codings.
@@ -41,8 +43,7 @@ base::counters! {
         proxy_503: alarm,
         /// 504 Gateway Timeout: backends that did not connect or respond in time.
         proxy_504: alarm,
-        /// 505 HTTP Version Not Supported, and 417 Expectation Failed, which has no counter of its
-        /// own.
+        /// 505 HTTP Version Not Supported.
         proxy_505,
         /// Attempts to connect to a backend, without health checks.
         proxy_connects,
@@ -140,12 +141,14 @@ impl ProxyCounters {
             405 => self.proxy_405 += 1,
             408 => self.proxy_408 += 1,
             414 => self.proxy_414 += 1,
+            417 => self.proxy_417 += 1,
             431 => self.proxy_431 += 1,
             501 => self.proxy_501 += 1,
             502 => self.proxy_502 += 1,
             503 => self.proxy_503 += 1,
             504 => self.proxy_504 += 1,
-            _ => self.proxy_505 += 1,
+            505 => self.proxy_505 += 1,
+            _ => debug_assert!(false, "no counter for status {code}"),
         }
     }
 

@@ -9,12 +9,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use apps::dns::{DnsAnswer, DnsReply, RecordType, encode_query, parse_reply};
-use io::clock;
+use io::clock::{self, MonotonicClock};
 
-/// Timeout of each receive and send.
-const TIMEOUT: Duration = Duration::from_secs(2);
+/// Time for which an answer over UDP is awaited, and time-out of each receive and send over TCP.
+const TIMEOUT: Duration = Duration::from_millis(TIMEOUT_MS);
+const TIMEOUT_MS: u64 = 2000;
 /// Longest answer over UDP. We do not offer more (no EDNS).
 const UDP_BYTES_MAX: usize = 512;
+
 /// Returns the system's first DNS server.
 ///
 /// # Errors
@@ -62,10 +64,14 @@ fn query_server_once(
     let socket = UdpSocket::bind((any, 0)).map_err(io)?;
     // The kernel drops datagrams from other addresses from now on.
     socket.connect(server).map_err(io)?;
-    socket.set_read_timeout(Some(TIMEOUT)).map_err(io)?;
     socket.send(&query).map_err(io)?;
+    let clock = MonotonicClock::new();
+    let deadline = clock.now() + base::Duration::from_millis(TIMEOUT_MS);
     let mut buffer = [0; UDP_BYTES_MAX];
     loop {
+        // Foreign answers do not extend the wait. A time-out of zero would mean none.
+        let left = Duration::from_millis(deadline.since(clock.now()).as_millis().max(1));
+        socket.set_read_timeout(Some(left)).map_err(io)?;
         let len = socket.recv(&mut buffer).map_err(io)?;
         let bytes = buffer.get(..len).unwrap_or_default();
         match parse_reply(bytes, id, name, kind) {

@@ -56,6 +56,7 @@ pub use namespaces::{NamespaceChangeError, NamespaceInfo, NvmeQueueInfo};
 pub use subsystem::{NamespaceConfig, SubsystemConfig};
 
 use server::NvmeTargetServer;
+use subsystem::NAMESPACES_MAX;
 
 use super::channel::NvmeChannel;
 use super::handshake::NvmeTlsHandshakeFactory;
@@ -191,6 +192,10 @@ impl NvmeTargetConfig {
             ("queue_entries_max", (32..=4096).contains(&self.queue_entries_max)),
             ("buffer_bytes_max", self.buffer_bytes_max >= data_max),
             ("capsule_bytes_max", self.capsule_bytes_max / 2 >= self.in_capsule_bytes as usize),
+            (
+                "namespaces",
+                self.subsystems.iter().all(|one| one.namespaces.len() <= NAMESPACES_MAX),
+            ),
             (
                 "block_shift",
                 self.namespaces().all(|namespace| (9..=12).contains(&namespace.block_shift)),

@@ -210,16 +210,15 @@ impl<L: TargetTransport> NvmeTargetServer<L> {
             shared.namespaces.get_mut(place).ok_or(NamespaceChangeError::NoNamespace)?;
         let blocks = namespace.blocks().filter(|_| namespace.reopened.is_none());
         let blocks = blocks.ok_or(NamespaceChangeError::Opening)?;
-        if let Some(most) = most.map(|bytes| bytes >> namespace.shift) {
-            if most == 0 {
-                return Err(NamespaceChangeError::BadBlockSize);
-            }
-            namespace.state = TargetNamespaceState::Ready(blocks.min(most));
+        let most = most.map(|bytes| bytes >> namespace.shift);
+        if most == Some(0) {
+            return Err(NamespaceChangeError::BadBlockSize);
         }
-        let now_has = namespace.blocks().unwrap_or(0);
         let (path, read_only) = (namespace.path.clone(), namespace.read_only);
         let file = host.open(&path, read_only).ok_or(NamespaceChangeError::TooManyFiles)?;
         namespace.reopened = Some(file);
+        let now_has = most.map_or(blocks, |most| blocks.min(most));
+        namespace.state = TargetNamespaceState::Ready(now_has);
         if now_has != blocks {
             shared.notify_namespace_changed(index, nsid);
             shared.log.add(now, None, format!("namespace={nsid} resized blocks={now_has}"));

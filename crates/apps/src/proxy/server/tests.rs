@@ -127,6 +127,7 @@ fn malformed_and_oversized_heads() {
         (format!("GET / HTTP/1.1\r\nHost: a\r\nB: {}", "b".repeat(17_000)), "431", "proxy_431"),
         ("CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n".to_owned(), "405", "proxy_405"),
         ("GET / HTTP/3.0\r\n\r\n".to_owned(), "505", "proxy_505"),
+        ("GET / HTTP/1.1\r\nHost: a\r\nExpect: x\r\n\r\n".to_owned(), "417", "proxy_417"),
     ] {
         let mut bed = ProxyTestBed::new(ProxyMode::Http, 1);
         let client = bed.accept();

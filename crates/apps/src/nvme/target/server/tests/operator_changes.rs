@@ -238,6 +238,12 @@ fn a_namespace_grows_and_shrinks() {
     };
     assert_eq!(size(&mut rig), BLOCKS + 2);
     assert_eq!(rig.command(queue, &blocks(io::READ, 1, BLOCKS + 1, 1), &[]).len(), 2);
+    // A refused change changes nothing.
+    rig.disk.is_full = true;
+    assert_eq!(resize(&mut rig, Some(BLOCK)), Err(NamespaceChangeError::TooManyFiles));
+    assert_eq!(resize(&mut rig, Some(1)), Err(NamespaceChangeError::BadBlockSize));
+    rig.disk.is_full = false;
+    assert_eq!((size(&mut rig), reported(&mut rig, admin)), (BLOCKS + 2, vec![]));
     // The file is to be truncated while a write beyond the new end waits for its data.
     await_change(&mut rig, admin, 32);
     let tag = tag_of(&rig.command(queue, &blocks(io::WRITE, 2, 1, 1), &[]));

@@ -193,6 +193,8 @@ pub(super) struct FakeDisk {
     pub(super) files: Vec<Vec<u8>>,
     /// Opens have ended.
     pub(super) opens: bool,
+    /// True to refuse opens: too many files are open.
+    pub(super) is_full: bool,
     pub(super) open_fault: Option<FileFault>,
     requests: VecDeque<FakeDiskRequest>,
     reads: VecDeque<(u64, Result<Bytes, FileFault>)>,
@@ -273,6 +275,9 @@ impl TargetDisk for FakeDisk {
     }
 
     fn open(&mut self, path: &str, _: bool) -> Option<FileId> {
+        if self.is_full {
+            return None;
+        }
         let index = u32::try_from(self.files.len()).unwrap();
         // Each block begins with its number and is filled with the first letter of the path.
         let mut bytes = vec![path.as_bytes()[0]; FILE_BYTES];
