@@ -21,7 +21,7 @@ sysctl -qw net.ipv4.ip_forward=1
 # Runs a command and shows what it prints. `Q` stands for the program.
 try() {
     printf '\n$ %s\n' "$*" | sed "s|$outboard|outboard|; s|$lab|outboard-lab|"
-    timeout 20 "$@" 2>&1 </dev/null | sed "s|$dir|DIR|g" | head -60
+    timeout 5 "$@" 2>&1 </dev/null | sed "s|$dir|DIR|g" 
     echo "=> ${PIPESTATUS[0]}"
 }
 o() { try "$outboard" "$@"; }
@@ -45,7 +45,7 @@ o --version
 for verb in serve proxy nvme stat ss "nvme target" "nvme discover" "nvme list" "nvme read" \
     "nvme write" "nvme fio" "nvme nbd" "nvme ctl" "nvme ctl list" "nvme ctl connections" \
     "nvme ctl add" "nvme ctl remove" "nvme ctl resize" "nvme key" "nvme key generate" \
-    "nvme key identity"; do
+    "nvme key show"; do
     # shellcheck disable=SC2086
     try "$outboard" $verb --help
 done
@@ -73,7 +73,6 @@ o serve site --link tap:lo
 o serve site --addr 10.77.0.300/24
 o serve site --addr 10.77.0.2
 o serve site --addr 10.77.0.2/33
-o serve site --peer 10.77.0.2/24
 o serve site --gateway 1.2.3
 o serve site --port 0
 o serve site --port 70000
@@ -84,23 +83,24 @@ o serve site --congestion bbr
 o serve site --drop 2
 o serve site --drop x
 o serve site --http3
-o serve site --plain-http
-o serve site --tls --plain-http 80 --redirect-http 81
+o serve site --http
+o serve site --tls --http 80 --redirect-http 81
 o serve site --tls --tls-cert cert.pem
 o serve site --tls --tls-cert cert.pem --tls-key key.pem
 echo text >text.pem
 o serve site --tls --tls-cert text.pem --tls-key text.pem
 openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 2 -subj /CN=a 2>/dev/null
 openssl genrsa -out other.pem 2048 2>/dev/null
+o serve site --tls --tls-cert cert.pem --tls-key text.pem
 o serve site --tls --tls-cert cert.pem --tls-key other.pem
 o serve site --tls --tls-cert cert.pem --tls-cert cert.pem --tls-key key.pem
 o serve site --error-page 404
 o serve site --error-page 999=a.html
 o serve site --error-page 404=none.html
 o serve site --error-page 404=site/index.html --error-page 404=site/index.html
-o serve site --add-header 'a b: c'
+o serve site --header 'a b: c'
 o serve site --cache-control nothing
-o serve site --cache-mib 0
+o serve site --file-memory 0
 o serve site --disk tape
 o serve site --metrics 127.0.0.1
 o serve site --metrics 192.0.2.1:80
@@ -108,7 +108,7 @@ o serve site --access-log nowhere/log
 o serve site --pcap nowhere/a.pcapng
 o serve site --control nowhere/socket
 o serve site --tls --http3 --qlog nowhere
-o serve site --plain-http=80 --tls --port 80
+o serve site --http 80 --tls --port 80
 
 title "proxy: options"
 o proxy
@@ -245,16 +245,15 @@ echo "host NVMeTLSkey-1" >keys.txt
 o nvme target --namespace disk.img --tls --tls-psk-file keys.txt
 : >keys.txt
 o nvme target --namespace disk.img --tls --tls-psk-file keys.txt
-o nvme target --namespace disk.img --allow-host host
+o nvme target --namespace disk.img --allow host
 
 title "nvme key"
 o nvme key generate --hash md5
-o nvme key generate --hmac 7
-o nvme key identity
-o nvme key identity NVMeTLSkey-1:01:AAAA: --hostnqn a --nqn b
+o nvme key show
+o nvme key show NVMeTLSkey-1:01:AAAA: --hostnqn nqn.2026-11.org.example:host
 
 title "A running server"
-start "$dir/outboard-ob0.sock" serve site --link tap:ob0 --drain-timeout 1
+start "$dir/outboard-ob0.sock" serve site --link tap:ob0 --gateway 10.77.0.1 --drain 1
 o serve site --link tap:ob0
 o serve site --link tap:ob1 --control "$dir/outboard-ob0.sock"
 o serve site --link tap:ob1
@@ -272,7 +271,7 @@ o nvme ctl list --control "$dir/outboard-ob0.sock"
 
 title "A running proxy"
 start "$dir/outboard-ob2.sock" proxy --link tap:ob2 --addr 10.80.0.2/24 --peer 10.80.0.1/24 \
-    --gateway 10.80.0.1 --listen :80 --backend 10.77.0.2:80 --drain-timeout 1
+    --gateway 10.80.0.1 --listen :80 --backend 10.77.0.2:80 --drain 1
 try curl -sSi http://10.80.0.2/
 try curl -sSi -H 'Host: a b' http://10.80.0.2/
 o stat --link tap:ob2
@@ -280,7 +279,7 @@ o ss --link tap:ob2
 
 title "A running NVMe/TCP target"
 start "$dir/outboard-ob3.sock" nvme target --namespace disk.img --link tap:ob3 \
-    --addr 10.81.0.2/24 --peer 10.81.0.1/24 --gateway 10.81.0.1 --drain-timeout 1
+    --addr 10.81.0.2/24 --peer 10.81.0.1/24 --gateway 10.81.0.1 --drain 1
 net=(--link tap:ob4 --addr 10.82.0.2/24 --peer 10.82.0.1/24 --gateway 10.82.0.1)
 o nvme target --namespace disk.img "${net[@]}"
 o nvme discover
@@ -291,7 +290,7 @@ o nvme list 10.81.0.2 "${net[@]}" --nqn nqn.2026-11.org.example:none
 o nvme list 10.81.0.2:4421 "${net[@]}"
 o nvme list 10.81.0.2 "${net[@]}" --hostnqn host
 o nvme list 10.81.0.2 "${net[@]}" --tls
-o nvme list 10.81.0.2 "${net[@]}" --tls --insecure --connect-timeout 2
+o nvme list 10.81.0.2 "${net[@]}" --tls --insecure 
 o nvme list 10.81.0.2 "${net[@]}" --tls --tls-ca none.pem
 o nvme list 10.81.0.2 "${net[@]}" --tls --tls-ca text.pem
 o nvme list 10.81.0.2 "${net[@]}" --tls-psk x
@@ -306,8 +305,8 @@ o nvme write 10.81.0.2 "${net[@]}" --input none
 o nvme write 10.81.0.2 "${net[@]}" --input small.img
 o nvme fio 10.81.0.2 "${net[@]}" --bs 1000
 o nvme fio 10.81.0.2 "${net[@]}" --size 4096
-o nvme fio 10.81.0.2 "${net[@]}" --ios 100
-o nvme fio 10.81.0.2 "${net[@]}" --ios 100 --writes 50
+o nvme fio 10.81.0.2 "${net[@]}" --requests 100
+o nvme fio 10.81.0.2 "${net[@]}" --requests 100 --writes 50
 o nvme nbd 10.81.0.2 "${net[@]}" --listen 192.0.2.1:1
 socket=(--link tap:ob3)
 o nvme ctl list "${socket[@]}"
@@ -331,8 +330,8 @@ try "$lab" sim --seeds 0
 try "$lab" sim --seed x
 try "$lab" bench nothing
 try "$lab" bench quic --sizes 0
-try "$lab" bench nvme --path nothing
-try "$lab" bench serve-live --clients 0
+try "$lab" bench nvme --paths nothing
+try "$lab" bench serve-live --rounds 0
 
 title "End"
 kill %1 %2 %3 2>/dev/null

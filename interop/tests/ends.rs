@@ -116,7 +116,7 @@ fn target_hosts_are_notified_at_exit() {
             assert_eq!((reset + closed, silent), (HOSTS, 0), "{threads} {drain}: {said}");
             let log = std::fs::read_to_string(&log).expect("a log");
             let count = |what: &str| log.lines().filter(|line| line.contains(what)).count();
-            let lines = (count(" connected host="), count("the target is stopping"));
+            let lines = (count(" connected host="), count("target is shutting down"));
             assert_eq!(lines, (HOSTS, HOSTS), "{threads} {drain}: {log}");
         }
     }

@@ -135,11 +135,11 @@ fn impaired(options: &[&str]) {
 }
 
 #[test]
-fn impaired_wire_delivers_the_same_bytes() {
+fn impaired_link_delivers_the_same_bytes() {
     impaired(&[]);
 }
 
 #[test]
-fn impaired_wire_without_offload_delivers_the_same_bytes() {
+fn impaired_link_without_offload_delivers_the_same_bytes() {
     impaired(&["--offload", "none"]);
 }

@@ -238,7 +238,7 @@ fn error_pages_are_reloaded() {
     server.signal("HUP");
     assert_eq!(body(), "new");
     let ended = server.stop();
-    let said = "the old pages stay";
+    let said = "keeping the old error pages";
     assert!(ended.status.success() && ended.stderr.contains(said), "{ended:?}");
 }
 

@@ -53,7 +53,7 @@ fn linux_sees_namespaces_come_grow_and_go() {
     assert_eq!(seen, (&2.into(), &"ready".into(), &(2 << 20).into(), &true.into()), "{added}");
     assert!(vm.wait_for("added").ends_with("ro 1"));
     let twice = server.nvme_ctl(&["add", more]).expect_err("it is served");
-    assert!(twice.contains("served already"), "{twice}");
+    assert!(twice.contains("already in use by a target"), "{twice}");
     let resized = server.nvme_ctl(&["resize", "1", "--size", &GROWN.to_string()]);
     assert_eq!(resized.expect("it has grown")["bytes"], GROWN);
     vm.wait_for("grown");
@@ -112,6 +112,9 @@ fn read_only_and_refused() {
     assert!(server.stop().status.success());
     let log = std::fs::read_to_string(log).expect("the log");
     let refused = "refused host=\"nqn.2026-11.org.example:other\" hostid=";
-    assert!(log.contains(refused) && log.contains(": the host is not on the list ("), "{log}");
+    assert!(
+        log.contains(refused) && log.contains(": host is not in the list of allowed hosts ("),
+        "{log}"
+    );
     assert!(log.contains("digests=data"), "{log}");
 }

@@ -73,7 +73,7 @@ const FAULTS: [(&[&str], &[&str]); 5] = [
     (&["--corrupt", "0.01"], &["fault_tx_corrupted", "fault_rx_corrupted"]),
 ];
 /// For the link of the target and that of the initiator: true if it has faults.
-const BAD_WIRES: [[bool; 2]; 5] =
+const FAULTY_LINKS: [[bool; 2]; 5] =
     [[true, false], [false, true], [true, true], [false, true], [true, false]];
 /// For the device of the target and that of the initiator: true if it has offloads.
 const OFFLOADS: [[bool; 2]; 5] =
@@ -103,7 +103,7 @@ impl FioMatrixCell {
                 digests: DIGESTS[square(1)],
                 offload: OFFLOADS[square(2)],
                 depth: DEPTHS[square(3)],
-                bad: BAD_WIRES[square(4)],
+                bad: FAULTY_LINKS[square(4)],
             }
         })
     }
@@ -280,16 +280,16 @@ fn errors_are_one_line_and_an_exit_code() {
         ("list", &["--nqn", "nqn.2026-11.org.example:other"], 69, "invalid parameters"),
         ("read", &["--output", "/dev/full"], 66, "No space left"),
         ("read", &["--output", "/"], 66, "Is a directory"),
-        ("read", &["--offset", "5", "--output", out], 2, "blocks have 4096 bytes"),
-        ("read", &["--offset", "1099511627776", "--output", out], 2, "the namespace has"),
-        ("read", &["--nsid", "9", "--output", out], 69, "no namespace 9"),
+        ("read", &["--offset", "5", "--output", out], 2, "multiples of the block size, 4096"),
+        ("read", &["--offset", "1099511627776", "--output", out], 2, "range exceeds the namespace"),
+        ("read", &["--nsid", "9", "--output", out], 69, "no such namespace: 9"),
         ("read", &["--nqn", "nqn.2026-11.org.example:no", "--output", out], 69, "invalid par"),
         ("read", &["--json"], 2, "--output"),
         ("write", &["--input", "/nothing"], 66, "No such file"),
-        ("write", &["--input", "/"], 66, "neither a file nor a block device"),
-        ("write", &["--input", "/dev/zero"], 66, "neither a file nor a block device"),
-        ("write", &["--input", short, "--offset", "536866816"], 2, "the namespace has"),
-        ("fio", &["--bs", "1000"], 2, "whole blocks of 4096"),
+        ("write", &["--input", "/"], 66, "not a regular file or block device"),
+        ("write", &["--input", "/dev/zero"], 66, "not a regular file or block device"),
+        ("write", &["--input", short, "--offset", "536866816"], 2, "range exceeds the namespace"),
+        ("fio", &["--bs", "1000"], 2, "multiple of the block size, 4096"),
         ("fio", &["--size", "4096"], 2, "--iodepth"),
         ("nbd", &["--listen", "10.99.99.99:1"], 69, "--listen"),
         ("discover", &["--queues", "2"], 2, "--queues"),
@@ -300,7 +300,7 @@ fn errors_are_one_line_and_an_exit_code() {
     let files: [(&str, i32, &str); 3] = [
         ("/nothing", 66, "No such file"),
         ("/", 66, "Is a directory"),
-        ("/dev/null", 66, "neither a file nor a block device"),
+        ("/dev/null", 66, "not a regular file or block device"),
     ];
     for (file, code, said) in files {
         let mut command = outboard(lab.server.netns());

@@ -225,7 +225,7 @@ fn invalid_certificates_are_reported() {
         (
             vec!["--tls-cert", &one, "--tls-cert", &one, "--tls-key", &one_key],
             2,
-            "one key for each",
+            "one key per certificate",
         ),
         (vec!["--tls-cert", &one], 2, "--tls-key"),
     ];

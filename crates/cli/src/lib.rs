@@ -44,6 +44,12 @@ impl Failure {
     }
 }
 
+/// Returns a number and a noun in singular or plural: "1 backend", "2 backends".
+#[must_use]
+pub fn counted(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
 /// Prints the failure, if any, and returns the exit code of a program.
 #[must_use]
 pub fn exit_code(program: &str, result: Result<(), Failure>) -> ExitCode {

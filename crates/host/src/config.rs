@@ -41,7 +41,9 @@ impl FromStr for Cidr {
 
     /// Parses an address, a slash and a prefix length.
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("`{text}` is not an address with a prefix length, as 10.77.0.2/24");
+        let wrong = || {
+            format!("invalid address `{text}`; expected ADDRESS/LENGTH, for example 10.77.0.2/24")
+        };
         let (addr, len) = text.split_once('/').ok_or_else(wrong)?;
         let addr: IpAddr = addr.parse().map_err(|_| wrong())?;
         let prefix_len: u8 = len.parse().map_err(|_| wrong())?;

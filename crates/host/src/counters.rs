@@ -264,7 +264,7 @@ base::counters! {
         setup_accepted,
         /// Quasi-TCBs promoted to TCBs: a second request, a response later than the turn of the
         /// request, or any event other than one request, one response and a close.
-        quasi_made_whole,
+        quasi_tcbs_promoted,
         /// Closed connections handed to the device for tear-down.
         handed_over,
         /// Hand-overs deferred because the connection did not fit yet: more than a window to send,

@@ -124,7 +124,7 @@ fn a_second_transaction_creates_a_tcb() {
     t.host.consume(t.socket(), 3);
     t.app_write_unpumped(b"first");
     t.pump();
-    assert_eq!(t.host.counters().quasi_made_whole, 1);
+    assert_eq!(t.host.counters().quasi_tcbs_promoted, 1);
     t.expect(seg!(ACK PSH seq 1 ack 4 data b"first" first));
     t.send(seg!(ACK PSH ack 6 data b"two"));
     assert_eq!(t.app_read(), b"two");

@@ -58,12 +58,12 @@ impl Bridge {
     ///
     /// # Errors
     /// If no file descriptor is left.
-    pub fn new(wires: [Box<dyn Link>; 2]) -> io::Result<Self> {
-        let outside: Vec<RawFd> = wires.iter().filter_map(Link::pollable).collect();
+    pub fn new(links: [Box<dyn Link>; 2]) -> io::Result<Self> {
+        let outside: Vec<RawFd> = links.iter().filter_map(Link::pollable).collect();
         let readable =
             if outside.is_empty() { None } else { Some(notify::epoll_any_of(&outside)?) };
         let stations = vec![None; STATIONS];
-        Ok(Self { links: wires, stations, next: 0, readable, counters: BridgeCounters::default() })
+        Ok(Self { links, stations, next: 0, readable, counters: BridgeCounters::default() })
     }
 
     fn learn(&mut self, frame: &[u8], link: usize) {

@@ -349,7 +349,7 @@ impl Device {
         self.engines.reset(&mut self.egress);
     }
 
-    /// Takes the device's load, in thousandths of the driver's time. The hosts are told when the
+    /// Sets the device's load, in thousandths of the driver's time. Hosts are notified when the
     /// device becomes overloaded and when it no longer is, with hysteresis between the two.
     pub fn set_load(&mut self, permille: u16) {
         let high = if self.load_is_high {

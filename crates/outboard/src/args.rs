@@ -44,7 +44,7 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) stack: StackOptions,
     /// Port to listen on [default: 80, or 443 with --tls]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
     /// Serve HTTPS (TLS 1.2 and 1.3); without --tls-cert a self-signed certificate is created at
     /// startup and its fingerprint printed
@@ -52,11 +52,12 @@ pub(crate) struct ServeArgs {
     pub(crate) tls: bool,
     /// Also serve plain HTTP, on PORT (80 if omitted)
     #[arg(long, value_name = "PORT", requires = "tls", num_args = 0..=1,
-        default_missing_value = "80", conflicts_with = "redirect_http")]
+        default_missing_value = "80", conflicts_with = "redirect_http",
+        value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) http: Option<u16>,
     /// Redirect plain HTTP on PORT (80 if omitted) to HTTPS
     #[arg(long, value_name = "PORT", requires = "tls", num_args = 0..=1,
-        default_missing_value = "80")]
+        default_missing_value = "80", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) redirect_http: Option<u16>,
     /// Also serve HTTP/3, on the UDP port of the same number, and announce it to HTTPS clients
     #[arg(long, requires = "tls")]

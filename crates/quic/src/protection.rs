@@ -224,7 +224,7 @@ impl PacketKey for OneRttKey {
         }
     }
 
-    /// RFC 9001 section 6.6.
+    /// Returns the maximum number of packets that fail to be decrypted (RFC 9001 section 6.6).
     fn integrity_limit(&self) -> u64 {
         match self.suite {
             Suite::Aes128Gcm | Suite::Aes256Gcm => 1 << 52,

@@ -234,10 +234,10 @@ fn counters_of(sim: &mut SimRun) -> BTreeMap<&'static str, u64> {
     add("worlds_with_storage", u64::from(stored));
     let placed: u64 = sim.nodes.iter().map(|node| node.counter("nvme_rx_placed_bytes")).sum();
     add("nvme_over_tls_placed_bytes", if sim.scenario.tls.is_some() { placed } else { 0 });
-    add("wire_repeated_packets", sim.frame_checker.repeated);
+    add("link_repeated_packets", sim.frame_checker.repeated);
     add("frames_after_echo", sim.nodes.iter().map(|node| node.watch.echo_order.frames).sum());
-    add("wire_pairs", sim.frame_checker.pairs);
-    add("wire_pair_bytes_compared", sim.frame_checker.compared);
+    add("link_pairs", sim.frame_checker.pairs);
+    add("link_pair_bytes_compared", sim.frame_checker.compared);
     sim.frame_checker.visit_crossings(&mut add);
     add("tls_bytes_near_limits", sim.tls_bytes_near_limits());
     add("worlds_with_proxy", u64::from(sim.scenario.proxied.is_some()));

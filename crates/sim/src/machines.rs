@@ -103,7 +103,7 @@ pub(crate) fn server(node: usize, scenario: &Scenario, net: &SimNet, rng: &mut P
         }),
         ..device_base(scenario, node)
     };
-    let device = Device::new(config, net.wire_caps());
+    let device = Device::new(config, net.link_caps());
     let ahead = Duration::from_millis(scenario.clock_ahead_ms);
     let config = HostConfig {
         addrs: addresses(node),
@@ -145,7 +145,7 @@ pub(crate) fn client(
         rss_seed: rng.next_u64(),
         ..device_base(scenario, index)
     };
-    let device = Device::new(config, net.wire_caps());
+    let device = Device::new(config, net.link_caps());
     let ahead = Duration::from_millis(scenario.clock_ahead_ms.wrapping_mul(index as u64 + 1));
     let tcp = numbers::tcp(scenario, index, &scenario.client_tcp, ahead);
     let tls_offload = tls_offload(scenario, index);

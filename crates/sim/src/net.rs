@@ -157,7 +157,7 @@ impl SimNet {
     }
 
     /// Returns the capabilities of the nodes' links.
-    pub(crate) const fn wire_caps(&self) -> LinkCaps {
+    pub(crate) const fn link_caps(&self) -> LinkCaps {
         let runs = self.links.runs;
         LinkCaps {
             segmentation: runs,

@@ -235,7 +235,7 @@ pub(crate) fn machine(
         rss_seed: rng.next_u64(),
         ..device_base(scenario, node)
     };
-    let device = Device::new(config, net.wire_caps());
+    let device = Device::new(config, net.link_caps());
     let ahead = Duration::from_millis(scenario.clock_ahead_ms.wrapping_mul(node as u64 + 1));
     let config = host::HostConfig {
         addrs: addresses(node),

@@ -50,7 +50,7 @@ const COUNTED: [&str; 30] = [
     "l5o_cache_evictions",
     "l5o_out_of_order_packets",
     "proxy_spliced",
-    "wire_pair_bytes_compared",
+    "link_pair_bytes_compared",
     "proxy_relayed_bytes_down",
     "splice_kept_packets",
     "splice_refused_full",

@@ -66,7 +66,7 @@ fn run(options: StackOptions) -> Result<(), Failure> {
         .options(options)
         .application(|queue| Echo::listen(queue.host, 7))
         .start()?;
-    println!("echoing on port 7");
+    println!("serving echo on port 7");
     stack.run(signals, None)
 }
 

@@ -100,9 +100,11 @@ pub struct FaultOptions {
 /// On or off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Switch {
-    /// On
+    /// On.
+    #[value(help = None::<&str>)]
     On,
-    /// Off
+    /// Off.
+    #[value(help = None::<&str>)]
     Off,
 }
 

@@ -280,7 +280,7 @@ impl ScriptedTcpPeer {
         self.host.info(self.socket()).map_or("GONE", |i| i.state)
     }
 
-    /// Returns why the connection ended, if it has.
+    /// Returns the reason for which the connection ended, if it has.
     #[must_use]
     pub fn error(&self) -> Option<SocketError> {
         self.host.readiness(self.socket()).error

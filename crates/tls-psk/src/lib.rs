@@ -117,16 +117,16 @@ pub enum TlsPskProgress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TlsPskFailure {
     /// The peer sent an alert (RFC 8446 section 6.2).
-    #[error("the peer ended the handshake with alert {0}")]
+    #[error("peer sent alert {0}")]
     Alert(u8),
     /// The peer does not support TLS 1.3.
-    #[error("the peer does not speak TLS 1.3")]
+    #[error("peer does not use TLS 1.3")]
     Version,
     /// The peer offered no key of ours, or accepted none.
-    #[error("the peer does not know this key's identity")]
+    #[error("peer does not know the identity of this key")]
     NoKey,
     /// The peer has a different secret for the same identity.
-    #[error("the peer has a different key for this identity")]
+    #[error("peer has a different key for this identity")]
     SecretMismatch,
     /// The peer's messages are malformed or do not verify.
     #[error("malformed messages from the peer")]

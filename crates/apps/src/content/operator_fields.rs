@@ -87,9 +87,11 @@ impl FromStr for CacheControl {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (pattern, value) = text
-            .split_once('=')
-            .ok_or_else(|| format!("`{text}`: write PATTERN=VALUE, as *.css=max-age=86400"))?;
+        let (pattern, value) = text.split_once('=').ok_or_else(|| {
+            format!(
+                "invalid rule `{text}`; expected PATTERN=VALUE, for example *.css=max-age=86400"
+            )
+        })?;
         let relative = match pattern.strip_prefix('/') {
             Some(relative) => relative,
             None if pattern.starts_with('*') => pattern,

@@ -35,24 +35,24 @@ pub enum SecureChannelError {
     #[error("the peer requires TLS")]
     Tls,
     /// The handshake failed: with the alert of the peer, or locally if `None`.
-    #[error("the TLS handshake failed: {}", describe(*.0))]
+    #[error("TLS handshake failed: {}", describe(*.0))]
     Handshake(Option<u8>),
 }
 
 /// Describes the alerts by which peers refuse a pre-shared key (RFC 8446 section 6).
 fn describe(alert: Option<u8>) -> String {
     let name = match alert {
-        None => return "at this end".to_owned(),
-        Some(40) => "handshake failure, the peer may not know the key",
-        Some(47) => "illegal parameter",
-        Some(51) => "decrypt error, the keys differ",
-        Some(70) => "protocol version",
-        Some(80) => "internal error",
-        Some(109) => "missing extension",
-        Some(115) => "unknown PSK identity, the peer has no key for this host",
-        Some(other) => return format!("the peer sent alert {other}"),
+        None => return "rejected at this end".to_owned(),
+        Some(40) => "handshake_failure; it may not know the key",
+        Some(47) => "illegal_parameter",
+        Some(51) => "decrypt_error; it has a different key",
+        Some(70) => "protocol_version",
+        Some(80) => "internal_error",
+        Some(109) => "missing_extension",
+        Some(115) => "unknown_psk_identity; it has no key for this host",
+        Some(other) => return format!("peer sent alert {other}"),
     };
-    format!("the peer says: {name}")
+    format!("peer sent alert {name}")
 }
 
 /// Host NQN and subsystem NQN in the identity of the connection's pre-shared key.

@@ -73,8 +73,8 @@ impl Host {
         self.files.offload_of(file)
     }
 
-    /// Returns why a file's extents cannot be read, if so. Those of a closed file can be read while
-    /// a reference remains.
+    /// Returns the reason for which a file's extents cannot be read, if so. Those of a closed file
+    /// can be read while a reference remains.
     #[must_use]
     pub fn extent_fault(&self, file: FileId) -> Option<FileFault> {
         self.files.fault(file)

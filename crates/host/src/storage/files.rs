@@ -250,7 +250,8 @@ impl Files {
         }
     }
 
-    /// Returns why a file cannot be read, if so. A closed file can be read while spans refer to it.
+    /// Returns the reason for which a file cannot be read, if so. A closed file can be read while
+    /// spans refer to it.
     pub(crate) fn fault(&self, file: FileId) -> Option<FileFault> {
         match self.entries.get(file.0 as usize).and_then(Option::as_ref) {
             Some(entry) => entry.stat.and_then(Result::err),

@@ -57,7 +57,7 @@ impl Streams {
     /// Promotes a quasi-TCB to a TCB. Does nothing to other sockets.
     pub(crate) fn promote(&mut self, cx: &mut TcpEnv<'_>, id: SocketId) {
         let Some(quasi) = self.table.take_lazy_tcb(id) else { return };
-        cx.out.counters.quasi_made_whole += 1;
+        cx.out.counters.quasi_tcbs_promoted += 1;
         let tuple = quasi.tcb.tuple(&self.table.addrs);
         let offered = (cx.out.net.mtu, cx.config.first_window());
         let on = (cx.config, cx.now);

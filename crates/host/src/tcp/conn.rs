@@ -250,7 +250,7 @@ pub(crate) struct ConnParams {
     pub(crate) flow: FlowId,
     pub(crate) iss: SeqNum,
     pub(crate) irs: SeqNum,
-    /// Window that we offered in bytes.
+    /// Window that we offered, in bytes.
     pub(crate) window: u32,
     pub(crate) scale: u8,
     /// Window that the peer offered in bytes.

@@ -220,8 +220,8 @@ fn digest(bytes: &[u8]) -> u64 {
     bytes.chunks(8).fold(bytes.len() as u64, |state, chunk| mix(state, word(chunk)))
 }
 
-/// Returns why changes of files below `root` may be detected late or not at all, if its file system
-/// is known for that. The text is for the operator.
+/// Returns the reason for which changes of files below `root` may be detected late or not at all,
+/// if its file system is known for that. The text is for the operator.
 #[must_use]
 pub fn unreliable_metadata_reason(root: &Path) -> Option<&'static str> {
     let path = CString::new(root.as_os_str().as_bytes()).ok()?;

@@ -196,7 +196,7 @@ fn equal_seeds_give_equal_traces() {
 }
 
 #[test]
-fn a_full_wire_turns_frames_back_and_loses_none() {
+fn a_full_link_returns_frames_and_loses_none() {
     let (a, mut b) =
         memory_link_pair(&MemoryLinkConfig { frames_max: 1, ..MemoryLinkConfig::default() });
     let mut link = FaultLink::new(a, only(|c| c.dup = 1.0));

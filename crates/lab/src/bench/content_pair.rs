@@ -46,7 +46,7 @@ pub(crate) fn content_pair(
     files: Files,
     folder: &Path,
 ) -> Result<ContentPair, Failure> {
-    let (server_wire, client_wire) = memory_link_pair(&testbed::link_config(TRANSMIT_RING));
+    let (server_link, client_link) = memory_link_pair(&testbed::link_config(TRANSMIT_RING));
     let mut server = MachineConfig::new(1);
     // As `serve` does; frames on the link stay below 64 KiB, and so do the runs that the client
     // acknowledges.
@@ -65,12 +65,12 @@ pub(crate) fn content_pair(
         requests_per_connection_max: u32::MAX,
         ..content::ContentServerConfig::default()
     };
-    let server = server.start(Box::new(server_wire), |host| {
+    let server = server.start(Box::new(server_link), |host| {
         ContentServer::new(content, host).map_err(testbed::cannot_listen)
     })?;
     let mut client = MachineConfig::new(2);
     client.device.file = None;
     let app = DownloadClient::new(testbed::endpoint(1, 80), files, connections);
-    let client = client.start(Box::new(client_wire), |_| Ok(app))?;
+    let client = client.start(Box::new(client_link), |_| Ok(app))?;
     Ok(AccountedPair::new(server, client, Duration::ZERO))
 }

@@ -145,7 +145,7 @@ fn took_path(
     let moved = |name: &str| figures.used.moved(name);
     let most = figures.count * 9 / 10;
     let ran = |count: u64, wanted: bool| if wanted { count >= most } else { count == 0 };
-    let whole = moved("quasi_made_whole") <= figures.count / 10;
+    let whole = moved("quasi_tcbs_promoted") <= figures.count / 10;
     // A response of several segments, or of more than an initial window, promotes the quasi-TCB.
     let quasi = mode != ConnOffloadMode::All || message_bytes > 1024 || whole;
     ran(moved("setup_accepted"), mode.sets_up())
@@ -179,7 +179,7 @@ fn build(
     mode: ConnOffloadMode,
     agreed: TransactionParams,
 ) -> Result<AccountedPair<ShortServer, ShortClient>, Failure> {
-    let (server_wire, client_wire) = memory_link_pair(&testbed::link_config(TRANSMIT_RING));
+    let (server_link, client_link) = memory_link_pair(&testbed::link_config(TRANSMIT_RING));
     let mut server = MachineConfig::new(1);
     server.host.setup_offload = testbed::offload(mode.sets_up());
     server.host.teardown_offload = testbed::offload(mode.tears_down());
@@ -190,8 +190,8 @@ fn build(
         ListenerOption::SetupOffload(mode.sets_up()),
     ];
     let server =
-        server.start(Box::new(server_wire), |host| Ok(ShortServer::new(agreed, host, &options)))?;
+        server.start(Box::new(server_link), |host| Ok(ShortServer::new(agreed, host, &options)))?;
     let app = ShortClient::new(agreed, testbed::endpoint(1, 80));
-    let client = MachineConfig::new(2).start(Box::new(client_wire), |_| Ok(app))?;
+    let client = MachineConfig::new(2).start(Box::new(client_link), |_| Ok(app))?;
     Ok(AccountedPair::new(server, client, MODERATION))
 }

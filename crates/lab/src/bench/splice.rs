@@ -192,7 +192,7 @@ fn headline(rows: &[SpliceRow], most: u32) -> Value {
 }
 
 fn build(setting: SpliceSetting) -> Result<AccountedPair<Proxy, ProxyPeers>, Failure> {
-    let (proxy_wire, peers_wire) = memory_link_pair(&testbed::link_config(TRANSMIT_RING));
+    let (proxy_link, peers_link) = memory_link_pair(&testbed::link_config(TRANSMIT_RING));
     let listener = |port| ProxyListener {
         addr: None,
         port,
@@ -221,11 +221,11 @@ fn build(setting: SpliceSetting) -> Result<AccountedPair<Proxy, ProxyPeers>, Fai
         splice: setting.splice,
         ..proxy::ProxyConfig::default()
     };
-    let server = MachineConfig::new(1).start(Box::new(proxy_wire), |host| {
+    let server = MachineConfig::new(1).start(Box::new(proxy_link), |host| {
         Proxy::new(START, config, table, host).map_err(testbed::cannot_listen)
     })?;
     let proxy = testbed::endpoint(1, 80);
     let client = MachineConfig::new(2)
-        .start(Box::new(peers_wire), |host| Ok(ProxyPeers::new(setting.params, proxy, host)))?;
+        .start(Box::new(peers_link), |host| Ok(ProxyPeers::new(setting.params, proxy, host)))?;
     Ok(AccountedPair::new(server, client, MODERATION))
 }

@@ -10,7 +10,7 @@ use base::Instant;
 use super::Device;
 
 impl Device {
-    /// Resets every connection of a queue that the device has taken over, and has the host told
+    /// Resets every connection of a queue that the device has taken over, and notifies the host
     /// when all frames are sent.
     pub(super) fn quiesce(&mut self, now: Instant, queue: usize) {
         self.with_engines(now, |engines, egress| engines.quiesce(now, queue, egress));

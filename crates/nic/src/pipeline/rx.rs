@@ -158,7 +158,7 @@ impl RxPipeline {
         &self,
         bytes: &[u8],
         ip: &IpPacket,
-        by_wire: Checksum,
+        by_link: Checksum,
     ) -> Result<RxFacts, FrameHeaderError> {
         let least = match ip.protocol {
             protocol::TCP => 20,
@@ -169,8 +169,8 @@ impl RxPipeline {
         if ip.end - ip.l4 < least {
             return Err(FrameHeaderError::Truncated);
         }
-        let checksum = match by_wire {
-            Checksum::Good | Checksum::Partial => by_wire,
+        let checksum = match by_link {
+            Checksum::Good | Checksum::Partial => by_link,
             Checksum::Bad | Checksum::Unchecked => verify(&bytes[ip.l4..ip.end], ip),
         };
         let tuple = match (ip.protocol, u16_at(bytes, ip.l4), u16_at(bytes, ip.l4 + 2)) {
@@ -294,12 +294,12 @@ mod tests {
     type Moved = Vec<(String, u64)>;
 
     /// Passes in one frame and returns the result and the counters that changed.
-    fn one(bytes: &[u8], by_wire: Checksum) -> (Option<(usize, ReceivedFrame)>, Moved) {
+    fn one(bytes: &[u8], by_link: Checksum) -> (Option<(usize, ReceivedFrame)>, Moved) {
         let mut receiver = RxPipeline::new(MAC, 4, 1);
         let mut delivered = DeliveryCounters::default();
         let before = walk(&receiver, &delivered);
         let mut frame = rx_frame(&mut PacketPool::new(1), bytes);
-        frame.checksum = by_wire;
+        frame.checksum = by_link;
         let result = receiver.handle(frame).ok().map(|a| (a.queue, a.received));
         result.iter().for_each(|(_, received)| delivered.count(received));
         (result, moved(&before, &walk(&receiver, &delivered)))

@@ -1057,7 +1057,7 @@ fn a_link_that_does_not_keep_up() {
         bed.rig.device.handle_frame(bed.rig.now, rx);
     }
     assert_eq!(bed.rig.counter("tx_runs"), 4096);
-    assert_eq!(bed.rig.counter("splice_dropped_wire_full"), 904);
+    assert_eq!(bed.rig.counter("splice_dropped_link_full"), 904);
 }
 
 /// IEEE 802.1Q tags, IPv4 options, IPv6 extension headers and padding are not relayed.

@@ -319,7 +319,7 @@ pub(crate) struct TargetArgs {
     #[arg(long, default_value_t = 4096, value_parser = block_bytes, value_name = "BYTES")]
     pub(crate) block_size: u32,
     /// TCP port of the subsystem and of the discovery service
-    #[arg(long, default_value_t = 4420)]
+    #[arg(long, default_value_t = 4420, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) port: u16,
     /// Use header digests; the host must enable them, too
     #[arg(long, value_enum, default_value_t = Switch::On, value_name = "SWITCH",

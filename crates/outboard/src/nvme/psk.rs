@@ -110,7 +110,7 @@ impl PskStore {
         Ok(Arc::new(Self { keys, provider, last_failure: Arc::default() }))
     }
 
-    /// Returns why the last handshake failed, if that was detected at this end.
+    /// Returns the reason for which the last handshake failed, if that was detected at this end.
     pub(super) fn last_failure(&self) -> Option<psk::TlsPskFailure> {
         *lock(&self.last_failure)
     }

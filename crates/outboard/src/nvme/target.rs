@@ -186,8 +186,8 @@ fn announce(args: &TargetArgs, certificates: Option<&ServerCertificates>, out: &
     let over = if args.is_tls() { ", over TLS" } else { "" };
     for cidr in &args.stack.addr {
         let at = std::net::SocketAddr::new(cidr.addr, args.port);
-        let count = args.namespace.len();
-        let _ = writeln!(out, "serving {} with {count} namespaces at {at}{over}", args.nqn.0);
+        let count = cli::counted(args.namespace.len(), "namespace");
+        let _ = writeln!(out, "serving {} with {count} at {at}{over}", args.nqn.0);
     }
     // A created certificate is self-signed.
     if let Some(fingerprint) = certificates.and_then(ServerCertificates::self_signed_fingerprint) {
@@ -218,7 +218,7 @@ mod tests {
         let plain = said(&["--addr=10.0.0.2/24", "--nqn=nqn.2026-11.example:s"]);
         assert_eq!(
             plain,
-            "serving nqn.2026-11.example:s with 1 namespaces at 10.0.0.2:4420\n\
+            "serving nqn.2026-11.example:s with 1 namespace at 10.0.0.2:4420\n\
              try: nvme connect -t tcp -a 10.0.0.2 -s 4420 -n nqn.2026-11.example:s\n"
         );
         let tls = said(&["--addr=10.0.0.2/24", "--tls"]);

@@ -95,8 +95,8 @@ struct BackendTable {
     check_host: Option<Spanned<String>>,
     check_interval_ms: Option<u32>,
     check_timeout_ms: Option<u32>,
-    rise: Option<u32>,
-    fall: Option<u32>,
+    rise: Option<Spanned<u32>>,
+    fall: Option<Spanned<u32>>,
     #[serde(default)]
     proxy_protocol: bool,
     connections_max: Option<u32>,
@@ -298,16 +298,23 @@ fn backend(table: &BackendTable) -> Result<PoolPlan, ProxyFileError> {
         },
         None => Ok(String::new()),
     };
-    if let Some(at) = table.check.as_ref().filter(|path| !path.get_ref().starts_with('/')) {
-        return Err(config_error(at, "path must start with a slash"));
-    }
+    let path = match &table.check {
+        Some(path) => check_path(path.get_ref()).map_err(|what| config_error(path, what))?,
+        None => "",
+    };
+    let probes = |given: &Option<Spanned<u32>>, usual| match given {
+        Some(given) if *given.get_ref() == 0 => {
+            Err(config_error(given, "number of checks must be at least 1"))
+        }
+        given => Ok(given.as_ref().map_or(usual, |given| *given.get_ref())),
+    };
     let check = HealthCheckConfig {
-        path: text(&table.check)?,
+        path: path.to_owned(),
         host: text(&table.check_host)?,
         interval: ms(table.check_interval_ms, usual.interval),
         timeout: ms(table.check_timeout_ms, usual.timeout),
-        rise: table.rise.unwrap_or(usual.rise),
-        fall: table.fall.unwrap_or(usual.fall),
+        rise: probes(&table.rise, usual.rise)?,
+        fall: probes(&table.fall, usual.fall)?,
     };
     let unlimited = ProxyPool::default();
     let pool = ProxyPool {
@@ -321,11 +328,20 @@ fn backend(table: &BackendTable) -> Result<PoolPlan, ProxyFileError> {
     Ok(PoolPlan { pool, members })
 }
 
+/// Checks the path of a health check, and returns it.
+///
+/// # Errors
+/// Fails if the path does not begin with a slash, or has characters other than printable ASCII.
+pub(super) fn check_path(path: &str) -> Result<&str, String> {
+    check_text(path)?;
+    if path.starts_with('/') { Ok(path) } else { Err("path must start with a slash".to_owned()) }
+}
+
 /// Checks text that is sent in a health check's request: printable ASCII without spaces.
 ///
 /// # Errors
 /// Fails if the text has other characters.
-pub(super) fn check_text(text: &str) -> Result<(), String> {
+fn check_text(text: &str) -> Result<(), String> {
     if text.bytes().all(|b| b.is_ascii_graphic()) {
         Ok(())
     } else {
@@ -409,6 +425,8 @@ servers = ['10.0.0.1:80']
             ("name = 'a'", "name = 'a'\ncheck = 'health'", 8, "path must start with a slash"),
             ("name = 'a'", "name = 'a'\ncheck = '/a b'", 8, "expected printable ASCII"),
             ("name = 'a'", "name = 'a'\nrise = -1", 8, "invalid value"),
+            ("name = 'a'", "name = 'a'\nfall = 0", 8, "must be at least 1"),
+            ("['10.0.0.1:80']", "['10.0.0.1:0']", 8, "invalid backend `10.0.0.1:0`"),
             ("name = 'a'", "name = 'a", 7, "invalid literal string"),
             (
                 "[[backend]]",

@@ -101,11 +101,12 @@ fn check_plan_listeners(args: &ProxyArgs, plan: ProxyPlan) -> Result<ProxyPlan, 
 fn check(args: &ProxyArgs) -> Result<(), Failure> {
     let plan = read_plan(args)?;
     let members = plan.pools.iter().map(|pool| pool.members.len()).sum::<usize>();
-    let listeners = plan.listeners.len();
     // A closed standard output is no failure: the exit status has the result.
     let _ = writeln!(
         std::io::stdout(),
-        "configuration is valid: {listeners} listeners, {members} backends"
+        "configuration is valid: {}, {}",
+        cli::counted(plan.listeners.len(), "listener"),
+        cli::counted(members, "backend")
     );
     Ok(())
 }
@@ -176,8 +177,8 @@ fn plan_from_options(args: &ProxyArgs) -> Result<ProxyPlan, Failure> {
         BalanceHashArg::Source => HashBy::Source,
         BalanceHashArg::Host => HashBy::Host,
     };
-    let path = args.health_check.clone().unwrap_or_default();
-    file::check_text(&path).map_err(|e| Failure::Usage(format!("--health-check: {e}")))?;
+    let path = args.health_check.as_deref().map_or(Ok(""), file::check_path);
+    let path = path.map_err(|e| Failure::Usage(format!("--health-check: {e}")))?.to_owned();
     let pool = ProxyPool {
         name: "default".to_owned(),
         balance: match args.balance {
@@ -243,7 +244,7 @@ fn announce(args: &ProxyArgs, plan: &ProxyPlan) {
         let Some(addr) = listener.addr.or(ours) else { continue };
         let at = std::net::SocketAddr::new(addr, listener.port);
         let mode = format!("{:?}", listener.mode).to_lowercase();
-        let _ = writeln!(out, "proxying {mode} on {at} to {members} backends");
+        let _ = writeln!(out, "proxying {mode} on {at} to {}", cli::counted(members, "backend"));
     }
     let http = plan.listeners.iter().find(|l| l.mode == ProxyMode::Http);
     let at = http.and_then(|l| Some(std::net::SocketAddr::new(l.addr.or(ours)?, l.port)));

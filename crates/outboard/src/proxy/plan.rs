@@ -24,7 +24,7 @@ impl FromStr for BackendSpec {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        if let Ok(addr) = text.parse() {
+        if let Some(addr) = text.parse::<SocketAddr>().ok().filter(|addr| addr.port() != 0) {
             return Ok(Self::Addr(addr));
         }
         if let Some(name) = text.strip_prefix("srv:") {
@@ -37,7 +37,7 @@ impl FromStr for BackendSpec {
             )
         };
         let (name, port) = text.rsplit_once(':').ok_or_else(wrong)?;
-        let port: u16 = port.parse().map_err(|_| wrong())?;
+        let port = port.parse().ok().filter(|port| *port != 0).ok_or_else(wrong)?;
         Ok(Self::Name(check_name(name)?, port))
     }
 }

@@ -34,7 +34,7 @@ pub(super) fn system_server() -> Result<SocketAddr, String> {
 /// Queries a server, with one retry.
 ///
 /// # Errors
-/// Returns why there is no answer.
+/// Returns the reason for which there is no answer.
 pub(super) fn query_server(
     server: SocketAddr,
     name: &str,

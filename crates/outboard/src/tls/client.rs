@@ -44,7 +44,7 @@ impl ServerTrust {
         Ok(Arc::new(Self { roots, provider, refused: Mutex::default() }))
     }
 
-    /// Returns why the last certificate was refused, if one was.
+    /// Returns the reason for which the last certificate was refused, if one was.
     pub(crate) fn last_error(&self) -> Option<String> {
         // No code under the lock panics.
         self.refused.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()

@@ -15,7 +15,7 @@ use ::aws_lc_rs::digest;
 use host::{Cidr, TlsServer};
 use rustls::client::verify_server_name;
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
-use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
 use rustls::server::{ClientHello, ParsedCertificate, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
@@ -181,7 +181,7 @@ fn read(args: &CertArgs) -> Result<Vec<Arc<CertifiedKey>>, Failure> {
 fn read_pair(cert: &Path, key: &Path) -> Result<CertifiedKey, Failure> {
     let chain = read_chain(cert)?;
     let private =
-        PrivateKeyDer::from_pem_file(key).map_err(|e| file_failure(key, e.to_string()))?;
+        PrivateKeyDer::from_pem_file(key).map_err(|e| file_failure(key, describe_pem(e)))?;
     CertifiedKey::from_der(chain, private, &provider()).map_err(|e| {
         let both = format!("does not match certificate {}: {e}", cert.display());
         file_failure(key, both)
@@ -192,11 +192,19 @@ fn read_pair(cert: &Path, key: &Path) -> Result<CertifiedKey, Failure> {
 fn read_chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, Failure> {
     let chain = CertificateDer::pem_file_iter(path)
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-        .map_err(|e| file_failure(path, e.to_string()))?;
+        .map_err(|e| file_failure(path, describe_pem(e)))?;
     if chain.is_empty() {
         return Err(file_failure(path, "no certificate found".to_owned()));
     }
     Ok(chain)
+}
+
+fn describe_pem(error: pem::Error) -> String {
+    match error {
+        pem::Error::Io(error) => error.to_string(),
+        pem::Error::NoItemsFound => "no private key found".to_owned(),
+        error => format!("invalid PEM: {error}"),
+    }
 }
 
 fn file_failure(path: &Path, why: String) -> Failure {

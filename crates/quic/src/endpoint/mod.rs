@@ -361,8 +361,8 @@ impl QuicEndpoint {
         self.get(handle).map(|connection| connection.inner.remote_address())
     }
 
-    /// Returns why the device protects none of a connection's packets; `Ok` if it does, or has not
-    /// been asked. `None` if there is no such connection.
+    /// Returns the reason for which the device protects none of a connection's packets; `Ok` if it
+    /// does, or has not been asked. `None` if there is no such connection.
     #[must_use]
     pub fn offload(&self, handle: QuicHandle) -> Option<Result<(), Refusal>> {
         self.get(handle).map(|connection| connection.offload.state())

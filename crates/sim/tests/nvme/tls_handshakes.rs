@@ -183,7 +183,7 @@ fn keys_that_both_have() {
 }
 
 #[test]
-fn keys_on_a_bad_wire() {
+fn keys_on_a_faulty_link() {
     for seed in 1..=4 {
         let faults = LinkFaultRates { loss: 0.05, reorder: 0.05, duplicate: 0.02 };
         let bulk = if seed % 2 == 0 { 4000 } else { 200 };
@@ -245,8 +245,8 @@ fn a_certificate_that_is_not_trusted() {
     assert_eq!(stage.net.server.count("tls_handshake_failures"), 1);
 }
 
-/// Runs an attempt to connect that fails. Returns why it failed, and the run with its target, to
-/// which others may still connect.
+/// Runs an attempt to connect that fails. Returns the reason for which it failed, and the run with
+/// its target, to which others may still connect.
 fn run_refused(run: StorageRunParams) -> (AssociationLoss, StorageRun) {
     let mut stage = StorageRunParams { requests: 0, ..run }.start();
     stage.until(|user| !user.events.is_empty());
@@ -280,7 +280,7 @@ fn another_key() {
     let (loss, mut stage) =
         run_refused(StorageRunParams { psk: (Some(wrong), Some(FakePsk::RIGHT)), ..keyed() });
     assert_eq!(loss, AssociationLoss::Insecure(SecureChannelError::Handshake(Some(51))));
-    assert!(loss.to_string().contains("the keys differ"), "{loss}");
+    assert!(loss.to_string().contains("it has a different key"), "{loss}");
     assert_eq!(counts(&stage, FAILED), [0, 1, 0, 0]);
     assert_eq!(stage.user().count("nvmei_tls_handshakes_failed"), 1);
     connect_with_right_keys(&mut stage);

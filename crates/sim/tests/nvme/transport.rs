@@ -519,7 +519,7 @@ fn commands_in_software() {
 }
 
 #[test]
-fn commands_over_a_bad_wire() {
+fn commands_over_a_faulty_link() {
     let faults = LinkFaultRates { loss: 0.02, reorder: 0.02, duplicate: 0.01 };
     for seed in 1..=4 {
         let net = run(TransportRunParams {

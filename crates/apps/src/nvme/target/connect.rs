@@ -69,30 +69,29 @@ pub(super) fn connect(
     data: &[u8],
 ) -> Result<ConnectedQueueParams, ConnectRefusal> {
     let Some(FabricsCommand::Connect(asked)) = FabricsCommand::from_command(command) else {
-        return Err(ConnectRefusal::sequence("the first command is no Connect"));
+        return Err(ConnectRefusal::sequence("first command is not Connect"));
     };
     let data: &[u8; CONNECT_DATA_BYTES] = data.try_into().map_err(|_| {
-        let why = format!("the data has {} bytes, not {CONNECT_DATA_BYTES}", data.len());
+        let why = format!("{} bytes of data, expected {CONNECT_DATA_BYTES}", data.len());
         ConnectRefusal::status(NvmeStatus::SGL_LENGTH_INVALID, why)
     })?;
     if asked.recfmt != 0 {
-        let why = format!("record format {}, and there is only 0", asked.recfmt);
+        let why = format!("record format {}, expected 0", asked.recfmt);
         return Err(ConnectRefusal::status(NvmeStatus::INCOMPATIBLE_FORMAT, why));
     }
     let entries_max = shared.config.queue_entries_max;
     if asked.sqsize == 0 || asked.sqsize >= entries_max {
         let entries = u32::from(asked.sqsize) + 1;
-        let why = format!("a queue of {entries} entries, and there may be 2 to {entries_max}");
+        let why = format!("queue of {entries} entries, expected 2 to {entries_max}");
         return Err(ConnectRefusal::command(ipo::SQSIZE, why));
     }
     let data = ConnectData::parse(data);
-    let no_name =
-        |offset, of| ConnectRefusal::data(offset, format!("the name of the {of} is not valid"));
+    let no_name = |offset, of| ConnectRefusal::data(offset, format!("invalid {of} NQN"));
     let subnqn = data.subnqn.ok_or_else(|| no_name(ipo::SUBNQN, "subsystem"))?;
     let hostnqn = data.hostnqn.ok_or_else(|| no_name(ipo::HOSTNQN, "host"))?;
     // Zero is not a valid identifier (base section 5.27.1.25); Linux and SPDK never send it.
     if data.hostid == [0; 16] {
-        return Err(ConnectRefusal::data(ipo::HOSTID, "the host identifier is zero"));
+        return Err(ConnectRefusal::data(ipo::HOSTID, "host identifier is zero"));
     }
     // A key belongs to one host and one subsystem (tcp section 3.6.1.3).
     if let Some(own) =
@@ -100,7 +99,7 @@ pub(super) fn connect(
     {
         shared.counters.nvmet_refused_identity += 1;
         let (host, subsystem) = (QuotedNqn(&own.host), QuotedNqn(&own.subsystem));
-        let why = format!("its key is for host {host} and subsystem {subsystem}");
+        let why = format!("pre-shared key belongs to host {host} and subsystem {subsystem}");
         return Err(ConnectRefusal::status(NvmeStatus::INVALID_HOST, why));
     }
     let cntlid = if asked.qid == 0 {
@@ -136,18 +135,18 @@ fn connect_admin(
     if !admitted {
         return Err(ConnectRefusal::status(
             NvmeStatus::INVALID_HOST,
-            "the host is not on the list",
+            "host is not in the list of allowed hosts",
         ));
     }
     // The dynamic controller model: no specific controller can be requested (fabrics section 4.2).
     if data.cntlid != CNTLID_DYNAMIC {
-        let why = format!("it asks for controller {:#x}, and they are dynamic", data.cntlid);
+        let why = format!("controller {:#x} requested, expected 0xffff (dynamic)", data.cntlid);
         return Err(ConnectRefusal::data(ipo::CNTLID, why));
     }
     let most = shared.config.controllers_max;
     let busy = || {
         let result = ConnectResult::Refused(NvmeStatus::CONTROLLER_BUSY);
-        ConnectRefusal::new(result, format!("there are {most} controllers, and may be no more"))
+        ConnectRefusal::new(result, format!("limit of {most} controllers reached"))
     };
     if shared.controllers.len() >= most {
         return Err(busy());
@@ -168,16 +167,19 @@ fn connect_io(
     let (cntlid, qid) = (data.cntlid, asked.qid);
     let queues_max = shared.config.queues_max;
     if subnqn.is_discovery() {
-        return Err(ConnectRefusal::command(ipo::QID, "discovery has no I/O queues"));
+        return Err(ConnectRefusal::command(
+            ipo::QID,
+            "the discovery controller has no I/O queues",
+        ));
     }
     let subsystem = shared.subsystems.iter().position(|subsystem| subsystem.nqn == subnqn);
     let subsystem =
         subsystem.ok_or_else(|| ConnectRefusal::data(ipo::SUBNQN, "no such subsystem"))?;
     let controller = shared.controllers.get_mut(cntlid).ok_or_else(|| {
-        ConnectRefusal::data(ipo::CNTLID, format!("there is no controller {cntlid:#x}"))
+        ConnectRefusal::data(ipo::CNTLID, format!("no such controller: {cntlid:#x}"))
     })?;
     if controller.subsystem != Some(subsystem) {
-        let why = format!("controller {cntlid} is another subsystem's");
+        let why = format!("controller {cntlid} belongs to another subsystem");
         return Err(ConnectRefusal::data(ipo::SUBNQN, why));
     }
     // Another host's controller is refused. Hosts are told apart by NQN, as in SPDK: some
@@ -185,7 +187,7 @@ fn connect_io(
     // used.
     if controller.hostnqn != hostnqn {
         let (owner, hostnqn) = (QuotedNqn(&controller.hostnqn), QuotedNqn(&hostnqn));
-        let why = format!("controller {cntlid} is of host {owner}, not of {hostnqn}");
+        let why = format!("controller {cntlid} belongs to host {owner}, not {hostnqn}");
         return Err(ConnectRefusal::data(ipo::HOSTNQN, why));
     }
     if !controller.is_ready() {
@@ -194,11 +196,11 @@ fn connect_io(
     let granted =
         if controller.io_queues_granted == 0 { queues_max } else { controller.io_queues_granted };
     if qid > granted {
-        let why = format!("queue {qid}, and controller {cntlid} was granted {granted}");
+        let why = format!("queue {qid} exceeds the {granted} queues of controller {cntlid}");
         return Err(ConnectRefusal::command(ipo::QID, why));
     }
     if controller.queue(qid).is_some() {
-        let why = format!("queue {qid} of controller {cntlid} is connected");
+        let why = format!("queue {qid} of controller {cntlid} is already connected");
         return Err(ConnectRefusal::sequence(why));
     }
     controller.add_queue(qid, key);

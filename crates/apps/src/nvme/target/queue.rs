@@ -341,7 +341,7 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
         self.shared.counters.nvmet_queue_overflows += 1;
         let who = self.conn.initiator_name.as_deref().unwrap_or("");
         let why =
-            format!("command {cid} refused {who}: queue {qid} has {size} entries, all in use");
+            format!("command {cid} refused {who}: all {size} entries of queue {qid} are in use");
         self.shared.log.add(self.now, self.conn.remote, why);
         self.respond(&NvmeCompletion { result: 0, sqhd, cid, status });
     }
@@ -353,7 +353,7 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
         let checked = checked.map_err(|status| {
             ConnectRefusal::new(
                 ConnectResult::Refused(status),
-                format!("its first command: {status}"),
+                format!("first command failed: {status}"),
             )
         });
         let connected = match checked {
@@ -578,7 +578,7 @@ impl<L: TargetTransport> NvmeTargetConn<L> {
             let counters = &mut shared.counters;
             let (counter, why) = match self.lingering {
                 true => (&mut counters.nvmet_timeouts_acknowledge, NOT_ACKNOWLEDGED),
-                false => (&mut counters.nvmet_timeouts_connect, "no Connect in time"),
+                false => (&mut counters.nvmet_timeouts_connect, "timed out waiting for Connect"),
             };
             *counter += u64::from(now >= self.deadline_at);
             return (now >= self.deadline_at).then_some(why);
@@ -586,18 +586,18 @@ impl<L: TargetTransport> NvmeTargetConn<L> {
         let over = |at: Option<Instant>| at.is_some_and(|at| now >= at);
         if over(queue.data_deadline(shared.config.data_timeout)) {
             shared.counters.nvmet_timeouts_data += 1;
-            return Some("data of a write did not come in time");
+            return Some("timed out waiting for data of a write");
         }
         let controller =
             shared.controllers.get(queue.params.cntlid).filter(|_| queue.params.qid == 0);
         let silent = over(controller.and_then(|controller| controller.expires()));
         shared.counters.nvmet_timeouts_keep_alive += u64::from(silent);
-        silent.then_some("keep alive timer expired")
+        silent.then_some("keep-alive timer expired")
     }
 }
 
 /// Reason in the log if a peer does not acknowledge.
-pub(super) const NOT_ACKNOWLEDGED: &str = "what was sent was not acknowledged in time";
+pub(super) const NOT_ACKNOWLEDGED: &str = "timed out waiting for acknowledgments";
 pub(super) const SGL_TYPE: NvmeStatus = NvmeStatus::SGL_TYPE_INVALID.do_not_retry();
 pub(super) const SGL_LENGTH: NvmeStatus = NvmeStatus::SGL_LENGTH_INVALID.do_not_retry();
 

@@ -100,7 +100,11 @@ impl<L: TargetTransport> NvmeTargetServer<L> {
         if self.connections >= self.shared.config.connections_max {
             self.shared.counters.nvmet_connections_refused += 1;
             let most = self.connections;
-            self.shared.log.add(now, remote, format!("refused: {most} connections are there"));
+            self.shared.log.add(
+                now,
+                remote,
+                format!("refused: limit of {most} connections reached"),
+            );
             link.end(now, host, false);
             return;
         }
@@ -296,7 +300,7 @@ impl<L: TargetTransport> NvmeTargetServer<L> {
     /// Ends all connections. The caller has stopped listening.
     pub(super) fn drain(&mut self, now: Instant, host: &mut L::Host) {
         for index in 0..self.slots.len() {
-            self.end_and_log(now, host, index, "the target ends");
+            self.end_and_log(now, host, index, "target is shutting down");
         }
         self.run_affected(now, host);
     }
@@ -306,7 +310,7 @@ impl<L: TargetTransport> NvmeTargetServer<L> {
         loop {
             if let Some(key) = self.shared.to_disconnect.pop() {
                 let index = self.connection_index(key);
-                let why = "its controller's admin queue is gone";
+                let why = "admin queue of the controller was closed";
                 index.into_iter().for_each(|index| self.end_and_log(now, host, index, why));
             } else if let Some(abort) = self.shared.aborts.pop_front() {
                 self.abort(now, host, abort);
@@ -460,7 +464,7 @@ impl<L: TargetTransport> NvmeTargetServer<L> {
             (None, Some(why)) => log.add(now, conn.remote, format!("refused: {why}")),
             // The line was logged when it began to leave.
             (None, None) if conn.is_lingering() => {}
-            (None, None) => log.add(now, conn.remote, format!("closed without a queue: {how}")),
+            (None, None) => log.add(now, conn.remote, format!("closed before Connect: {how}")),
         }
     }
 

@@ -49,7 +49,7 @@ pub(crate) struct HandshakeResult {
 pub(crate) enum NextKeySource {
     Server(Box<KernelConnection<ServerConnectionData>>),
     Client(Box<KernelConnection<ClientConnectionData>>),
-    /// The traffic secrets were given.
+    /// Traffic secrets that the user supplied with the keys.
     Secrets(Box<TrafficSecretPair>),
     /// Only the keys were given; they cannot change.
     Attached,

@@ -352,7 +352,7 @@ fn lost(pair: &QuicPair) -> u64 {
 
 /// Returns the two machines of a run.
 fn build(setting: QuicSetting, files: Files, folder: &FsPath) -> Result<QuicPair, Failure> {
-    let (server_wire, client_wire) = memory_link_pair(&testbed::link_config(TRANSMIT_RING));
+    let (server_link, client_link) = memory_link_pair(&testbed::link_config(TRANSMIT_RING));
     let tls = tls()?;
     let reorder =
         QuicReorderBounds { packets: 64, bytes: 128 * 1024, time: Duration::from_millis(1) };
@@ -365,7 +365,7 @@ fn build(setting: QuicSetting, files: Files, folder: &FsPath) -> Result<QuicPair
     };
     let device_reads = setting.path == QuicPath::File;
     let serving = QuicMachineSpec { files: Some(folder), device_reads, ..spec };
-    let server = server(&serving, &tls, Box::new(server_wire), |host| {
+    let server = server(&serving, &tls, Box::new(server_link), |host| {
         let opened = (0..files.count).map(|n| host.offload_open(n.to_string()));
         let opened: Option<Vec<_>> = opened.collect();
         opened
@@ -373,6 +373,6 @@ fn build(setting: QuicSetting, files: Files, folder: &FsPath) -> Result<QuicPair
             .ok_or_else(|| Failure::System("too many files".to_owned()))
     })?;
     let connections = (setting.connections, setting.connection_per_object);
-    let client = client(&spec, &tls, Box::new(client_wire), connections, files)?;
+    let client = client(&spec, &tls, Box::new(client_link), connections, files)?;
     Ok(AccountedPair::new(server, client, MODERATION))
 }

@@ -171,7 +171,7 @@ pub(crate) fn measure(
 fn build(setting: QuicTransferSetting, bytes: u64, seed: u64) -> Result<QuicPair, Failure> {
     let QuicTransferSetting { link: LinkModel { bytes_per_s, round_trip, .. }, faults, by } =
         setting;
-    let (server_wire, client_link) = memory_link_pair(&MemoryLinkConfig {
+    let (server_link, client_link) = memory_link_pair(&MemoryLinkConfig {
         delay: Duration::from_nanos(round_trip.as_nanos() / 2),
         bytes_per_s: Some(bytes_per_s),
         // One bandwidth-delay product.
@@ -193,7 +193,7 @@ fn build(setting: QuicTransferSetting, bytes: u64, seed: u64) -> Result<QuicPair
         QuicMachineSpec { receive_windows: Some(RECEIVE_WINDOWS), ..QuicMachineSpec::default() };
     let pattern: Bytes = (0..PATTERN_BYTES).map(|at| byte_at(0, at)).collect();
     let size = WARM_BYTES + bytes + (64 << 20);
-    let server = server(&spec, &tls, Box::new(server_wire), |_| {
+    let server = server(&spec, &tls, Box::new(server_link), |_| {
         Ok(QuicServerContent::Memory(pattern, size))
     })?;
     let spec = QuicMachineSpec {

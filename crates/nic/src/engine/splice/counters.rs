@@ -50,7 +50,7 @@ base::counters! {
         /// Dropped: no ACK flag.
         splice_dropped_no_ack: alarm,
         /// Dropped: the link is congested.
-        splice_dropped_wire_full: alarm,
+        splice_dropped_link_full: alarm,
         /// Challenge ACKs sent.
         splice_challenges,
         /// Challenge ACKs suppressed by the rate limit.

@@ -136,7 +136,7 @@ impl SpliceEngine {
         } else if out.has_run_room() {
             self.relay(out, now, end, frame, at);
         } else {
-            self.counters.splice_dropped_wire_full += 1;
+            self.counters.splice_dropped_link_full += 1;
             out.recycle(frame.packet);
         }
         true

@@ -274,7 +274,8 @@ impl TeardownFlow {
         }
     }
 
-    /// Fifth: the acknowledgment. Returns whether the rest of the segment is to be processed.
+    /// Performs the fifth step: the acknowledgment. Returns whether the rest of the segment is to
+    /// be processed.
     fn take_acknowledgment(
         &mut self,
         cx: &mut TeardownEnv<'_>,
@@ -341,7 +342,8 @@ impl TeardownFlow {
         cx.arm = Some(self.tcb.time_wait);
     }
 
-    /// Seventh and eighth: payload and FIN. Returns how the connection ended, if it did.
+    /// Performs the seventh and eighth steps of RFC 9293 section 3.10.7.4: payload and FIN. Returns
+    /// the reason if the connection ended.
     fn take_payload(
         &mut self,
         cx: &mut TeardownEnv<'_>,

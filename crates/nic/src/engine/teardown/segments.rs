@@ -159,7 +159,7 @@ pub(super) fn segment(
     (header, Some(TsvalPosition { sub_ms_us: past_us, ..ts }))
 }
 
-/// [`check`] has verified that the field exists.
+/// Overwrites a field of a header; [`check`] has verified that it exists.
 fn put(header: &mut PacketHeader, range: Range<usize>, bytes: &[u8]) {
     if let Some(field) = header.as_mut_slice().get_mut(range) {
         field.copy_from_slice(bytes);

@@ -66,17 +66,20 @@ fn a_host_is_told_by_its_name_and_its_first_identifier() {
     for ask in [ConnectRequest::default(), ConnectRequest { qid: 2, ..io }] {
         let (result, line) = refused(ConnectRequest { hostid: zero, ..ask });
         assert_eq!(result, ConnectResult::InvalidData(ipo::HOSTID));
-        assert!(line.contains("the host identifier is zero"), "{line}");
+        assert!(line.contains("host identifier is zero"), "{line}");
     }
     let (result, line) = refused(ConnectRequest { host: 2, qid: 2, ..io });
     assert_eq!(result, ConnectResult::InvalidData(ipo::HOSTNQN));
     // The line has both NQNs and the reason.
-    let why = "controller 1 is of host \"nqn.2026-11.example:host1\", not of \
+    let why = "controller 1 belongs to host \"nqn.2026-11.example:host1\", not \
                \"nqn.2026-11.example:host2\" (connect invalid parameters";
     assert!(line.starts_with("refused host=\"nqn.2026-11.example:host2\" hostid=09090909-"));
     assert!(line.contains(why), "{line}");
     let (_, line) = refused(ConnectRequest { host: 3, ..ConnectRequest::default() });
-    assert!(line.contains(": the host is not on the list (connect invalid host"), "{line}");
+    assert!(
+        line.contains(": host is not in the list of allowed hosts (connect invalid host"),
+        "{line}"
+    );
 }
 
 #[test]
@@ -90,12 +93,12 @@ fn the_log_has_who_came_and_how_it_ended() {
     assert_eq!(logged(&mut rig), [came(0), came(1)]);
     rig.end(&all[0]);
     let closed = format!("closed {who} queue=0: closed by the peer");
-    let after = format!("closed {who} queue=1: its controller's admin queue is gone");
+    let after = format!("closed {who} queue=1: admin queue of the controller was closed");
     assert_eq!(logged(&mut rig), [closed, after]);
     // A connection that never sends Connect.
     let _silent = rig.accept();
     rig.pass(Duration::from_secs(10));
-    assert_eq!(logged(&mut rig), ["closed without a queue: no Connect in time"]);
+    assert_eq!(logged(&mut rig), ["closed before Connect: timed out waiting for Connect"]);
     // More commands than the queue has entries.
     let _admin = rig.connect_controller(1, 0);
     let queue = rig.accept();
