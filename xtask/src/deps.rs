@@ -117,7 +117,11 @@ const RULES: &[Rule] = &[
         &["io", "libc", "outboard", "sim"],
         "tests of hosts and devices must not need an OS",
     ),
-    only("cli", &["thiserror"], "only failures and exit codes shared by the programs"),
+    only(
+        "cli",
+        &["clap", "thiserror"],
+        "only failures, exit codes and reference pages of the programs",
+    ),
     all_but(
         "stack",
         &["apps", "crypto", "outboard", "sim", "testkit"],

@@ -1,9 +1,13 @@
-//! Failures and exit codes of the programs `outboard` and `outboard-lab`.
+//! Failures, exit codes and reference pages of the programs `outboard` and `outboard-lab`.
 #![forbid(unsafe_code)]
+
+mod reference;
 
 use std::process::ExitCode;
 
 use thiserror::Error;
+
+pub use reference::{ReferencePage, check_reference};
 
 /// A failure: one line for the user, and an exit code.
 #[derive(Debug, Error)]

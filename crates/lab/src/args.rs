@@ -18,3 +18,16 @@ pub(crate) enum Verb {
     /// Run the whole product in deterministic simulation, with faults drawn from seeds
     Sim(crate::sim::SimArgs),
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    /// docs/cli has the help of every command.
+    #[test]
+    fn reference_is_current() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/cli");
+        assert_eq!(cli::check_reference(Cli::command(), &folder), Ok(()));
+    }
+}

@@ -326,6 +326,13 @@ mod tests {
         Cli::command().debug_assert();
     }
 
+    /// docs/cli has the help of every command.
+    #[test]
+    fn reference_is_current() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/cli");
+        assert_eq!(cli::check_reference(Cli::command(), &folder), Ok(()));
+    }
+
     #[test]
     fn values_are_checked() {
         let page = ErrorPageArg { status: 404, file: "a=b".into() };
