@@ -83,6 +83,17 @@ pub struct RingConsumer<T> {
 
 /// Creates a ring of `capacity` slots.
 ///
+/// ```
+/// use outboard_abi::ring::ring;
+///
+/// let (mut ops, mut device) = ring(2);
+/// assert_eq!((ops.push("open"), ops.push("send")), (Ok(()), Ok(())));
+/// // A full ring returns the value: the producer keeps it until there is room.
+/// assert_eq!(ops.push("close"), Err("close"));
+/// assert_eq!(device.pop(), Some("open"));
+/// assert_eq!(ops.push("close"), Ok(()));
+/// ```
+///
 /// # Panics
 /// If `capacity` is not a power of two: callers pass constants.
 #[must_use]

@@ -47,6 +47,34 @@ const LOAD_LOW_PERMILLE: u16 = 700;
 /// room is put back by `unpoll_frame`, `unpoll_long_frame`, `unpoll_event` and `unpoll_disk`. While
 /// [`can_take_op`](Self::can_take_op) is false, the driver leaves operations in their ring.
 /// [`poll_timeout`](Self::poll_timeout) is the time of the next poll if no input arrives before.
+///
+/// A frame for this device becomes an event; a frame for another one is dropped and counted:
+///
+/// ```
+/// use abi::link::{LinkCaps, RxFrame};
+/// use abi::{Checksum, Event};
+/// use base::Instant;
+/// use outboard_nic::{Device, DeviceConfig};
+///
+/// let link =
+///     LinkCaps { mtu: 1500, segmentation: false, udp_segmentation: false, checksum: false };
+/// let mut device = Device::new(DeviceConfig::new([2, 0, 0, 0, 0, 1]), link);
+/// // Destination, source, and EtherType of ARP, without a message.
+/// let mut frame = [&[0xff; 6][..], &[2, 0, 0, 0, 0, 2], &[0x08, 0x06], &[0; 28]].concat();
+/// for _ in 0..2 {
+///     let packet = device.pool().copy(&frame).expect("a buffer");
+///     let received = RxFrame { packet, checksum: Checksum::Unchecked, segment_size: 0 };
+///     device.handle_frame(Instant::ZERO, received);
+///     frame[..6].copy_from_slice(&[2, 0, 0, 0, 0, 3]);
+/// }
+/// assert!(matches!(device.poll_event(), Some((0, Event::Received(_)))));
+/// assert!(device.poll_event().is_none());
+/// let mut dropped = 0;
+/// device.visit(&mut |name, value| {
+///     dropped += if name == "rx_dropped_not_for_us" { value } else { 0 };
+/// });
+/// assert_eq!(dropped, 1);
+/// ```
 pub struct Device {
     config: DeviceConfig,
     link: LinkCaps,

@@ -57,6 +57,36 @@ use shutdown::ShutdownStage;
 /// [`Self::poll_notice`]; then [`Self::poll_op`], [`Self::poll_disk`] and [`Self::poll_recycle`]
 /// until they return `None`; then wait until [`Self::poll_timeout`] or the next event. No method
 /// blocks or reads a clock.
+///
+/// A host learns from the capabilities of its device which operations it may use. Above a device
+/// without engines an active open is one transmit at first, a question for the peer's address:
+///
+/// ```
+/// use abi::{Capabilities, Op, Refusal};
+/// use base::Instant;
+/// use outboard_host::{Cidr, Host, HostConfig};
+/// use wire::Endpoint;
+///
+/// let capabilities = Capabilities {
+///     transmit_bytes_max: 1448,
+///     mtu: 1500,
+///     mac: [2, 0, 0, 0, 0, 1],
+///     file: Err(Refusal::NotSupported),
+///     l5o: Err(Refusal::NotSupported),
+///     setup: Err(Refusal::NotSupported),
+///     teardown: Err(Refusal::NotSupported),
+///     splice: Err(Refusal::NotSupported),
+///     quic: Err(Refusal::NotSupported),
+/// };
+/// let addrs = vec![Cidr { addr: [10, 0, 0, 1].into(), prefix_len: 24 }];
+/// let config = HostConfig { addrs, ..HostConfig::default() };
+/// let mut host = Host::new(config, &capabilities, 1);
+/// let server = Endpoint { addr: [10, 0, 0, 2].into(), port: 80 };
+/// let socket = host.connect(Instant::ZERO, server).expect("a local port");
+/// let Some(Op::Transmit(transmit)) = host.poll_op(Instant::ZERO) else { panic!("no transmit") };
+/// assert_eq!(transmit.header.as_slice()[12..14], [0x08, 0x06], "the EtherType of ARP");
+/// assert!(host.poll_op(Instant::ZERO).is_none() && !host.readiness(socket).writable);
+/// ```
 #[derive(Debug)]
 pub struct Host {
     config: TcpConfig,
@@ -262,7 +292,7 @@ impl Services {
     }
 
     /// Handles a reset of the device: nothing is lost, and the host continues in software
-    /// (ARCHITECTURE.md, property 7).
+    /// (docs/properties.md, property 5).
     fn handle_device_reset(&mut self, cx: &mut TcpEnv<'_>) {
         let streams = &mut self.streams;
         cx.out.counters.device_resets += 1;
