@@ -8,13 +8,16 @@ export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 # A command for `make run` to run beside the server: make run CMD="curl -s http://10.77.0.2/"
 export CMD
 
-.PHONY: help run build setup test lint checks unit loom sim interop bench fuzz mutants package
+.PHONY: help run build setup check test lint checks unit loom sim book interop bench fuzz mutants \
+	package
 
 help:
 	@echo "make run      serve examples/site at http://10.77.0.2/ until Ctrl-C"
 	@echo "make test     install what the tests need and run them all"
+	@echo "make check    format, lints, documentation, house rules, tests without network: for each change"
+	@echo "make book     the documents as HTML, at $(TARGET_DIR)/book"
 	@echo "make build    the programs, at $(OUTBOARD) and $(LAB)"
-	@echo "parts of test: setup lint checks unit loom sim interop"
+	@echo "parts of test: setup lint checks unit loom sim book interop"
 	@echo "make fuzz     every fuzz target for FUZZ_SECONDS=$(FUZZ_SECONDS); needs a C++ compiler"
 	@echo "make mutants  planted faults, each of which the simulator or a test must find"
 	@echo "make package  what cargo publish checks of each crate, without an upload"
@@ -31,6 +34,9 @@ build:
 setup:
 	@scripts/setup.sh test
 
+# The inner loop: everything that needs neither privileges nor other programs.
+check: lint checks unit
+
 # From cheap to dear; the first that fails ends it.
 test:
 	@$(MAKE) --no-print-directory setup
@@ -39,6 +45,7 @@ test:
 	@$(MAKE) --no-print-directory unit
 	@$(MAKE) --no-print-directory loom
 	@$(MAKE) --no-print-directory sim
+	@$(MAKE) --no-print-directory book
 	@$(MAKE) --no-print-directory interop
 
 # Each version of clippy finds other things: warnings fail with the one that the tree is kept clean
@@ -68,6 +75,10 @@ loom:
 # More, and other ones: outboard-lab sim --help.
 sim: build
 	$(LAB) sim --seeds 10000
+
+# The documents as HTML. mdbook and Graphviz come with `make setup`.
+book:
+	cargo run --quiet -p xtask -- book
 
 # Plants each fault of xtask/faults (ONLY=NAME: those with NAME in their names) in a copy of the
 # tree: the simulator has to find it within 1,000 seeds, or the test that the list names.
@@ -104,7 +115,7 @@ fuzz:
 			"$(TARGET_DIR)/fuzz/found/$$target" fuzz/corpus/$$target || exit 1; \
 	done
 
-# See README.md, "Measuring and proving". Nginx, HAProxy and wrk are installed if they are missing.
+# See docs/benchmarks.md. Nginx, HAProxy and wrk are installed if they are missing.
 bench: build
 	@scripts/setup.sh bench
 	$(LAB) bench io-tcp

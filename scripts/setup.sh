@@ -126,6 +126,16 @@ install_aioquic() {
     cp "$wanted" "$venv/installed.txt"
 }
 
+# The generator of the book, in the version that the pages are looked at with.
+install_mdbook() {
+    wanted=0.5.4
+    tools=${CARGO_TARGET_DIR:-$(dirname "$0")/../target}/tools
+    [ "$("$tools/bin/mdbook" --version 2>/dev/null)" != "mdbook v$wanted" ] || return 0
+    say "building mdbook $wanted"
+    cargo install -q mdbook --version "$wanted" --locked --no-default-features \
+        --features search --root "$tools" >&2 || fail "cannot build mdbook $wanted: is the network there?"
+}
+
 # A kernel that speaks NVMe/TCP, for the tests' virtual machine.
 install_linux() {
     vm=$(dirname "$0")/../interop/vm
@@ -156,7 +166,9 @@ if [ "$purpose" = test ]; then
     need chromium chromium
     need cpio cpio
     busybox 2>/dev/null | grep -q insmod || packages="$packages busybox-static"
+    need dot graphviz
     need gnutls-cli gnutls-bin
+    need jq jq
     need nbdcopy libnbd-bin
     need nginx nginx-light
     need node nodejs
@@ -183,3 +195,4 @@ rust_is_there || install_rust
 [ "$purpose" != test ] || install_rust_tools
 [ "$purpose" != test ] || install_aioquic
 [ "$purpose" != test ] || install_linux
+[ "$purpose" != test ] || install_mdbook

@@ -4,7 +4,7 @@
 //! the time taken. All checks run even if an early one fails, so that one run shows everything.
 
 use crate::report::CheckReport;
-use crate::{deps, docs, imports, mutants, noos, tidy};
+use crate::{deps, docs, imports, limits, mutants, noos, tidy};
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -16,11 +16,12 @@ pub(crate) struct CiCheck {
 }
 
 /// All checks in the order of `ci`.
-pub(crate) const CHECKS: [CiCheck; 6] = [
+pub(crate) const CHECKS: [CiCheck; 7] = [
     CiCheck { name: "tidy", run: tidy::run },
     CiCheck { name: "deps", run: deps::run },
     CiCheck { name: "imports", run: imports::run },
     CiCheck { name: "docs", run: docs::run },
+    CiCheck { name: "limits", run: limits::run },
     CiCheck { name: "faults", run: mutants::check },
     CiCheck { name: "noos", run: noos::run },
 ];

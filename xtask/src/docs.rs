@@ -1,5 +1,6 @@
-//! Checks that README.md and ARCHITECTURE.md name only existing paths, that a name followed by its
-//! file is defined in that file, and that ARCHITECTURE.md mentions every crate.
+//! Checks the documents: they name only existing paths, a name followed by its file is defined in
+//! that file, links lead to pages and headings that exist, pages are short, the summary of the book
+//! has every page, and ARCHITECTURE.md mentions every crate.
 //!
 //! Called by `ci`. Reads text in backticks and link targets outside code blocks. A name counts as a
 //! path if it begins with a folder of the tree or has the extension of a source file. Commands,
@@ -8,8 +9,13 @@
 use crate::report::CheckReport;
 use crate::tree;
 
-/// Documents that are checked; both must exist.
-const DOCUMENTS: [&str; 2] = ["README.md", "ARCHITECTURE.md"];
+/// Documents of the root that are checked beside docs/, and must exist.
+const DOCUMENTS: [&str; 4] = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md"];
+/// Largest README, and largest page, in bytes: a reader should see where it ends.
+const README_BYTES_MAX: usize = 6_000;
+const PAGE_BYTES_MAX: usize = 15_000;
+/// Table of contents of the book.
+const SUMMARY: &str = "docs/SUMMARY.md";
 /// Extensions by which a single word is taken for a file name.
 const ENDINGS: [&str; 6] = [".rs", ".md", ".toml", ".sh", ".txt", ".lock"];
 
@@ -21,18 +27,23 @@ pub(crate) fn run() -> Result<CheckReport, String> {
     let files = tree::files()?;
     let mut report = CheckReport::default();
     let mut paths = 0;
-    for document in DOCUMENTS {
+    let is_page = |path: &&String| path.starts_with("docs/") && path.ends_with(".md");
+    let pages: Vec<&str> = files.iter().filter(is_page).map(String::as_str).collect();
+    for document in DOCUMENTS.into_iter().chain(pages.iter().copied()) {
         let Ok(text) = tree::read(document) else {
             report.error(document, 0, "is missing or not UTF-8");
             continue;
         };
+        check_size(document, &text, &mut report);
+        check_links(document, &text, &files, &mut report, |path| tree::read(path).ok());
         paths += check_paths(document, &text, &files, &mut report);
         check_definitions(document, &text, &mut report, |path| tree::read(path).ok());
         if document == "ARCHITECTURE.md" {
             check_crates(document, &text, &tree::crates(&files), &mut report);
         }
     }
-    report.summary = format!("{paths} paths");
+    check_summary(&pages, &tree::read(SUMMARY).unwrap_or_default(), &mut report);
+    report.summary = format!("{} pages, {paths} paths", pages.len());
     Ok(report)
 }
 
@@ -47,6 +58,96 @@ fn check_paths(document: &str, text: &str, files: &[String], report: &mut CheckR
         }
     }
     paths.len()
+}
+
+fn check_size(document: &str, text: &str, report: &mut CheckReport) {
+    let most = match document {
+        "README.md" => README_BYTES_MAX,
+        SUMMARY => usize::MAX,
+        _ => PAGE_BYTES_MAX,
+    };
+    if text.len() > most {
+        let size = text.len();
+        report.error(document, 0, format!("{size} bytes; at most {most}: move a part to a page"));
+    }
+}
+
+/// Checks that the table of contents has every page.
+fn check_summary(pages: &[&str], summary: &str, report: &mut CheckReport) {
+    for page in pages.iter().map(|page| page.trim_start_matches("docs/")) {
+        if format!("docs/{page}") != SUMMARY && !summary.contains(&format!("]({page})")) {
+            report.error(SUMMARY, 0, format!("lacks {page}"));
+        }
+    }
+}
+
+/// Checks the links of a document to other files and their headings.
+fn check_links(
+    document: &str,
+    text: &str,
+    files: &[String],
+    report: &mut CheckReport,
+    read: impl Fn(&str) -> Option<String>,
+) {
+    for (line, target) in links(text) {
+        if target.contains("://") || target.starts_with("mailto:") {
+            continue;
+        }
+        let (path, heading) = target.split_once('#').unwrap_or((&target, ""));
+        let path = if path.is_empty() { document.to_owned() } else { resolve(document, path) };
+        // The summary names pages of the root as the book has them.
+        let is_root_page = document == SUMMARY && files.contains(&path.replace("docs/", ""));
+        if !files.contains(&path) && !is_root_page && !exists(&path, files) {
+            report.error(document, line, format!("link to {target}: {path} does not exist"));
+        } else if !heading.is_empty()
+            && !read(&path).unwrap_or_default().lines().any(|line| slug(line) == heading)
+        {
+            report.error(document, line, format!("link to {target}: no such heading in {path}"));
+        }
+    }
+}
+
+/// Returns the targets of links outside code blocks, with their lines.
+fn links(text: &str) -> Vec<(usize, String)> {
+    let (mut links, mut in_block) = (Vec::new(), false);
+    for (index, line) in text.lines().enumerate() {
+        if line.trim_start().starts_with("```") {
+            in_block = !in_block;
+        }
+        if in_block {
+            continue;
+        }
+        // Code spans may contain brackets.
+        let plain: String = line.split('`').step_by(2).collect::<Vec<_>>().join("`");
+        let targets = plain.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+        links.extend(targets.map(|target| (index + 1, target.to_owned())));
+    }
+    links
+}
+
+/// Returns the path that a relative link in a document leads to.
+fn resolve(document: &str, link: &str) -> String {
+    let mut parts: Vec<&str> = document.split('/').collect();
+    parts.pop();
+    for part in link.split('/') {
+        match part {
+            "." | "" => {}
+            ".." => drop(parts.pop()),
+            part => parts.push(part),
+        }
+    }
+    parts.join("/")
+}
+
+/// Returns the anchor of a heading, as mdbook and GitHub form it; empty for other lines.
+fn slug(line: &str) -> String {
+    let text = line.trim_start_matches('#');
+    if text.len() == line.len() || !text.starts_with(' ') {
+        return String::new();
+    }
+    let kept = text.trim().to_lowercase();
+    let kept = kept.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+    kept.map(|c| if c == ' ' { '-' } else { c }).collect()
 }
 
 /// Checks each name that is followed by its file, as in "`Device::handle_op`
@@ -115,8 +216,6 @@ fn names(text: &str) -> Vec<(usize, String)> {
             continue;
         }
         names.extend(line.split('`').skip(1).step_by(2).map(|name| (index + 1, name.to_owned())));
-        let targets = line.split("](").skip(1).filter_map(|rest| rest.split(')').next());
-        names.extend(targets.map(|target| (index + 1, target.to_owned())));
     }
     names
 }
@@ -184,7 +283,6 @@ mod tests {
     fn missing_paths_are_errors() {
         assert_eq!(missing("a\n`crates/none`"), ["README.md:2: `crates/none` does not exist"]);
         assert_eq!(missing("`p.rs`").len(), 1);
-        assert_eq!(missing("[x](docs/a.md)").len(), 1);
     }
 
     #[test]
@@ -206,6 +304,31 @@ mod tests {
         }
         assert_eq!(errors("`x`\n`A::gone` (`a.rs`)"), ["a.md:2: `a.rs` does not define `A::gone`"]);
         assert_eq!(errors("`ru` (`a.rs`), `--limit N` (`a.rs`), `none` (`b.rs`)").len(), 1);
+    }
+
+    #[test]
+    fn links_lead_to_pages_and_headings() {
+        let files = ["docs/a.md", "docs/b/c.md", "SECURITY.md"].map(String::from);
+        let errors = |document: &str, text: &str| {
+            let mut report = CheckReport::default();
+            let read = |path: &str| (path == "docs/a.md").then(|| "# A `b`, c?\n".to_owned());
+            check_links(document, text, &files, &mut report, read);
+            report.errors.len()
+        };
+        assert_eq!(errors("docs/b/c.md", "[x](../a.md), [y](../../SECURITY.md), `[z](q)`"), 0);
+        assert_eq!(errors("docs/a.md", "[x](b/c.md), [y](#a-b-c), [z](https://example.com/q)"), 0);
+        assert_eq!(errors("docs/a.md", "[x](c.md)\n[y](#a)\n```\n[z](q)\n```"), 2);
+    }
+
+    #[test]
+    fn pages_are_short_and_in_the_summary() {
+        let mut report = CheckReport::default();
+        check_size("README.md", &"x".repeat(README_BYTES_MAX + 1), &mut report);
+        check_size("docs/a.md", &"x".repeat(README_BYTES_MAX + 1), &mut report);
+        check_summary(&["docs/SUMMARY.md", "docs/a.md", "docs/b.md"], "[A](a.md)", &mut report);
+        let errors: Vec<_> = report.errors.iter().map(ToString::to_string).collect();
+        assert_eq!(errors.len(), 2, "{errors:?}");
+        assert_eq!(errors[1], "docs/SUMMARY.md: lacks b.md");
     }
 
     #[test]

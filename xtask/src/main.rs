@@ -6,11 +6,13 @@
 //! `Makefile`.
 #![forbid(unsafe_code)]
 
+mod book;
 mod ci;
 mod comments;
 mod deps;
 mod docs;
 mod imports;
+mod limits;
 mod mutants;
 mod noos;
 mod report;
@@ -28,7 +30,9 @@ usage: cargo run -p xtask -- VERB
          files of a crate that import each other in a circle, or in a wrong direction
   imports --dot CRATE | --svg CRATE | --folders CRATE
          draws what the modules of a crate import from each other
-  docs   paths named in README.md and ARCHITECTURE.md exist, every crate is described
+  docs   paths, names and links in documents exist, pages are short, every crate is described
+  limits docs/limits.md equals the constants; limits --write writes it
+  book   builds docs/ as HTML in target/book
   faults each planted fault of xtask/faults still applies
   noos   links the crates that need no operating system into a program that has none
   ci     all of these in order, one line each
@@ -49,6 +53,8 @@ fn main() -> ExitCode {
                 usage()
             })
         }
+        ["book"] => book::run().unwrap_or_else(fail),
+        ["limits", "--write"] => limits::write().unwrap_or_else(fail),
         ["comments", args @ ..] => comments::run(args).unwrap_or_else(|message| {
             eprintln!("{message}");
             usage()
@@ -60,6 +66,11 @@ fn main() -> ExitCode {
         },
         _ => usage(),
     }
+}
+
+fn fail(message: String) -> ExitCode {
+    eprintln!("xtask: {message}");
+    ExitCode::FAILURE
 }
 
 fn usage() -> ExitCode {
