@@ -286,8 +286,8 @@ fn no_digest_is_computed_twice_in_order() {
     }
 }
 
-/// ARCHITECTURE.md, property 7: a device reset in the middle of PDUs loses no byte, and the device
-/// fills in digests again afterwards.
+/// docs/properties.md, property 5: a device reset in the middle of PDUs loses no byte, and the
+/// device fills in digests again afterwards.
 #[test]
 fn resets_in_the_middle() {
     for carrier in CARRIERS {

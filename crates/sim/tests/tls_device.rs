@@ -232,7 +232,7 @@ fn a_full_table() {
     assert_eq!(tls_of(&mut sim.server).rx_records, [0; 3], "nothing was expected of the device");
 }
 
-/// ARCHITECTURE.md, property 7: a device reset in mid-record loses no data, and offload resumes.
+/// docs/properties.md, property 5: a device reset in mid-record loses no data, and offload resumes.
 #[test]
 fn resets_in_mid_record() {
     for (version, suite) in VERSIONS.into_iter().zip([Suite::Aes128Gcm, Suite::ChaCha20Poly1305]) {

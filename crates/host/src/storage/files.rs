@@ -514,7 +514,7 @@ impl Files {
     }
 
     /// Handles the loss of the device's state: the host opens its files again and reads them. Files
-    /// that are opened from now on are the device's again (ARCHITECTURE.md, reset), and so are
+    /// that are opened from now on are the device's again (docs/contract.md, reset), and so are
     /// namespaces once it has opened them again.
     pub(crate) fn handle_reset(&mut self, out: &mut Outbox) {
         for index in 0..self.entries.len() {

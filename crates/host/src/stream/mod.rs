@@ -239,7 +239,7 @@ impl Streams {
     }
 
     /// Handles a reset of the device: nothing is lost, and the host continues in software
-    /// (ARCHITECTURE.md, property 7).
+    /// (docs/properties.md, property 5).
     pub(crate) fn handle_device_reset(&mut self, cx: &mut TcpEnv<'_>) {
         for index in 0..self.table.slots.len() {
             let Ok(index) = u32::try_from(index) else { break };

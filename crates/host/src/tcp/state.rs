@@ -106,7 +106,7 @@ mod tests {
         (TcpStateEvent::FinAcked, "FIN acknowledged"),
     ];
 
-    /// The diagram in ARCHITECTURE.md equals the table, and `End` leads from every state to CLOSED.
+    /// The diagram in docs/tcp.md equals the table, and `End` leads from every state to CLOSED.
     #[test]
     fn transitions_are_documented() {
         state_diagram::assert_documented(&state_diagram::mermaid_diagram(

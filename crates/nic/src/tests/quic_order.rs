@@ -340,7 +340,7 @@ fn a_key_update_among_packets_that_wait() {
     check(&got);
 }
 
-/// Memory of an entry, including the provider's keys, as documented in ARCHITECTURE.md.
+/// Memory of an entry, including the provider's keys, as documented in docs/engines/quic.md.
 #[test]
 fn bytes_of_an_entry() {
     let sizes = crate::engine::quic::sizes(&crypto::Provider, CHACHA, 64);

@@ -178,7 +178,7 @@ mod tests {
         out
     }
 
-    /// The diagram in ARCHITECTURE.md equals the table.
+    /// The diagram in docs/engines/tls-states.md equals the table.
     #[test]
     fn tls_transitions_are_documented() {
         testkit::state_diagram::assert_documented(&diagram());

@@ -1,9 +1,9 @@
 //! An incomplete message and its states.
 //!
 //! Used by `chain` and `walk`. [`MessageState::next`] is the transition table, drawn in
-//! ARCHITECTURE.md; every state change goes through it ([`TrackedMessage::advance`]). A message is
-//! *live* while its text is decrypted and added to its authentication sum; of other messages only
-//! the boundary matters.
+//! docs/engines/tls-states.md; every state change goes through it ([`TrackedMessage::advance`]). A
+//! message is *live* while its text is decrypted and added to its authentication sum; of other
+//! messages only the boundary matters.
 //!
 //! Invariants: a byte is added to a live message's sum once; a message that stopped being live
 //! never becomes live again; a length is known or assumed in all states except those of an
@@ -215,7 +215,7 @@ mod tests {
         (MessageEvent::Verify, "tag right"),
     ];
 
-    /// The diagram in ARCHITECTURE.md equals the table.
+    /// The diagram in docs/engines/tls-states.md equals the table.
     #[test]
     fn the_documents_have_the_transitions() {
         state_diagram::assert_documented(&state_diagram::mermaid_diagram(

@@ -1,9 +1,9 @@
 //! Trust in a chain's record numbers.
 //!
 //! Used by `chain`, `walk` and `rx`. [`Numbering::next`] is the transition table, drawn in
-//! ARCHITECTURE.md; every change goes through it. Numbers come from the host, or from an estimate
-//! of the number of messages in a hole. A correct tag proves a speculative number; wrong tags make
-//! the context ask the host again, and nothing new is decrypted until it has answered.
+//! docs/engines/tls-states.md; every change goes through it. Numbers come from the host, or from an
+//! estimate of the number of messages in a hole. A correct tag proves a speculative number; wrong
+//! tags make the context ask the host again, and nothing new is decrypted until it has answered.
 //!
 //! Invariant: everything that depends on a speculative number is numbered from
 //! `SpeculativeNumber::first_dependent` on, so that it can be given up and corrected together with
@@ -114,7 +114,8 @@ mod tests {
         (NumberingEvent::Answer, "host's answer"),
     ];
 
-    /// The diagram in ARCHITECTURE.md equals the table; a restart always leads to known numbers.
+    /// The diagram in docs/engines/tls-states.md equals the table; a restart always leads to known
+    /// numbers.
     #[test]
     fn the_documents_have_the_transitions() {
         state_diagram::assert_documented(&state_diagram::mermaid_diagram(

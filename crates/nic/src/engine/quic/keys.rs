@@ -7,7 +7,7 @@
 //! *Why decryption copies first.* A datagram with a wrong tag is passed to the host exactly as it
 //! arrived, and decryption in place overwrites it. Authenticating first and decrypting afterwards
 //! would need no copy, but two passes. One pass by the fastest implementation and a copy of the
-//! ciphertext cost less for valid packets, which nearly all are (ARCHITECTURE.md has figures). Only
+//! ciphertext cost less for valid packets, which nearly all are (decision 30 has figures). Only
 //! the ciphertext is copied: header bytes are written after verification.
 
 use abi::crypto::{Aead, CryptoProvider, HeaderProtection, SAMPLE_BYTES, Suite, TAG_BYTES};

@@ -115,7 +115,7 @@ fn relayed_by_the_device() {
     for (expected, mode, end, bytes) in [
         ("--", ProxyMode::Http, SpliceEnd::Closed, [0, 100]),
         ("--", ProxyMode::Tcp, SpliceEnd::Closed, [0, 0]),
-        // As documented in the README: the client sees what the backend did.
+        // As documented in docs/proxy.md: the client sees what the backend did.
         ("SH", ProxyMode::Http, SpliceEnd::Closed, [0, 0]),
         ("SH", ProxyMode::Http, SpliceEnd::Reset(1), [0, 0]),
         ("SD", ProxyMode::Http, SpliceEnd::Reset(1), [0, 1]),
