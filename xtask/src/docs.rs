@@ -1,6 +1,6 @@
 //! Checks the documents: they name only existing paths, a name followed by its file is defined in
-//! that file, links lead to pages and headings that exist, pages are short, the summary of the book
-//! has every page, and ARCHITECTURE.md mentions every crate.
+//! that file, Rust excerpts are in the tree, links lead to pages and headings that exist, pages are
+//! short, the summary of the book has every page, and ARCHITECTURE.md mentions every crate.
 //!
 //! Called by `ci`. Reads text in backticks and link targets outside code blocks. A name counts as a
 //! path if it begins with a folder of the tree or has the extension of a source file. Commands,
@@ -28,6 +28,8 @@ pub(crate) fn run() -> Result<CheckReport, String> {
     let mut report = CheckReport::default();
     let mut paths = 0;
     let is_page = |path: &&String| path.starts_with("docs/") && path.ends_with(".md");
+    let code = files.iter().filter(|path| path.ends_with(".rs"));
+    let sources: Vec<String> = code.filter_map(|path| tree::read(path).ok()).collect();
     let pages: Vec<&str> = files.iter().filter(is_page).map(String::as_str).collect();
     for document in DOCUMENTS.into_iter().chain(pages.iter().copied()) {
         let Ok(text) = tree::read(document) else {
@@ -35,6 +37,7 @@ pub(crate) fn run() -> Result<CheckReport, String> {
             continue;
         };
         check_size(document, &text, &mut report);
+        check_excerpts(document, &text, &sources, &mut report);
         check_links(document, &text, &files, &mut report, |path| tree::read(path).ok());
         paths += check_paths(document, &text, &files, &mut report);
         check_definitions(document, &text, &mut report, |path| tree::read(path).ok());
@@ -69,6 +72,17 @@ fn check_size(document: &str, text: &str, report: &mut CheckReport) {
     if text.len() > most {
         let size = text.len();
         report.error(document, 0, format!("{size} bytes; at most {most}: move a part to a page"));
+    }
+}
+
+/// Checks that each block of Rust is an excerpt of a source, so that a tutorial stays true.
+fn check_excerpts(document: &str, text: &str, sources: &[String], report: &mut CheckReport) {
+    for (index, block) in text.split("```rust\n").enumerate().skip(1) {
+        let excerpt = block.split("```").next().unwrap_or_default();
+        if !sources.iter().any(|source| source.contains(excerpt)) {
+            let first = excerpt.lines().next().unwrap_or_default().trim();
+            report.error(document, 0, format!("Rust block {index} (`{first}`) is in no source"));
+        }
     }
 }
 
@@ -318,6 +332,16 @@ mod tests {
         assert_eq!(errors("docs/b/c.md", "[x](../a.md), [y](../../SECURITY.md), `[z](q)`"), 0);
         assert_eq!(errors("docs/a.md", "[x](b/c.md), [y](#a-b-c), [z](https://example.com/q)"), 0);
         assert_eq!(errors("docs/a.md", "[x](c.md)\n[y](#a)\n```\n[z](q)\n```"), 2);
+    }
+
+    #[test]
+    fn excerpts_are_in_the_sources() {
+        let mut report = CheckReport::default();
+        let sources = ["fn a() {\n    b();\n}\n".to_owned()];
+        let text = "```rust\n    b();\n```\n```rust\nc();\n```\n";
+        check_excerpts("docs/a.md", text, &sources, &mut report);
+        let errors: Vec<_> = report.errors.iter().map(ToString::to_string).collect();
+        assert_eq!(errors, ["docs/a.md: Rust block 2 (`c();`) is in no source"]);
     }
 
     #[test]
