@@ -41,7 +41,7 @@ impl TransportReports {
         while let Some(incoming) = transport.poll(now, host) {
             match incoming {
                 NvmeTransportEvent::Buffer { tag, buffer } => {
-                    assert!(tag < self.awaited, "a buffer that nobody has lent: {tag}");
+                    assert!(tag < self.awaited, "an unregistered buffer: {tag}");
                     let before = self.buffers.insert(tag, buffer.as_slice().to_vec());
                     assert!(before.is_none(), "buffer {tag} came twice");
                     continue;

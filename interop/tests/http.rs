@@ -172,7 +172,7 @@ fn names_types_and_indexes() {
 
 #[test]
 fn files_outside_the_root_are_refused() {
-    const SECRET: &str = "what nobody may read";
+    const SECRET: &str = "not to be read";
     let around = Files::new(TMP);
     let secret = around.write("secret.txt", SECRET);
     around.write("root/a.txt", "a");

@@ -217,7 +217,7 @@ fn run_with_target_kills(target: &[&str], initiator: &[&str]) -> Counters {
     for _ in 0..2 {
         // Every call starts a process.
         let enough = || lab.server.stat().get("nvmet_writes") >= 500;
-        assert!((0..2000).any(|_| enough()), "fio goes on");
+        assert!((0..2000).any(|_| enough()), "fio continues");
         lab = lab.restart_target(target);
     }
     let (verified, counters) = fio_report(&expect_success(&wait_with_time_limit(fio)));

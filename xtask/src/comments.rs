@@ -6,6 +6,8 @@
 
 use std::process::ExitCode;
 
+use base::Prng;
+
 use crate::{scan, tree};
 
 /// Lines of code shown after each comment.
@@ -28,7 +30,7 @@ pub(crate) fn run(args: &[&str]) -> Result<ExitCode, String> {
     let [name, count, seed] = args else { return Err("expected CRATE COUNT SEED".to_owned()) };
     let number =
         |text: &str| text.parse::<u64>().map_err(|e| format!("invalid number {text}: {e}"));
-    let (count, mut state) = (number(count)?, number(seed)?);
+    let (count, mut prng) = (number(count)?, Prng::new(number(seed)?));
     let folder = format!("crates/{name}/src/");
     let mut comments = Vec::new();
     for path in tree::files()?.into_iter().filter(|path| path.starts_with(&folder)) {
@@ -42,7 +44,7 @@ pub(crate) fn run(args: &[&str]) -> Result<ExitCode, String> {
     }
     println!("{} comments in {folder}", comments.len());
     for drawn in 1..=count.min(comments.len() as u64) {
-        let index = usize::try_from(next_random(&mut state) % comments.len() as u64);
+        let index = usize::try_from(prng.next_u64() % comments.len() as u64);
         let comment = comments.swap_remove(index.unwrap_or_default());
         println!("\n{drawn}. {}:{}", comment.path, comment.lines.start + 1);
         let text = tree::read(&comment.path)?;
@@ -72,14 +74,6 @@ fn find_comments(path: &str, text: &str) -> Vec<Comment> {
         }
     }
     comments.into_iter().map(|(_, comment)| comment).collect()
-}
-
-/// SplitMix64.
-fn next_random(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let z = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]

@@ -2,12 +2,12 @@
 //! that file, Rust excerpts are in the tree, links lead to pages and headings that exist, pages are
 //! short, the summary of the book has every page, and ARCHITECTURE.md mentions every crate.
 //!
-//! Called by `ci`. Reads text in backticks and link targets outside code blocks. A name counts as a
+//! Called by `ci`. Reads text in backticks outside code blocks. A name counts as a
 //! path if it begins with a folder of the tree or has the extension of a source file. Commands,
 //! options, and names without a file are not checked.
 
 use crate::report::CheckReport;
-use crate::tree;
+use crate::{scan, tree};
 
 /// Documents of the root that are checked beside docs/, and must exist.
 const DOCUMENTS: [&str; 4] = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md"];
@@ -123,18 +123,12 @@ fn check_links(
 
 /// Returns the targets of links outside code blocks, with their lines.
 fn links(text: &str) -> Vec<(usize, String)> {
-    let (mut links, mut in_block) = (Vec::new(), false);
-    for (index, line) in text.lines().enumerate() {
-        if line.trim_start().starts_with("```") {
-            in_block = !in_block;
-        }
-        if in_block {
-            continue;
-        }
+    let mut links = Vec::new();
+    for (number, line) in scan::prose_lines(text) {
         // Code spans may contain brackets.
         let plain: String = line.split('`').step_by(2).collect::<Vec<_>>().join("`");
         let targets = plain.split("](").skip(1).filter_map(|rest| rest.split(')').next());
-        links.extend(targets.map(|target| (index + 1, target.to_owned())));
+        links.extend(targets.map(|target| (number, target.to_owned())));
     }
     links
 }
@@ -217,21 +211,13 @@ fn check_crates(document: &str, text: &str, crates: &[String], report: &mut Chec
     }
 }
 
-/// Returns texts in backticks and link targets outside code blocks, with their lines.
+/// Returns the texts in backticks outside code blocks, with their lines.
 fn names(text: &str) -> Vec<(usize, String)> {
-    let mut names = Vec::new();
-    let mut in_block = false;
-    for (index, line) in text.lines().enumerate() {
-        if line.trim_start().starts_with("```") {
-            in_block = !in_block;
-            continue;
-        }
-        if in_block {
-            continue;
-        }
-        names.extend(line.split('`').skip(1).step_by(2).map(|name| (index + 1, name.to_owned())));
-    }
-    names
+    let spans = |(number, line): (usize, &str)| {
+        let spans = line.split('`').skip(1).step_by(2);
+        spans.map(|name| (number, name.to_owned())).collect::<Vec<_>>()
+    };
+    scan::prose_lines(text).into_iter().flat_map(spans).collect()
 }
 
 /// Returns the path that a name denotes; `None` if it is not a path of the tree.

@@ -17,6 +17,17 @@ pub(crate) struct Function {
     pub(crate) lines: usize,
 }
 
+/// Returns the lines of a Markdown document outside code blocks, numbered from 1.
+pub(crate) fn prose_lines(text: &str) -> Vec<(usize, &str)> {
+    let mut in_block = false;
+    let is_prose = |(_, line): &(usize, &str)| {
+        let is_fence = line.trim_start().starts_with("```");
+        in_block ^= is_fence;
+        !in_block && !is_fence
+    };
+    (1..).zip(text.lines()).filter(is_prose).collect()
+}
+
 /// Returns `text` with comments and the contents of string and character literals replaced by
 /// spaces. Lines and columns (in characters) do not change.
 pub(crate) fn mask(text: &str) -> String {

@@ -139,7 +139,7 @@ mod tests {
         for n in 0..FileLimits::EXTENTS_PER_TRANSMIT_MAX as u64 {
             assert!(count.add(&extent(1, n * 101)));
         }
-        assert!(count.add(&extent(1, 7 * 101 + 100)), "it goes on");
+        assert!(count.add(&extent(1, 7 * 101 + 100)), "it continues");
         assert!(!count.add(&extent(2, 7 * 101 + 200)), "in another file it does not");
         let mut count = ExtentCount::default();
         assert!(count.add(&extent(1, u64::MAX)), "whether there are such bytes is not asked here");

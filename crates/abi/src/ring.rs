@@ -377,7 +377,7 @@ mod loom_tests {
                 waker.mark_awake();
             }
             let wakes = producer.join().unwrap();
-            assert!(!sleeps || wakes, "the consumer slept on a value that nobody will wake it for");
+            assert!(!sleeps || wakes, "the consumer slept on a value without a wake-up");
         });
     }
 }

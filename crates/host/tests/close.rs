@@ -128,7 +128,7 @@ fn in_time_wait() -> ScriptedTcpPeer {
     t.take("our FIN");
     t.send(seg!(ACK FIN seq 1 ack 2));
     t.take("an acknowledgment");
-    assert_eq!(t.state(), "GONE", "nobody holds it");
+    assert_eq!(t.state(), "GONE", "no user holds it");
     t
 }
 

@@ -99,7 +99,7 @@ fn a_transaction_is_one_event_and_one_operation() {
     assert_eq!(t.peer_stream_position(header.ack), 5, "the request is acknowledged");
     let ts = header.options.timestamps.unwrap();
     let after = ts.value.wrapping_sub(ScriptedTcpPeer::device_timestamp());
-    assert!((1..=64).contains(&after), "our clock goes on from the SYN-ACK's: {after}");
+    assert!((1..=64).contains(&after), "our clock continues from that of the SYN-ACK: {after}");
     assert_eq!(t.other_ops.len(), 0, "one operation, and no other");
 }
 
@@ -271,7 +271,7 @@ fn file_extents_are_handed_over() {
         matches!(&teardown.parts[..], [TransmitPart::File(e)] if (e.offset, e.len) == (4096, 500))
     );
     assert_eq!(t.take_acked_file_bytes(), 0);
-    assert!(t.take_file_close(), "nobody else needs the file");
+    assert!(t.take_file_close(), "no other user needs the file");
 }
 
 /// Returns a connection whose application has written a file and closed; its echoes are

@@ -356,7 +356,7 @@ fn invalid_records_that_decrypt() {
         ("bytes behind a key update", &[&[24, 0, 0, 1, 0, 24, 22]], TlsAlert::UnexpectedMessage),
         ("data inside a message", &[&[24, 0, 22], b"x\x17"], TlsAlert::UnexpectedMessage),
         ("an alert of one byte", &[&[1, 21]], TlsAlert::DecodeError),
-        ("records without content, for ever", &[&[23_u8][..]; 33], TlsAlert::UnexpectedMessage),
+        ("records without content, without end", &[&[23_u8][..]; 33], TlsAlert::UnexpectedMessage),
     ];
     for (what, records, alert) in cases {
         let (mut forger, mut t) = forger();
@@ -811,7 +811,7 @@ fn a_key_update_behind_the_last_data_needs_no_answer() {
 fn late_records_do_not_keep_the_connection_on_the_host() {
     let mut bed = TlsHostFixture::open(&TlsOffer::default());
     bed.t.app_option(outboard_host::SocketOption::TeardownOffload(true));
-    let record = bed.record(b"a request that nobody reads");
+    let record = bed.record(b"a request that is not read");
     bed.t.app_write_unpumped(&text(20_000));
     bed.t.app_close_lingering(1 << 20);
     assert!(bed.t.take_teardown().is_none(), "more than a congestion window");

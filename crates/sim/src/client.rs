@@ -509,7 +509,7 @@ impl SimClient {
                 return Ok(());
             }
             let Some(ask) = session.asks.get(session.answered) else {
-                return Err(format!("{} bytes that nobody asked for", bytes.len()));
+                return Err(format!("{} bytes without a request", bytes.len()));
             };
             let (used, answer) = session.reader.take(bytes, ask, &cx.disk.catalogue)?;
             cx.host.consume(socket, used);

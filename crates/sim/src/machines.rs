@@ -125,7 +125,7 @@ pub(crate) fn server(node: usize, scenario: &Scenario, net: &SimNet, rng: &mut P
         vec![ListenConfig { addr: None, port: scenario.port(), backlog: scenario.backlog }];
     let server = match ContentServer::new(content, &mut host) {
         Ok(server) => server,
-        Err(error) => unreachable!("nobody else listens: {error}"),
+        Err(error) => unreachable!("no other listener: {error}"),
     };
     SimNode::new(device, host, App::Server(Box::new(server)), ahead, scenario.rings.slots)
 }
@@ -185,7 +185,7 @@ fn h3_client(
     let endpoint = ::quic::QuicEndpoint::new(quic::config(scenario, node)?, &provider, host);
     let endpoint = match endpoint {
         Ok(endpoint) => endpoint,
-        Err(error) => unreachable!("nobody else has the port: {error}"),
+        Err(error) => unreachable!("no other user of the port: {error}"),
     };
     Some(H3Client::new(node, server, endpoint, (scenario, quic), files, start))
 }

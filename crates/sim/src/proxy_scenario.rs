@@ -255,7 +255,7 @@ pub(crate) fn machine(
     let table = proxied.table(scenario, true);
     let proxy = match Proxy::new(Instant::ZERO + ahead, config, table, &mut host) {
         Ok(proxy) => proxy,
-        Err(error) => unreachable!("nobody else listens: {error}"),
+        Err(error) => unreachable!("no other listener: {error}"),
     };
     SimNode::new(device, host, App::Proxy(Box::new(proxy)), ahead, scenario.rings.slots)
 }

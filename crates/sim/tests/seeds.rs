@@ -3,7 +3,7 @@
 
 /// Seeds, and the faults that they found.
 const FOUND: [(u64, &str); 24] = [
-    (4918, "a handle whose file was found changed for somebody who is gone reset the next user"),
+    (4918, "a handle whose file was found changed for an ended connection reset the next user"),
     (302, "transmits that left together were taken for lost, by the ring's own delay"),
     (178, "an acknowledgment waited for a disk behind the response that carried it"),
     (166, "a returning SYN cookie was reset where the accept queue was full for a moment"),
@@ -11,7 +11,7 @@ const FOUND: [(u64, &str); 24] = [
         431,
         "a file that could not be opened again after a device reset stayed in the server's cache",
     ),
-    (744, "bytes that a connection released before they left were held for ever"),
+    (744, "bytes that a connection released before they left were held forever"),
     (1575, "the same, with a whole window"),
     (2253, "an acknowledgment that overtook a waiting transmit made its timestamp stale"),
     (2428, "a keep-alive probe at once, and while data was outstanding"),
@@ -20,7 +20,7 @@ const FOUND: [(u64, &str); 24] = [
     (7458, "timestamps that were corrected for a disk went back by a millisecond"),
     (1318, "old copies of a SYN (the wire checker was wrong)"),
     (1638, "a close took the disk's last place (the simulated driver was wrong)"),
-    (8, "two ends in TIME-WAIT answered each other's acknowledgments for ever"),
+    (8, "two ends in TIME-WAIT answered each other's acknowledgments without end"),
     (8021, "what waited behind a transmit of a refused context ended its connection"),
     (2118, "a client's port that was used again for another connection (the checker was wrong)"),
     (4663, "a challenge on a spliced pair offered a window from before with the latest number"),
@@ -69,7 +69,7 @@ fn traces_are_whole_on_request() {
     );
     assert_eq!(last.hash, whole.hash, "keeping lines changes nothing");
     assert_eq!(whole.trace.len() as u64, whole.events);
-    assert!(last.trace.is_empty(), "nobody asked");
+    assert!(last.trace.is_empty(), "no trace was requested");
     assert!(whole.trace.iter().any(|line| line.contains(" connect session=0 ")));
     assert_ne!(last.hash, outboard_sim::run_seed(303, &outboard_sim::RunOptions::default()).hash);
 }

@@ -84,13 +84,8 @@ pub(crate) fn check(source: &RustSource, report: &mut CheckReport) {
 
 /// Checks a document.
 pub(crate) fn document(path: &str, text: &str, report: &mut CheckReport) {
-    let mut in_block = false;
-    for (index, text) in text.lines().enumerate() {
-        if text.trim_start().starts_with("```") {
-            in_block = !in_block;
-        } else if !in_block {
-            line(path, index + 1, text, report);
-        }
+    for (number, text) in crate::scan::prose_lines(text) {
+        line(path, number, text, report);
     }
 }
 

@@ -48,10 +48,7 @@ fn kill_with_hundreds_in_flight(mut net: InitiatorRig) -> u64 {
     net.settle();
     let lost = net.only_done();
     assert_eq!(lost.token, 300);
-    assert!(
-        matches!(lost.result, Err(NvmeRequestError::Lost(_))),
-        "nobody knows whether it was done"
-    );
+    assert!(matches!(lost.result, Err(NvmeRequestError::Lost(_))), "its execution is unknown");
     net.run_ms(1000);
     assert_eq!(net.initiator.state(), InitiatorState::Live);
     assert_eq!((net.done.len(), net.counter("replayed")), (300, 300));
@@ -161,8 +158,8 @@ fn data_in_flight_is_not_delivered_late() {
         if terminated {
             // The R2T is unacknowledged, so Nagle's algorithm would delay the next PDU.
             net.server.host().set_option(net.now, slow, host::SocketOption::NoDelay(true));
-            let nobody = response(999, NvmeStatus::SUCCESS);
-            net.target.send(net.now, net.server.host(), slow, &nobody, &[], 0);
+            let unknown = response(999, NvmeStatus::SUCCESS);
+            net.target.send(net.now, net.server.host(), slow, &unknown, &[], 0);
         } else {
             net.target.reset(net.now, net.server.host(), other);
         }

@@ -199,8 +199,8 @@ fn refused_late_and_unknown_answers() {
     flow.rig.op(0, resp(at(1999), Some(9)));
     flow.rig.op(0, resp(at(2000), None));
     flow.rig.op(0, resp(at(2000), Some(5)));
-    let nobody = Op::L5oResyncRxResp { context: L5oId(1), tcpsn: at(0), number: None };
-    flow.rig.op(0, nobody);
+    let unknown = Op::L5oResyncRxResp { context: L5oId(1), tcpsn: at(0), number: None };
+    flow.rig.op(0, unknown);
     assert_eq!(flow.rig.counter("rx_tls_resync_res_skip"), 4);
     assert_eq!(flow.rig.counter("rx_tls_resync_res_ok"), 0);
     for packet in 7..=10 {

@@ -188,7 +188,7 @@ fn reordered_packets_are_delivered_in_order() {
             "quic_waited +3"
         ]
     );
-    assert_eq!(rig.device.poll_timeout(rig.now), None, "nobody waits");
+    assert_eq!(rig.device.poll_timeout(rig.now), None, "no datagram waits");
     // Packets below the window, and duplicates of waiting ones, are delivered at once: the host
     // decides.
     assert_eq!(order(&burst(&mut rig, &all(&peer, &[3]))), [3]);

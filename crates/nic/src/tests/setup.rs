@@ -676,6 +676,6 @@ fn floods_leave_nothing_behind() {
     for tuple in [other, port] {
         let syn_ack = send_syn(&mut rig, &tuple, &syn(&tuple));
         let fate = deliver(&mut rig, &tuple, &ack(&tuple, &syn_ack), b"");
-        assert_eq!(fate, SetupOutcome::Established(0, established()), "and it goes on");
+        assert_eq!(fate, SetupOutcome::Established(0, established()), "it continues");
     }
 }

@@ -181,7 +181,7 @@ fn sent_cookies_stay_valid_after_close() {
     rig.now += Duration::from_millis(1);
     moved(&mut rig);
     assert_eq!(deliver(&mut rig, &tuple, &good, b""), SetupOutcome::Passed(0));
-    assert_eq!(moved(&mut rig), [""; 0], "nobody listens");
+    assert_eq!(moved(&mut rig), [""; 0], "no listener");
     assert_eq!(rig.counter("setup_listeners_closed"), 0);
     assert!(rig.device.engines.setup.as_ref().unwrap().is_idle());
 }

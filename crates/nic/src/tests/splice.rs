@@ -1132,7 +1132,7 @@ impl GoBackNPeer {
 
     fn take(&mut self, seg: &RelaySegment) {
         let ack = usize::try_from(seg.ack).unwrap();
-        assert!(ack <= self.send.len() + 1, "nobody acknowledges what was not sent");
+        assert!(ack <= self.send.len() + 1, "unsent bytes are not acknowledged");
         self.una = self.una.max(ack);
         self.nxt = self.nxt.max(self.una);
         self.done |= ack == self.send.len() + 1;

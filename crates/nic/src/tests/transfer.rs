@@ -179,7 +179,7 @@ fn a_file_closed_while_it_opens_is_not_leaked() {
     rig.op(0, Op::FileOpen { file: FileId(2), path: b"a"[..].into(), access: FileAccess::Content });
     rig.close(0, 2);
     rig.complete_all();
-    assert!(rig.events.is_empty(), "nobody waits for the answer");
+    assert!(rig.events.is_empty(), "no host waits for the answer");
     assert_eq!((rig.disk.open_handles(), rig.counter("file_open_files")), (2, 2));
 }
 
@@ -310,7 +310,7 @@ fn a_reset_forgets_everything_and_leaks_nothing() {
     rig.events.clear();
     rig.send(0, extent(7, 40, 1, 0, 100));
     rig.complete_all();
-    assert_eq!(rig.outcomes(), [(40, SENT)], "and it goes on");
+    assert_eq!(rig.outcomes(), [(40, SENT)], "it continues");
     assert_eq!(rig.counter("file_memory_bytes"), 2 * 65_536, "buffers of before are used again");
 }
 

@@ -218,9 +218,9 @@ mod tests {
 
     #[test]
     fn a_server_that_is_silent_changes_nothing() {
-        let nobody = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-        let addr = nobody.local_addr().unwrap();
-        drop(nobody);
+        let closed = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let addr = closed.local_addr().unwrap();
+        drop(closed);
         let mut names = BackendResolver::new(Some(addr), plan("app.example:80"));
         let member = BackendSpec::Name("app.example".to_owned(), 80);
         let backends = vec![backend("10.0.0.3:80".parse().unwrap())];

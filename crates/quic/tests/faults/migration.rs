@@ -87,7 +87,7 @@ fn moves(how: MigrationKind) {
         for (machine, before) in [&lab.client, &lab.server].into_iter().zip(before) {
             let sealed = machine.count("quic_tx_sealed") - before.0;
             let opened = machine.count("quic_rx_opened") - before.1;
-            assert!(sealed > 200 && opened > 200, "{sealed} {opened}: the offload goes on");
+            assert!(sealed > 200 && opened > 200, "{sealed} {opened}: the offload continues");
             assert_eq!(machine.count("quic_rx_unknown_id"), 0);
         }
         let (new, old) = sent.get();

@@ -308,7 +308,7 @@ fn check_tls(
         [(device.encrypts(), "sealed", sealed), (device.decrypts(), "opened", opened)]
     {
         if !may && bytes > 0 {
-            return Err(format!("the device {name} {bytes} bytes that nobody asked it to"));
+            return Err(format!("the device {name} {bytes} bytes without a request"));
         }
     }
     let refused = value("tls_tx_device_refused") + value("tls_rx_device_refused");
@@ -322,7 +322,7 @@ fn check_tls(
     }
     let sure = scenario.calm_net() && scenario.resets == 0 && by_device == 0;
     if sure && device.encrypts() && sealed == 0 && value("tls_tx_bytes") > 0 {
-        return Err(String::from("the device sealed nothing, and nobody said why"));
+        return Err(String::from("the device encrypted nothing, without a reason"));
     }
     // The server's receive context may be created too late for everything that a client sends.
     if sure
@@ -331,7 +331,7 @@ fn check_tls(
         && opened == 0
         && value("tls_rx_bytes") > 0
     {
-        return Err(String::from("the device opened nothing, and nobody said why"));
+        return Err(String::from("the device decrypted nothing, without a reason"));
     }
     Ok(())
 }

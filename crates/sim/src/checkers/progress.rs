@@ -40,7 +40,7 @@ impl ProgressChecker {
             report.fail(now, "progress", "too many events in a millisecond: something spins");
         }
         if report.healed_at.is_some_and(|healed| now > healed + CONVERGE) {
-            report.fail(now, "progress", "something still goes on long after the faults");
+            report.fail(now, "progress", "work continues long after the faults");
         }
     }
 

@@ -130,7 +130,7 @@ pub(super) fn check(
         return Err(format!("{sealed} packets sealed of {asked} that were to be"));
     }
     if whole && is_server && long > 0 && device.used && (sealed == 0 || opened == 0) {
-        return Err(format!("{sealed} packets sealed, {opened} opened: nobody said why"));
+        return Err(format!("{sealed} packets encrypted, {opened} decrypted, without a reason"));
     }
     Ok(())
 }

@@ -165,7 +165,7 @@ mod tests {
         assert!(model.check(2, &model.oldest(all), &bytes).is_ok());
         assert!(model.check(4, &model.oldest((4, 2)), &bytes).is_err(), "another place");
         fill(2, 2, &mut bytes);
-        assert!(model.check(2, &model.oldest(all), &bytes).is_err(), "nobody wrote it");
+        assert!(model.check(2, &model.oldest(all), &bytes).is_err(), "it was never written");
         fill(1, 2, &mut bytes);
         bytes[700] ^= 1;
         assert!(model.check(2, &model.oldest(all), &bytes).is_err(), "it is torn");

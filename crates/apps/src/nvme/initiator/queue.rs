@@ -445,7 +445,7 @@ impl InitiatorQueue {
         Some(LateCommand { owner, cid, again })
     }
 
-    /// Gives up an ended connection. Returns the origins of the open commands with their buffers;
+    /// Abandons an ended connection. Returns the origins of the open commands with their buffers;
     /// buffers that the device still has are replaced by new ones.
     pub(super) fn reclaim_commands(
         &mut self,

@@ -183,7 +183,7 @@ impl TargetDisk for Host {
     }
 
     fn read(&mut self, token: DiskToken, extent: FileExtent) -> bool {
-        // Whether the device or the host reads the file matters only to data that is sent.
+        // The reader of the file, device or host, matters only to data that is sent.
         let held = self.extent_hold(extent.file, extent.offset, u64::from(extent.len)).is_some();
         if held {
             self.extent_read(token, extent);

@@ -178,7 +178,7 @@ mod tests {
         let (c, held) = locks.lock(7..9, RangeLockMode::Exclusive, 3);
         assert!(!held, "both read there");
         let (d, held) = locks.lock(12..16, RangeLockMode::Exclusive, 4);
-        assert!(held, "nobody is there");
+        assert!(held, "no lock is held");
         let (e, held) = locks.lock(0..16, RangeLockMode::Shared, 5);
         assert!(!held, "behind the writer that waits");
         let (f, held) = locks.lock(0..4, RangeLockMode::Shared, 6);

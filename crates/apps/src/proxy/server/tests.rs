@@ -769,7 +769,7 @@ fn a_new_table_keeps_connections() {
     next.pools[0].backends = vec![end(50, 8080).into()];
     bed.server.apply(bed.now, next);
     bed.receive(backend, "HTTP/1.1 200 OK\r\n\r\n");
-    assert_eq!(status(&bed.text(old)), "200", "what was there goes on");
+    assert_eq!(status(&bed.text(old)), "200", "existing connections continue");
     bed.receive(waiting, "Host: a\r\n\r\n");
     assert_eq!(bed.opened_to(), 50, "what is chosen from now on is new");
     bed.establish();

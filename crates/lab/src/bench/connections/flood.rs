@@ -97,12 +97,12 @@ pub(super) fn costs(time: Duration) -> Result<Vec<FloodCost>, Failure> {
         measure(target, frames, time, counter).map(|cost| out.push(FloodCost { key, what, ..cost }))
     };
     let on_host = || FloodTarget::new(false, 1);
-    let nobody = |i: u16| {
+    let spoofed_rst = |i: u16| {
         let [high, low] = (1024 + i).to_be_bytes();
         let remote = Endpoint { addr: [10, 0, high, low].into(), port: 1024 };
         frame(&Tuple { remote, ..tuple(4, 0) }, &syn(), b"")
     };
-    let spoofed: Vec<_> = (0..TUPLES).map(nobody).collect();
+    let spoofed: Vec<_> = (0..TUPLES).map(spoofed_rst).collect();
     add("syn_device", "SYN, answered by the device", FloodTarget::new(true, 1), &syns, DEVICE_SYN)?;
     add("syn_host", "SYN, answered by the host", on_host(), &syns, "tcp_syn_cookies_sent")?;
     let what = "SYN from an unresolvable address, answered by the host";

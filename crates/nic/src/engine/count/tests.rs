@@ -84,7 +84,7 @@ fn received_frames_are_counted_by_flow() {
         receive(&mut rig, &udp);
         let counts = |received| Some(Ok(FlowCounts { received, ..FlowCounts::default() }));
         let expected = counts(traffic(2, 2 * tcp.len(), 10));
-        assert_eq!(ask(&mut rig, 0, a, CountRequest::Report), expected, "it goes on");
+        assert_eq!(ask(&mut rig, 0, a, CountRequest::Report), expected, "it continues");
         assert_eq!(ask(&mut rig, 0, a, CountRequest::Stop), expected);
         let expected = counts(traffic(1, udp.len(), 10));
         assert_eq!(ask(&mut rig, 1, b, CountRequest::Stop), expected);

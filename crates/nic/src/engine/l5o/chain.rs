@@ -330,7 +330,7 @@ impl RecordTracker {
         });
     }
 
-    /// Gives up messages from `base` on: they were decrypted under speculative numbers.
+    /// Abandons messages from `base` on: they were decrypted under speculative numbers.
     pub(super) fn give_up_speculative(&mut self, base: SeqNum, counters: &mut L5oCounters) {
         for index in 0..self.list.len() {
             if self.list[index].start.ge(base) {

@@ -6,7 +6,7 @@
 //! exact if a number wraps. The payload is therefore not read, and a packet that is damaged inside
 //! this device still arrives with a wrong checksum.
 //!
-//! Whether a packet may pass is decided by [`super::pair`].
+//! [`super::pair`] decides whether a packet may pass.
 
 use core::net::IpAddr;
 use core::ops::Range;

@@ -167,7 +167,7 @@ fn peers_are_told_apart_by_everything() {
     }
     assert_eq!(gauges(&rig), (0, 4));
     send(&mut rig, &PeerSegment { host: 3, ..peer(RCV, UNA + 11, FIN_ACK) });
-    assert_eq!(delivered_frames(&mut rig), 1, "of nobody here: the host's");
+    assert_eq!(delivered_frames(&mut rig), 1, "of no connection here: for the host");
 }
 
 #[test]

@@ -75,7 +75,7 @@ fn most_is_not_answered() {
     let frame = rx_frame(rig.device.pool(), &group);
     rig.device.handle_frame(rig.now, frame);
     rig.collect();
-    assert_eq!(sent_lines(&mut rig), [""; 0], "nobody answers from a group's address");
+    assert_eq!(sent_lines(&mut rig), [""; 0], "no answer from a group address");
 }
 
 /// RFC 6191.
@@ -103,7 +103,7 @@ fn a_newer_syn_takes_over() {
         let mut rig = waiting();
         send(&mut rig, &new);
         assert_eq!((sent_lines(&mut rig), gauges(&rig)), (Vec::new(), (0, 0)));
-        assert_eq!(delivered_frames(&mut rig), 1, "it is for whoever listens");
+        assert_eq!(delivered_frames(&mut rig), 1, "it is for a listener");
         assert_eq!(changed_counters(&mut rig), ["teardown_time_wait_reused +1"]);
     }
 }

@@ -131,7 +131,7 @@ fn files_that_are_not_open_are_refused_and_nothing_is_pinned() {
     hand_over(&mut rig, many);
     assert_eq!(refused(&mut rig)[0].0, Refusal::DoesNotFit);
     rig.close(0, 1);
-    assert_eq!(rig.counter("file_open_files"), 0, "nobody has it pinned");
+    assert_eq!(rig.counter("file_open_files"), 0, "no connection pins the file");
 }
 
 #[test]

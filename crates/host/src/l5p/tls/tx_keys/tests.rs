@@ -186,7 +186,7 @@ proptest! {
         while let Some(unread) = map.first_unread(acked) {
             let len = usize::try_from(unread.bytes).unwrap().min(limit.max(RECORD as usize));
             let bytes = Bytes::from(file_bytes(unread.offset, len));
-            prop_assert!(map.fill(unread.at, bytes, &mut transforms) > 0, "it goes on");
+            prop_assert!(map.fill(unread.at, bytes, &mut transforms) > 0, "it continues");
         }
         let mut parts = TransmitParts::new();
         let len = u32::try_from(map.end() - acked).unwrap();

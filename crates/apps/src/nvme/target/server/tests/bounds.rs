@@ -103,7 +103,7 @@ fn slow_reader_blocks_writers_for_send_timeout_only() {
     rig.disk_all();
     assert_eq!(status_of(&rig.sent(&all[1])), [(2, OK)]);
     assert_eq!(rig.sent(&slow[1]).pop(), Some(Sent::End(false)));
-    assert_ne!(rig.sent(&slow[2]).pop(), Some(Sent::End(false)), "nobody waits for that");
+    assert_ne!(rig.sent(&slow[2]).pop(), Some(Sent::End(false)), "no command waits for that");
     assert_eq!(rig.moved(), ["timeouts_acknowledge +1", "written_bytes +4096"]);
     assert_eq!((rig.server.connections(), rig.server.ack_check_at), (4, None));
 }

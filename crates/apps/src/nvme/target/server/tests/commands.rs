@@ -28,7 +28,7 @@ fn reads_come_from_the_file() {
     let done = NvmeCompletion { result: 0, sqhd: 2, cid: 7, status: OK };
     assert_eq!(sent, [Sent::Data { cid: 7, bytes, success: false }, Sent::Response(done)]);
     rig.acknowledge(&all[1]);
-    assert_eq!(rig.disk.actions, [], "nobody here has read it");
+    assert_eq!(rig.disk.actions, [], "this disk was not read");
     assert_eq!(rig.moved(), ["reads +1", "read_bytes +8192"]);
 }
 
@@ -175,7 +175,7 @@ fn memory_is_bounded_and_given_in_order() {
     assert_eq!(second, [Sent::R2t { cid: 2, tag: 0, len: 4 * BLOCK_LEN }]);
     rig.data(&all[2], 2, 0, &pattern(2, 4), true);
     rig.disk_all();
-    assert_eq!(status_of(&rig.sent(&all[1])), [(3, OK)], "nobody has overtaken");
+    assert_eq!(status_of(&rig.sent(&all[1])), [(3, OK)], "no command has overtaken");
     assert_eq!(content(&rig, 16, 1), pattern(3, 1));
     let moved = rig.moved();
     assert!(moved.contains(&String::from("waits_memory +2")), "{moved:?}");
@@ -555,7 +555,7 @@ fn identifiers_twice_and_too_many_commands() {
     assert_eq!(twice.status, NvmeStatus::COMMAND_ID_CONFLICT.do_not_retry());
     rig.data(&queue, 1, tag, &pattern(1, 1), true);
     rig.disk_all();
-    assert_eq!(status_of(&rig.sent(&queue)), [(1, OK)], "the first goes on");
+    assert_eq!(status_of(&rig.sent(&queue)), [(1, OK)], "the first continues");
     assert_eq!(rig.command(&queue, &blocks(io::READ, 1, 1, 1), &[]).len(), 2, "and is over");
 }
 
