@@ -112,9 +112,21 @@ fn missing_test(fault: &PlantedFault, sources: &[tidy::RustSource]) -> Option<St
         Some(file) => format!("crates/{krate}/tests/{file}"),
     };
     let function = format!("fn {}(", test.name.rsplit("::").next().unwrap_or_default());
-    let has_it = |s: &tidy::RustSource| s.path.starts_with(&folder) && s.text.contains(&function);
+    // A filter with a wrong module runs no test, and finds no fault.
+    let has_it = |s: &tidy::RustSource| {
+        let rest = s.path.strip_prefix(&folder);
+        rest.is_some_and(|rest| format!("{}::", test.name).starts_with(&modules_of(rest)))
+            && s.text.contains(&function)
+    };
     let is_missing = !sources.iter().any(has_it);
     is_missing.then(|| format!("test {} not found below {folder}", test.name))
+}
+
+/// Returns the modules of a file, by its path below a crate's or a test's root: each with `::`.
+fn modules_of(path: &str) -> String {
+    let names = path.trim_end_matches(".rs").split('/');
+    let names = names.filter(|name| !["", "lib", "main", "mod"].contains(name));
+    names.map(|name| format!("{name}::")).collect()
 }
 
 /// Runs the verb `mutants`.
@@ -304,6 +316,13 @@ fn json(tried: &[FaultOutcome<'_>]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_are_modules() {
+        assert_eq!(modules_of("engine/l5o/mod.rs"), "engine::l5o::");
+        assert_eq!(["lib.rs", ".rs", "/main.rs"].map(modules_of), ["", "", ""]);
+        assert_eq!(modules_of("/order.rs"), "order::");
+    }
 
     #[test]
     fn arguments_are_all_or_nothing() {
