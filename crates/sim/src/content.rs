@@ -17,23 +17,19 @@ fn word(version: u64, index: u64) -> [u8; 8] {
     mix(version ^ index.wrapping_mul(STEP)).to_le_bytes()
 }
 
-/// Finds content of a known version in `bytes`: at least 16 bytes, at any offset. Returns the
-/// position in `bytes` and the version.
+/// Returns the known version of which the word at `at` in `bytes` is part, if at least 16 bytes
+/// around it are content of that version.
 ///
 /// The function that makes a word is invertible, so a word reveals its index in a version. Any 15
 /// bytes of content contain a whole word; the rest of the 16 bytes confirms it.
-pub(crate) fn find(bytes: &[u8], known: &VersionCatalog) -> Option<(usize, u64)> {
-    for (at, window) in bytes.windows(WORD as usize).enumerate() {
-        let Some(&here) = window.first_chunk() else { break };
-        let key = unmix(u64::from_le_bytes(here));
-        for &(version, words) in &known.words {
-            let index = (key ^ version).wrapping_mul(STEP_INVERSE);
-            if index < words && is_confirmed(version, index * WORD, bytes, at) {
-                return Some((at, version));
-            }
-        }
-    }
-    None
+pub(crate) fn version_at(bytes: &[u8], at: usize, known: &VersionCatalog) -> Option<u64> {
+    let &here = bytes.get(at..)?.first_chunk()?;
+    let key = unmix(u64::from_le_bytes(here));
+    let is_here = |&&(version, words): &&(u64, u64)| {
+        let index = (key ^ version).wrapping_mul(STEP_INVERSE);
+        index < words && is_confirmed(version, index * WORD, bytes, at)
+    };
+    known.words.iter().find(is_here).map(|&(version, _)| version)
 }
 
 /// Returns whether at least 16 bytes around the word at `at` match `version` around `offset`.
@@ -53,36 +49,47 @@ fn is_confirmed(version: u64, offset: u64, bytes: &[u8], at: usize) -> bool {
     behind + ahead >= 2 * WORD as usize
 }
 
+/// Number of bytes from `offset` to the next whole word, at most `len`.
+fn before_words(offset: u64, len: usize) -> usize {
+    ((offset.wrapping_neg() % WORD) as usize).min(len)
+}
+
 /// Fills `out` with the bytes of `version` from `offset`.
 pub(crate) fn fill(version: u64, offset: u64, out: &mut [u8]) {
-    let mut at = 0;
-    while at < out.len() {
-        let here = offset + at as u64;
-        // At most 7.
-        let within = (here % WORD) as usize;
-        let bytes = word(version, here / WORD);
-        let len = (bytes.len() - within).min(out.len() - at);
-        out[at..at + len].copy_from_slice(&bytes[within..within + len]);
-        at += len;
+    let (first, rest) = out.split_at_mut(before_words(offset, out.len()));
+    if !first.is_empty() {
+        let within = (offset % WORD) as usize;
+        first.copy_from_slice(&word(version, offset / WORD)[within..within + first.len()]);
     }
+    let mut index = offset.div_ceil(WORD);
+    let mut words = rest.chunks_exact_mut(WORD as usize);
+    for out in &mut words {
+        out.copy_from_slice(&word(version, index));
+        index += 1;
+    }
+    let last = words.into_remainder();
+    last.copy_from_slice(&word(version, index)[..last.len()]);
 }
 
 /// Compares `bytes` with those of `version` from `offset`. The error is the index of the first
 /// difference.
 pub(crate) fn check(version: u64, offset: u64, bytes: &[u8]) -> Result<(), usize> {
-    let mut at = 0;
-    while at < bytes.len() {
-        let here = offset + at as u64;
-        let within = (here % WORD) as usize;
-        let right = word(version, here / WORD);
-        let len = (right.len() - within).min(bytes.len() - at);
-        if bytes[at..at + len] != right[within..within + len] {
-            let differs = (0..len).find(|i| bytes[at + i] != right[within + i]);
-            return Err(at + differs.unwrap_or(0));
-        }
-        at += len;
-    }
-    Ok(())
+    let (first, rest) = bytes.split_at(before_words(offset, bytes.len()));
+    check_part(version, offset, first)?;
+    let words = (offset.div_ceil(WORD)..).zip(rest.chunks_exact(WORD as usize));
+    let is_right = |(index, bytes): &(u64, &[u8])| word(version, *index) == **bytes;
+    // The remaining bytes: from the first wrong word, or less than a word.
+    let at = first.len() + words.take_while(is_right).count() * WORD as usize;
+    let here = &bytes[at..(at + WORD as usize).min(bytes.len())];
+    check_part(version, offset + at as u64, here).map_err(|differs| at + differs)
+}
+
+/// Like [`check`], for at most a word.
+fn check_part(version: u64, offset: u64, bytes: &[u8]) -> Result<(), usize> {
+    let mut right = [0; WORD as usize];
+    let right = &mut right[..bytes.len()];
+    fill(version, offset, right);
+    (0..bytes.len()).find(|&i| bytes[i] != right[i]).map_or(Ok(()), Err)
 }
 
 /// A version of a file.
@@ -113,11 +120,32 @@ impl VersionCatalog {
     pub(crate) fn find(&self, version: u64) -> Option<FileVersion> {
         self.versions.get(&version).copied()
     }
+
+    /// Returns the number of versions that were added.
+    pub(crate) fn len(&self) -> usize {
+        self.words.len()
+    }
+
+    /// Calls `f` with every word of the versions from the `first` on, in order of addition.
+    pub(crate) fn visit_words(&self, first: usize, mut f: impl FnMut(u64)) {
+        for &(version, words) in self.words.iter().skip(first) {
+            (0..words).for_each(|index| f(u64::from_le_bytes(word(version, index))));
+        }
+    }
+
+    /// Returns the number of words of all versions.
+    pub(crate) fn words(&self) -> u64 {
+        self.words.iter().map(|&(_, words)| words).sum()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn find(bytes: &[u8], known: &VersionCatalog) -> Option<(usize, u64)> {
+        (0..bytes.len()).find_map(|at| version_at(bytes, at, known).map(|version| (at, version)))
+    }
 
     #[test]
     fn content_is_found_wherever_it_lies() {

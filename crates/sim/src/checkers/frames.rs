@@ -20,7 +20,7 @@ use wire::frame::{IpPacket, ParsedFrame, parse, protocol};
 use wire::tcp::{TcpFlags, TcpHeader};
 use wire::{ETHERNET_BYTES, Endpoint, UDP_BYTES};
 
-use super::plaintext;
+use super::plaintext::PlaintextSearch;
 use super::splice::SplicedStream;
 use crate::content::VersionCatalog;
 use crate::faults::{NodeRole, Scenario};
@@ -121,6 +121,7 @@ pub(crate) struct FrameChecker {
     pub(crate) compared: u64,
     /// Packets with retransmitted bytes.
     pub(crate) repeated: u64,
+    plaintext: PlaintextSearch,
     bytes: Vec<u8>,
 }
 
@@ -143,6 +144,7 @@ impl FrameChecker {
             resets: BTreeSet::new(),
             compared: 0,
             repeated: 0,
+            plaintext: PlaintextSearch::default(),
             bytes: Vec::new(),
         }
     }
@@ -325,7 +327,7 @@ impl FrameChecker {
         let (segment, header) =
             TcpHeader::parse(tcp).map_err(|e| format!("a TCP header: {e:?}"))?;
         if self.tls {
-            plaintext::find_plaintext(&tcp[header..], known)?;
+            self.plaintext.search(&tcp[header..], known)?;
         }
         let field = u64::from(u16::from_be_bytes([tcp[16], tcp[17]]));
         let seen = [segment.flags.0.into(), segment.seq.0.into(), segment.ack.0.into(), field];
@@ -335,7 +337,7 @@ impl FrameChecker {
 
     /// Checks a datagram: its checksum, and that it has no plaintext.
     fn datagram(
-        &self,
+        &mut self,
         frame: &TxFrame,
         bytes: &[u8],
         ip: &IpPacket,
@@ -352,7 +354,7 @@ impl FrameChecker {
                 return Err(String::from("a wrong UDP checksum"));
             }
         }
-        plaintext::find_plaintext(payload, known)?;
+        self.plaintext.search(payload, known)?;
         // Equal runs have equal ciphertext.
         Ok([0, 0, 0, hash_bytes(0, payload)])
     }
