@@ -3,10 +3,11 @@
 //! Events at the same instant occur in the order in which they were pushed, so the order does not
 //! depend on how the heap breaks ties. Used by [`crate::run`] only.
 
-use std::cmp::Ordering;
+use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use abi::Checksum;
+use abi::link::TxFrame;
 use base::Instant;
 
 use crate::disk::{DiskClient, SimDiskRequest};
@@ -17,6 +18,26 @@ pub(crate) enum NodeHalf {
     Device,
     /// The host and the application above it.
     Host,
+}
+
+/// A frame that a device has sent: a copy that shares no memory with the device, as on a link.
+#[derive(Debug)]
+pub(crate) struct SentFrame {
+    pub(crate) bytes: Vec<u8>,
+    /// Payload bytes of each segment of a run that crosses the link unsegmented; otherwise 0.
+    pub(crate) segment_size: u16,
+    /// True if the transport checksum is left to the link.
+    pub(crate) checksum_partial: bool,
+}
+
+impl SentFrame {
+    pub(crate) fn new(frame: &TxFrame) -> Self {
+        let mut bytes = Vec::with_capacity(frame.len());
+        bytes.extend_from_slice(frame.header.as_slice());
+        frame.payload.iter().for_each(|part| bytes.extend_from_slice(part.as_slice()));
+        let &TxFrame { segment_size, checksum_partial, .. } = frame;
+        Self { bytes, segment_size, checksum_partial }
+    }
 }
 
 /// A frame on its way to a node.
@@ -69,38 +90,18 @@ pub(crate) enum SimEvent {
     StopChecks,
 }
 
-#[derive(Debug)]
-struct QueuedSimEvent {
-    at: Instant,
-    order: u64,
-    event: SimEvent,
-}
-
-impl PartialEq for QueuedSimEvent {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for QueuedSimEvent {}
-
-impl PartialOrd for QueuedSimEvent {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for QueuedSimEvent {
-    /// Reversed order, because `BinaryHeap` returns the greatest entry first.
-    fn cmp(&self, other: &Self) -> Ordering {
-        (other.at, other.order).cmp(&(self.at, self.order))
-    }
-}
+/// Bits for the slot of an event; the order of insertion has the other 40 of 64.
+const SLOT_BITS: u32 = 24;
 
 /// Future events in order of time, then of insertion.
 #[derive(Debug, Default)]
 pub(crate) struct SimEventQueue {
-    heap: BinaryHeap<QueuedSimEvent>,
+    /// A number for each event, in the order of events: from the most significant bits, its time
+    /// in nanoseconds, its order of insertion, and its slot. Events themselves are large to move.
+    heap: BinaryHeap<Reverse<u128>>,
+    /// Slots of events; `None` if a slot is free.
+    events: Vec<Option<SimEvent>>,
+    free: Vec<usize>,
     next_order: u64,
 }
 
@@ -109,12 +110,23 @@ impl SimEventQueue {
     pub(crate) fn push(&mut self, at: Instant, event: SimEvent) {
         let order = self.next_order;
         self.next_order += 1;
-        self.heap.push(QueuedSimEvent { at, order, event });
+        let slot = self.free.pop().unwrap_or(self.events.len());
+        assert!(slot < 1 << SLOT_BITS, "so many events are not in the future");
+        match self.events.get_mut(slot) {
+            Some(free) => *free = Some(event),
+            None => self.events.push(Some(event)),
+        }
+        let order = order << SLOT_BITS | slot as u64;
+        self.heap.push(Reverse(u128::from(at.as_nanos()) << 64 | u128::from(order)));
     }
 
     /// Removes and returns the next event and its time.
     pub(crate) fn pop(&mut self) -> Option<(Instant, SimEvent)> {
-        self.heap.pop().map(|entry| (entry.at, entry.event))
+        let Reverse(entry) = self.heap.pop()?;
+        let slot = entry as usize & ((1 << SLOT_BITS) - 1);
+        let event = self.events.get_mut(slot)?.take()?;
+        self.free.push(slot);
+        Some((Instant::from_nanos((entry >> 64) as u64), event))
     }
 }
 

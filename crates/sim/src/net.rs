@@ -7,13 +7,13 @@
 //! prevents.
 
 use abi::Checksum;
-use abi::link::{LinkCaps, TxFrame};
+use abi::link::LinkCaps;
 use base::{Duration, Instant, Prng};
 
 use wire::UDP_BYTES;
 use wire::frame::{ParsedFrame, parse, protocol};
 
-use crate::events::{SimEvent, SimEventQueue, SimLinkFrame};
+use crate::events::{SentFrame, SimEvent, SimEventQueue, SimLinkFrame};
 use crate::faults::{Links, NetFaults, Scenario};
 use crate::nat::{Nat, NatVerdict};
 use crate::proxy_scenario::BackNetwork;
@@ -194,13 +194,11 @@ impl SimNet {
         &mut self,
         now: Instant,
         from: usize,
-        frame: &TxFrame,
+        frame: SentFrame,
         queue: &mut SimEventQueue,
     ) {
-        let mut bytes = vec![0; frame.len()];
-        frame.copy_to(&mut bytes);
-        let checksum = if frame.checksum_partial { Checksum::Partial } else { Checksum::Unchecked };
-        let segment_size = frame.segment_size;
+        let SentFrame { bytes, segment_size, checksum_partial } = frame;
+        let checksum = if checksum_partial { Checksum::Partial } else { Checksum::Unchecked };
         self.carry(now, SimLinkFrame { from, bytes, checksum, segment_size }, queue);
     }
 
@@ -226,16 +224,20 @@ impl SimNet {
         let sent_at = port.sent_at.max(now) + transfer_time(len, self.links.port_bytes_per_s);
         port.sent_at = sent_at;
         let group = frame.bytes.first().is_some_and(|first| first & 1 == 1);
-        let mut known = false;
-        for to in 0..self.ports.len() {
-            let to_mac = self.ports[to].mac;
-            if to != frame.from && (group || frame.bytes.get(..6) == Some(&to_mac[..])) {
-                known = true;
+        let mac = frame.bytes.first_chunk().copied();
+        let is_to =
+            |net: &Self, to: usize| to != frame.from && (group || Some(net.ports[to].mac) == mac);
+        let Some(last) = (0..self.ports.len()).rev().find(|&to| is_to(self, to)) else {
+            self.counters.net_unknown += 1;
+            return;
+        };
+        for to in 0..last {
+            if is_to(self, to) {
                 let copy = SimLinkFrame { bytes: frame.bytes.clone(), ..frame };
                 self.forward(sent_at, to, copy, queue);
             }
         }
-        self.counters.net_unknown += u64::from(!known);
+        self.forward(sent_at, last, frame, queue);
     }
 
     fn fate(&mut self, fate: NetFate, from: usize, len: u64) {

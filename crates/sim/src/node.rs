@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use abi::disk::{DiskCompletion, DiskRequest};
-use abi::link::{FramePayload, FramePayloads, LinkTxStatus, RxFrame, TxFrame};
+use abi::link::{LinkTxStatus, RxFrame, TxFrame};
 use abi::splice::{Splice, SpliceId};
 use abi::{Event, Op, PacketBuf, PacketPool};
 use apps::content::ContentServer;
@@ -22,7 +22,7 @@ use crate::checkers::echo::EchoOrder;
 use crate::checkers::quic::QuicOrderChecker;
 use crate::client::{ClientEnv, SimClient};
 use crate::disk::SimDisk;
-use crate::events::{NodeHalf, SimLinkFrame};
+use crate::events::{NodeHalf, SentFrame, SimLinkFrame};
 use crate::misbehaving_host::MisbehavingHost;
 use crate::report::RunReport;
 use crate::storage::rogue::Rogue;
@@ -66,7 +66,7 @@ pub(crate) struct TurnEnv<'a> {
     /// Disk requests, submitted after the turn.
     pub(crate) requests: Vec<DiskRequest>,
     /// Frames for the network, sent after the turn.
-    pub(crate) frames: Vec<TxFrame>,
+    pub(crate) frames: Vec<SentFrame>,
     /// Pairs that the device has begun to splice.
     pub(crate) spliced: Vec<Splice>,
     /// Pairs whose end the device has reported to the host; `None` means all (a reset).
@@ -466,7 +466,7 @@ impl DevicePorts for SimDevicePorts<'_, '_> {
         if let Err(what) = self.watch.echo_order.sent(frame) {
             self.around.report.fail(now, "echo", format!("n{node}: {what}"));
         }
-        self.around.frames.push(copy(frame));
+        self.around.frames.push(SentFrame::new(frame));
         LinkTxStatus::Sent
     }
 
@@ -508,18 +508,6 @@ impl DevicePorts for SimDevicePorts<'_, '_> {
 
     fn wake_host(&mut self, _: usize) {
         self.turned.ring = true;
-    }
-}
-
-/// Returns a copy of a frame that shares no memory with the device, as on a link.
-fn copy(frame: &TxFrame) -> TxFrame {
-    let mut payload = Vec::with_capacity(frame.payload_len());
-    frame.payload.iter().for_each(|part| payload.extend_from_slice(part.as_slice()));
-    TxFrame {
-        header: frame.header.clone(),
-        payload: FramePayloads::from_iter([FramePayload::Host(payload.into())]),
-        segment_size: frame.segment_size,
-        checksum_partial: frame.checksum_partial,
     }
 }
 

@@ -22,7 +22,7 @@ use crate::checkers::performance::PerformanceChecker;
 use crate::checkers::progress::ProgressChecker;
 use crate::checkers::{alarms, conserve, counters, proxy, storage};
 use crate::disk::{DiskClient, SimDisk, SimDiskRequest};
-use crate::events::{NodeHalf, SimEvent, SimEventQueue, SimLinkFrame};
+use crate::events::{NodeHalf, SentFrame, SimEvent, SimEventQueue, SimLinkFrame};
 use crate::faults::Scenario;
 use crate::machines::{address, client, mac, server};
 use crate::net::SimNet;
@@ -476,7 +476,7 @@ impl SimRun {
                 self.queue.push(self.now + after, SimEvent::Disk((index, side), life, work));
             }
         }
-        for frame in &frames {
+        for frame in frames {
             self.transmit(index, frame);
         }
         if turn.ring {
@@ -500,19 +500,18 @@ impl SimRun {
         }
     }
 
-    fn transmit(&mut self, node: usize, frame: &abi::link::TxFrame) {
+    fn transmit(&mut self, node: usize, frame: SentFrame) {
         let [flags, seq, ack, sum] = {
             let known = &self.disk.catalogue;
-            self.frame_checker.sent(self.now, node, frame, known, &mut self.report)
+            self.frame_checker.sent(self.now, node, &frame, known, &mut self.report)
         };
-        let fields = [flags, seq, ack, frame.len() as u64, sum];
+        let fields = [flags, seq, ack, frame.bytes.len() as u64, sum];
         self.note(node, TraceKind::Send, fields);
         let from = (node, &self.nodes[node]);
-        let bounded = self.performance.sent(self.now, from, &self.scenario, frame);
+        let bounded = self.performance.sent(self.now, from, &self.scenario, &frame.bytes);
         self.report_performance(node, bounded);
         if self.scenario.hostile.interval.is_some() {
-            self.seen.resize(frame.len(), 0);
-            frame.copy_to(&mut self.seen);
+            self.seen.clone_from(&frame.bytes);
             let quic = self.scenario.quic.is_some() && frame.segment_size == 0;
             // Any of them, not only the last.
             if quic && is_datagram(&self.seen) && self.rng.chance(0.3) {

@@ -12,7 +12,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use abi::link::TxFrame;
 use abi::splice::{Splice, SpliceId};
 use base::{Instant, SeqNum};
 use wire::checksum::pseudo_header;
@@ -23,6 +22,7 @@ use wire::{ETHERNET_BYTES, Endpoint, UDP_BYTES};
 use super::plaintext::PlaintextSearch;
 use super::splice::SplicedStream;
 use crate::content::VersionCatalog;
+use crate::events::SentFrame;
 use crate::faults::{NodeRole, Scenario};
 use crate::numbers::crosses;
 use crate::report::{RunReport, StreamRow};
@@ -122,7 +122,6 @@ pub(crate) struct FrameChecker {
     /// Packets with retransmitted bytes.
     pub(crate) repeated: u64,
     plaintext: PlaintextSearch,
-    bytes: Vec<u8>,
 }
 
 impl FrameChecker {
@@ -145,7 +144,6 @@ impl FrameChecker {
             compared: 0,
             repeated: 0,
             plaintext: PlaintextSearch::default(),
-            bytes: Vec::new(),
         }
     }
 
@@ -278,17 +276,11 @@ impl FrameChecker {
         &mut self,
         now: Instant,
         node: usize,
-        frame: &TxFrame,
+        frame: &SentFrame,
         known: &VersionCatalog,
         report: &mut RunReport,
     ) -> [u64; 4] {
-        let mut bytes = core::mem::take(&mut self.bytes);
-        bytes.clear();
-        bytes.resize(frame.len(), 0);
-        frame.copy_to(&mut bytes);
-        let result = self.check_frame(node, frame, &bytes, known);
-        self.bytes = bytes;
-        result.unwrap_or_else(|what| {
+        self.check_frame(node, frame, known).unwrap_or_else(|what| {
             report.fail(now, "wire", format!("n{node} sent a frame with {what}"));
             [0; 4]
         })
@@ -297,10 +289,10 @@ impl FrameChecker {
     fn check_frame(
         &mut self,
         node: usize,
-        frame: &TxFrame,
-        bytes: &[u8],
+        frame: &SentFrame,
         known: &VersionCatalog,
     ) -> Result<[u64; 4], String> {
+        let bytes = &frame.bytes[..];
         let limit = if frame.segment_size > 0 { 1 << 16 } else { self.mtu };
         if bytes.len() > limit + ETHERNET_BYTES {
             return Err(format!("{} bytes for an MTU of {}", bytes.len(), self.mtu));
@@ -311,7 +303,7 @@ impl FrameChecker {
             Err(error) => return Err(format!("headers that are wrong: {error:?}")),
         };
         if ip.protocol == protocol::UDP {
-            return self.datagram(frame, bytes, &ip, known);
+            return self.datagram(frame, &ip, known);
         }
         if ip.protocol != protocol::TCP {
             return Ok([0, 0, 0, u64::from(ip.protocol)]);
@@ -338,12 +330,11 @@ impl FrameChecker {
     /// Checks a datagram: its checksum, and that it has no plaintext.
     fn datagram(
         &mut self,
-        frame: &TxFrame,
-        bytes: &[u8],
+        frame: &SentFrame,
         ip: &IpPacket,
         known: &VersionCatalog,
     ) -> Result<[u64; 4], String> {
-        let udp = &bytes[ip.l4..ip.end];
+        let udp = &frame.bytes[ip.l4..ip.end];
         let (Some(payload), true) = (udp.get(UDP_BYTES..), self.quic) else {
             return Ok([0, 0, 0, u64::from(ip.protocol)]);
         };
@@ -525,6 +516,11 @@ pub(super) fn window(ours: &ObservedStream, theirs: &ObservedStream, segment: &T
     u64::from(segment.window) << scale
 }
 
+/// Returns the index of the first byte in which two slices of equal length differ.
+fn first_difference(a: &[u8], b: &[u8]) -> Option<usize> {
+    if a == b { None } else { a.iter().zip(b).position(|(a, b)| a != b) }
+}
+
 impl ObservedStream {
     fn begin(segment: &TcpHeader) -> Self {
         Self {
@@ -553,25 +549,31 @@ impl ObservedStream {
         if self.fin_at.is_some_and(|fin| end > fin) {
             return Err(format!("bytes up to {end} behind the FIN at {:?}", self.fin_at));
         }
-        if self.sent.len() < end {
-            self.sent.resize(end, 0);
+        // Gaps of bytes that were never sent are zeros.
+        if self.sent.len() < at {
+            self.sent.resize(at, 0);
         }
-        // Known ranges that overlap or touch this one, in descending order.
-        let touching = self.known.range(..=end).rev().take_while(|&(_, &to)| to >= at);
-        let touching: Vec<_> = touching.map(|(&from, &to)| (from, to)).collect();
+        let (again, new) = payload.split_at((self.sent.len() - at).min(payload.len()));
+        self.sent.extend_from_slice(new);
         let (mut first, mut last, mut repeated) = (at, end, false);
-        for (from, to) in touching {
+        // Known ranges that overlap or touch this one, in descending order.
+        while let Some((&from, &to)) = self.known.range(..=end).next_back() {
+            if to < at {
+                break;
+            }
             let (here, behind) = (from.max(at), to.min(end));
-            for at_byte in here..behind {
+            if here < behind {
                 repeated = true;
-                if self.sent[at_byte] != payload[at_byte - at] {
-                    return Err(format!("other bytes than before at {at_byte}, {at}..{end}"));
+                let (before, now) = (&self.sent[here..behind], &payload[here - at..behind - at]);
+                if let Some(index) = first_difference(before, now) {
+                    let wrong = here + index;
+                    return Err(format!("other bytes than before at {wrong}, {at}..{end}"));
                 }
             }
             (first, last) = (first.min(from), last.max(to));
             self.known.remove(&from);
         }
-        self.sent[at..end].copy_from_slice(payload);
+        self.sent[at..at + again.len()].copy_from_slice(again);
         self.known.insert(first, last);
         Ok(repeated)
     }

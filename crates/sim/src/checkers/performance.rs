@@ -87,7 +87,6 @@ pub(crate) struct PerformanceChecker {
     peers: BTreeMap<(usize, Endpoint, Endpoint), TimestampPeer>,
     /// Turns of devices, and of hosts.
     turns: [u64; 2],
-    bytes: Vec<u8>,
     pub(crate) counters: PerformanceCounters,
 }
 
@@ -128,19 +127,15 @@ impl PerformanceChecker {
         now: Instant,
         (index, node): (usize, &SimNode),
         scenario: &Scenario,
-        frame: &abi::link::TxFrame,
+        bytes: &[u8],
     ) -> Result<(), String> {
         // Frames relayed by a proxy's device have the other peer's clock.
         if scenario.calm.is_none() || scenario.role(index) == NodeRole::Proxy {
             return Ok(());
         }
-        let mut bytes = core::mem::take(&mut self.bytes);
-        bytes.clear();
-        bytes.resize(frame.len(), 0);
-        frame.copy_to(&mut bytes);
-        let read = ParsedTcpFrame::read(&bytes);
-        self.bytes = bytes;
-        let Some(ParsedTcpFrame { source, destination, segment, payload_bytes }) = read else {
+        let Some(ParsedTcpFrame { source, destination, segment, payload_bytes }) =
+            ParsedTcpFrame::read(bytes)
+        else {
             return Ok(());
         };
         let key = (index, source, destination);
