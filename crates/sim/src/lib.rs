@@ -104,7 +104,8 @@ pub struct RunOutcome {
     pub rows: Vec<ResponseRow>,
     /// The first violation of an invariant, if any.
     pub violation: Option<Violation>,
-    /// Bytes on the link of each connection that used TLS.
+    /// Bytes on the link of each connection that used TLS. Empty in results of [`check_seed`] and
+    /// [`check_storage`].
     pub streams: Vec<StreamRow>,
     /// Hash over the Date fields of all responses.
     pub dates: u64,
@@ -168,6 +169,13 @@ fn draw(seed: u64, options: &RunOptions) -> Scenario {
 /// A panic of the code under test is reported as a violation.
 #[must_use]
 pub fn run_seed(seed: u64, options: &RunOptions) -> RunOutcome {
+    let sim = simulate(seed, options);
+    let streams = sim.frame_checker.streams();
+    RunOutcome { streams, ..outcome_of(sim, seed, options) }
+}
+
+/// Simulates the scenario of a seed. Returns the final state.
+fn simulate(seed: u64, options: &RunOptions) -> SimRun {
     let mut scenario = draw(seed, options);
     scenario.offload = options.offload.unwrap_or(scenario.offload);
     if let (Some(tls), Some(offload)) = (&mut scenario.tls, options.tls_offload) {
@@ -190,6 +198,11 @@ pub fn run_seed(seed: u64, options: &RunOptions) -> RunOutcome {
         let what = text.unwrap_or_default();
         sim.report.violation = Some(Violation { at: sim.now, checker: "panic", what });
     }
+    sim
+}
+
+/// Returns the result of a run, without the bytes on the link.
+fn outcome_of(mut sim: SimRun, seed: u64, options: &RunOptions) -> RunOutcome {
     let counters = counters_of(&mut sim);
     let failed = sim.report.violation.is_some() || options.trace;
     RunOutcome {
@@ -200,7 +213,7 @@ pub fn run_seed(seed: u64, options: &RunOptions) -> RunOutcome {
         stats: sim.report.stats.clone(),
         counters,
         rows: std::mem::take(&mut sim.report.rows),
-        streams: sim.frame_checker.streams(),
+        streams: Vec::new(),
         dates: sim.report.dates,
         violation: sim.report.violation.clone(),
         offload: sim.scenario.offload,
@@ -260,22 +273,27 @@ pub fn check_storage(seed: u64) -> RunOutcome {
 }
 
 fn check(seed: u64, options: &RunOptions) -> RunOutcome {
-    let mut outcome = run_seed(seed, options);
+    let run = |options: &RunOptions| outcome_of(simulate(seed, options), seed, options);
+    let mut outcome = run(options);
     if outcome.violation.is_some() {
         return outcome;
     }
-    let again = run_seed(seed, options);
-    let fail = |checker, what| Some(Violation { at: again.end, checker, what });
-    if (outcome.hash, outcome.events) != (again.hash, again.events) {
+    let again = simulate(seed, options);
+    let fail = |checker, what| Some(Violation { at: again.now, checker, what });
+    let trace = &again.report.trace;
+    if (outcome.hash, outcome.events) != (trace.hash(), trace.count()) {
         let what = format!(
             "two runs differ: {} events {:016x}, {} events {:016x}",
-            outcome.events, outcome.hash, again.events, again.hash
+            outcome.events,
+            outcome.hash,
+            trace.count(),
+            trace.hash()
         );
         outcome.violation = fail("trace", what);
         return outcome;
     }
     if seed % 8 == 5 && !options.storage {
-        let calm = run_seed(seed, &RunOptions { calm: true, ..options.clone() });
+        let calm = run(&RunOptions { calm: true, ..options.clone() });
         if calm.violation.is_some() {
             return calm;
         }
@@ -303,7 +321,7 @@ fn check(seed: u64, options: &RunOptions) -> RunOutcome {
         _ => None,
     };
     if let Some(other) = other.filter(|_| checkers::differential::applies(&scenario)) {
-        let other = run_seed(seed, &other);
+        let other = run(&other);
         if other.violation.is_some() {
             return other;
         } else if let Err(what) = checkers::differential::compare(outcome.rows.clone(), other.rows)
@@ -328,7 +346,7 @@ fn check_offloads(
         5 => RunOptions { tls_offload: Some(false), nvme_offload: Some(false), ..options.clone() },
         _ => return outcome,
     };
-    let other = run_seed(seed, &other);
+    let other = outcome_of(simulate(seed, &other), seed, &other);
     if other.violation.is_some() {
         return other;
     }
@@ -346,7 +364,10 @@ fn check_offloads(
 #[must_use]
 pub fn check_quic(seed: u64) -> Option<[RunOutcome; 2]> {
     Scenario::draw(seed).quic?;
-    let run = |on| run_seed(seed, &RunOptions { quic_offload: Some(on), ..RunOptions::default() });
+    let run = |on| {
+        let options = RunOptions { quic_offload: Some(on), ..RunOptions::default() };
+        outcome_of(simulate(seed, &options), seed, &options)
+    };
     let (mut on, off) = (run(true), run(false));
     if on.comparable && on.violation.is_none() && off.violation.is_none() {
         let result = checkers::differential::compare(on.rows.clone(), off.rows.clone());

@@ -140,6 +140,8 @@ pub(crate) struct SimNode {
     pub(crate) terminating: bool,
     /// Number of times that the machine was killed or its program terminated.
     pub(crate) life: u32,
+    /// All counters at the end of the run; empty before.
+    frozen_counters: BTreeMap<&'static str, u64>,
 }
 
 impl SimNode {
@@ -157,6 +159,7 @@ impl SimNode {
             stopped: false,
             terminating: false,
             life: 0,
+            frozen_counters: BTreeMap::new(),
         }
     }
 
@@ -322,9 +325,33 @@ impl SimNode {
         }
     }
 
+    /// Keeps the present values of all counters for [`Self::counter`], since the checks at the end
+    /// of a run look up hundreds. The machine does nothing afterwards.
+    pub(crate) fn freeze_counters(&mut self) {
+        let mut counters = BTreeMap::new();
+        self.visit(&mut |name, value| {
+            counters.insert(name, value);
+        });
+        self.frozen_counters = counters;
+    }
+
+    /// Returns the bytes of the device's memory that file blocks occupy.
+    pub(crate) fn file_memory_bytes(&self) -> u64 {
+        let mut found = 0;
+        self.device.device.visit(&mut |name, value| {
+            if name == "file_memory_bytes" {
+                found = value;
+            }
+        });
+        found
+    }
+
     /// Returns a counter or gauge of the device, the host or the application by name; 0 if there is
     /// none.
     pub(crate) fn counter(&self, name: &str) -> u64 {
+        if !self.frozen_counters.is_empty() {
+            return self.frozen_counters.get(name).copied().unwrap_or(0);
+        }
         let mut found = 0;
         let mut look = |n: &'static str, value: u64| {
             if n == name {

@@ -603,6 +603,7 @@ impl SimRun {
     /// Checks, when no events are left, that everything has completed.
     fn check_end(&mut self) {
         let now = self.now;
+        self.nodes.iter_mut().for_each(SimNode::freeze_counters);
         for index in 0..self.nodes.len() {
             let node = &self.nodes[index];
             if node.stopped {

@@ -166,7 +166,7 @@ pub(super) fn check_memory(node: &SimNode, scenario: &Scenario) -> Result<(), St
     let prefixes = if capabilities.l5o.is_ok() { EXTENTS * RECORD_BYTES + pdu } else { 0 };
     let most = capabilities.transmit_bytes_max + prefixes;
     let limit = scenario.device.clone().clamped(most).memory_bytes_max;
-    let memory = node.counter("file_memory_bytes");
+    let memory = node.file_memory_bytes();
     if memory > limit as u64 {
         return Err(format!("{memory} bytes of device memory, the limit is {limit}"));
     }
