@@ -107,6 +107,8 @@ pub(crate) struct VersionCatalog {
     versions: BTreeMap<u64, FileVersion>,
     /// The same for iteration: versions and their sizes in words.
     words: Vec<(u64, u64)>,
+    /// Hash over `words`.
+    hash: u64,
 }
 
 impl VersionCatalog {
@@ -114,11 +116,17 @@ impl VersionCatalog {
     pub(crate) fn add(&mut self, version: u64, file: usize, size: u64) {
         self.versions.insert(version, FileVersion { file, size });
         self.words.push((version, size.div_ceil(WORD)));
+        self.hash = mix(self.hash ^ mix(version ^ mix(size)));
     }
 
     /// Returns a version by its number.
     pub(crate) fn find(&self, version: u64) -> Option<FileVersion> {
         self.versions.get(&version).copied()
+    }
+
+    /// Returns a hash over all versions, in order of addition.
+    pub(crate) const fn hash(&self) -> u64 {
+        self.hash
     }
 
     /// Returns the number of versions that were added.

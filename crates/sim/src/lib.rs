@@ -61,6 +61,7 @@ use base::Instant;
 
 pub use report::{ResponseRow, Stats, StreamRow, Violation};
 
+use checkers::plaintext::CleanPayloads;
 use faults::Scenario;
 use run::SimRun;
 
@@ -104,8 +105,8 @@ pub struct RunOutcome {
     pub rows: Vec<ResponseRow>,
     /// The first violation of an invariant, if any.
     pub violation: Option<Violation>,
-    /// Bytes on the link of each connection that used TLS. Empty in results of [`check_seed`] and
-    /// [`check_storage`].
+    /// Bytes on the link of each connection that used TLS. Only in results of [`run_seed`] and
+    /// [`check_tls`].
     pub streams: Vec<StreamRow>,
     /// Hash over the Date fields of all responses.
     pub dates: u64,
@@ -169,13 +170,23 @@ fn draw(seed: u64, options: &RunOptions) -> Scenario {
 /// A panic of the code under test is reported as a violation.
 #[must_use]
 pub fn run_seed(seed: u64, options: &RunOptions) -> RunOutcome {
-    let sim = simulate(seed, options);
+    run_with_streams(seed, options, &mut CleanPayloads::default())
+}
+
+fn run_with_streams(seed: u64, options: &RunOptions, clean: &mut CleanPayloads) -> RunOutcome {
+    let sim = simulate(seed, options, clean);
     let streams = sim.frame_checker.streams();
     RunOutcome { streams, ..outcome_of(sim, seed, options) }
 }
 
-/// Simulates the scenario of a seed. Returns the final state.
-fn simulate(seed: u64, options: &RunOptions) -> SimRun {
+/// Like [`run_seed`], without the bytes on the link.
+fn run_without_streams(seed: u64, options: &RunOptions, clean: &mut CleanPayloads) -> RunOutcome {
+    outcome_of(simulate(seed, options, clean), seed, options)
+}
+
+/// Simulates the scenario of a seed. Returns the final state. `clean` has payloads that other runs
+/// have searched for plaintext.
+fn simulate(seed: u64, options: &RunOptions, clean: &mut CleanPayloads) -> SimRun {
     let mut scenario = draw(seed, options);
     scenario.offload = options.offload.unwrap_or(scenario.offload);
     if let (Some(tls), Some(offload)) = (&mut scenario.tls, options.tls_offload) {
@@ -191,6 +202,7 @@ fn simulate(seed: u64, options: &RunOptions) -> SimRun {
         proxied.splice = splice;
     }
     let mut sim = SimRun::new(scenario, options);
+    sim.frame_checker.plaintext.clean = std::mem::take(clean);
     // Unwind safety: after a panic the simulation is only read for its report.
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| sim.run())) {
         let text = panic.downcast_ref::<String>().cloned();
@@ -198,6 +210,7 @@ fn simulate(seed: u64, options: &RunOptions) -> SimRun {
         let what = text.unwrap_or_default();
         sim.report.violation = Some(Violation { at: sim.now, checker: "panic", what });
     }
+    *clean = std::mem::take(&mut sim.frame_checker.plaintext.clean);
     sim
 }
 
@@ -273,12 +286,12 @@ pub fn check_storage(seed: u64) -> RunOutcome {
 }
 
 fn check(seed: u64, options: &RunOptions) -> RunOutcome {
-    let run = |options: &RunOptions| outcome_of(simulate(seed, options), seed, options);
-    let mut outcome = run(options);
+    let clean = &mut CleanPayloads::default();
+    let mut outcome = run_without_streams(seed, options, clean);
     if outcome.violation.is_some() {
         return outcome;
     }
-    let again = simulate(seed, options);
+    let again = simulate(seed, options, clean);
     let fail = |checker, what| Some(Violation { at: again.now, checker, what });
     let trace = &again.report.trace;
     if (outcome.hash, outcome.events) != (trace.hash(), trace.count()) {
@@ -293,7 +306,8 @@ fn check(seed: u64, options: &RunOptions) -> RunOutcome {
         return outcome;
     }
     if seed % 8 == 5 && !options.storage {
-        let calm = run(&RunOptions { calm: true, ..options.clone() });
+        let calm = RunOptions { calm: true, ..options.clone() };
+        let calm = run_without_streams(seed, &calm, clean);
         if calm.violation.is_some() {
             return calm;
         }
@@ -302,15 +316,17 @@ fn check(seed: u64, options: &RunOptions) -> RunOutcome {
     }
     let scenario = Scenario::of(seed, options.storage);
     if scenario.storage.is_some() {
-        return check_offloads(seed, options, &scenario, outcome);
+        return check_offloads(seed, options, &scenario, outcome, clean);
     }
     if seed % 8 == 1 {
-        if let Some(failed) = check_tls(seed).filter(|outcome| outcome.violation.is_some()) {
+        if let Some(failed) =
+            check_tls_with(seed, clean).filter(|outcome| outcome.violation.is_some())
+        {
             return failed;
         }
     }
     if seed % 8 == 3 {
-        let pair = check_quic(seed).into_iter().flatten();
+        let pair = check_quic_with(seed, clean).into_iter().flatten();
         if let Some(failed) = pair.into_iter().find(|outcome| outcome.violation.is_some()) {
             return failed;
         }
@@ -321,7 +337,7 @@ fn check(seed: u64, options: &RunOptions) -> RunOutcome {
         _ => None,
     };
     if let Some(other) = other.filter(|_| checkers::differential::applies(&scenario)) {
-        let other = run(&other);
+        let other = run_without_streams(seed, &other, clean);
         if other.violation.is_some() {
             return other;
         } else if let Err(what) = checkers::differential::compare(outcome.rows.clone(), other.rows)
@@ -339,6 +355,7 @@ fn check_offloads(
     options: &RunOptions,
     scenario: &Scenario,
     mut outcome: RunOutcome,
+    clean: &mut CleanPayloads,
 ) -> RunOutcome {
     let other = match seed % 8 {
         0 => RunOptions { offload: Some(!scenario.offload), ..options.clone() },
@@ -346,7 +363,7 @@ fn check_offloads(
         5 => RunOptions { tls_offload: Some(false), nvme_offload: Some(false), ..options.clone() },
         _ => return outcome,
     };
-    let other = outcome_of(simulate(seed, &other), seed, &other);
+    let other = run_without_streams(seed, &other, clean);
     if other.violation.is_some() {
         return other;
     }
@@ -363,10 +380,14 @@ fn check_offloads(
 /// violation of the first; `None` if the seed does not use QUIC.
 #[must_use]
 pub fn check_quic(seed: u64) -> Option<[RunOutcome; 2]> {
+    check_quic_with(seed, &mut CleanPayloads::default())
+}
+
+fn check_quic_with(seed: u64, clean: &mut CleanPayloads) -> Option<[RunOutcome; 2]> {
     Scenario::draw(seed).quic?;
-    let run = |on| {
+    let mut run = |on| {
         let options = RunOptions { quic_offload: Some(on), ..RunOptions::default() };
-        outcome_of(simulate(seed, &options), seed, &options)
+        run_without_streams(seed, &options, clean)
     };
     let (mut on, off) = (run(true), run(false));
     if on.comparable && on.violation.is_none() && off.violation.is_none() {
@@ -382,9 +403,16 @@ pub fn check_quic(seed: u64) -> Option<[RunOutcome; 2]> {
 /// `None` if the seed does not use TLS or has storage.
 #[must_use]
 pub fn check_tls(seed: u64) -> Option<RunOutcome> {
+    check_tls_with(seed, &mut CleanPayloads::default())
+}
+
+fn check_tls_with(seed: u64, clean: &mut CleanPayloads) -> Option<RunOutcome> {
     let scenario = Scenario::draw(seed);
     scenario.tls.as_ref().filter(|_| scenario.storage.is_none())?;
-    let run = |on| run_seed(seed, &RunOptions { tls_offload: Some(on), ..RunOptions::default() });
+    let mut run = |on| {
+        let options = RunOptions { tls_offload: Some(on), ..RunOptions::default() };
+        run_with_streams(seed, &options, clean)
+    };
     let (mut on, off) = (run(true), run(false));
     if on.violation.is_some() || off.violation.is_some() {
         return Some(if on.violation.is_some() { on } else { off });

@@ -171,12 +171,42 @@ pub(crate) const fn inverse(odd: u64) -> u64 {
 /// Returns a hash of bytes for traces; not resistant to attackers who choose the bytes.
 pub(crate) fn hash_bytes(seed: u64, bytes: &[u8]) -> u64 {
     let mut hash = mix(seed ^ bytes.len() as u64);
-    for chunk in bytes.chunks(8) {
-        let mut word = [0; 8];
-        word[..chunk.len()].copy_from_slice(chunk);
+    let mut words = bytes.chunks_exact(8);
+    for word in &mut words {
+        let word = word.first_chunk().copied().unwrap_or_default();
         hash = mix(hash ^ u64::from_le_bytes(word));
     }
+    let rest = words.remainder();
+    if !rest.is_empty() {
+        let word = rest.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+        hash = mix(hash ^ word);
+    }
     hash
+}
+
+/// Bytes that [`hash_long`] hashes at once.
+const LONG_BLOCK: usize = 64;
+
+/// Returns another hash of bytes, several times as fast for long ones: four folded products at a
+/// time, as in wyhash. Not resistant to attackers who choose the bytes.
+pub(crate) fn hash_long(seed: u64, bytes: &[u8]) -> u64 {
+    let mut lanes = [1, 2, 3, 4].map(|lane| mix(seed ^ mix(lane)));
+    let mut blocks = bytes.chunks_exact(LONG_BLOCK);
+    for block in &mut blocks {
+        for (lane, pair) in lanes.iter_mut().zip(block.chunks_exact(16)) {
+            let word =
+                |from| u64::from_le_bytes(pair[from..from + 8].try_into().unwrap_or_default());
+            *lane = fold(*lane ^ word(0), word(8) ^ 0xa076_1d64_78bd_642f);
+        }
+    }
+    let hash = lanes.into_iter().fold(bytes.len() as u64, |hash, lane| mix(hash ^ lane));
+    hash_bytes(hash, blocks.remainder())
+}
+
+/// Returns the exclusive or of the halves of a product.
+fn fold(a: u64, b: u64) -> u64 {
+    let product = u128::from(a) * u128::from(b);
+    product as u64 ^ (product >> 64) as u64
 }
 
 #[cfg(test)]
@@ -188,6 +218,25 @@ mod tests {
         for z in [0, 1, 7, u64::MAX, 0x0123_4567_89ab_cdef, mix(3)] {
             assert_eq!(unmix(mix(z)), z);
             assert_eq!(mix(unmix(z)), z);
+        }
+    }
+
+    #[test]
+    fn every_byte_counts_in_a_hash() {
+        for len in 1..200 {
+            let bytes: Vec<u8> = (0..len as u64).map(|i| mix(i) as u8).collect();
+            let mut hashes =
+                vec![hash_bytes(1, &bytes), hash_long(1, &bytes), hash_long(2, &bytes)];
+            hashes.extend([hash_bytes(1, &bytes[1..]), hash_long(1, &bytes[1..])]);
+            for at in 0..len {
+                let mut other = bytes.clone();
+                other[at] ^= 0x10;
+                hashes.extend([hash_bytes(1, &other), hash_long(1, &other)]);
+            }
+            let all = hashes.len();
+            hashes.sort_unstable();
+            hashes.dedup();
+            assert_eq!(hashes.len(), all, "all are different");
         }
     }
 

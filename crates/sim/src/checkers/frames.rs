@@ -121,7 +121,7 @@ pub(crate) struct FrameChecker {
     pub(crate) compared: u64,
     /// Packets with retransmitted bytes.
     pub(crate) repeated: u64,
-    plaintext: PlaintextSearch,
+    pub(crate) plaintext: PlaintextSearch,
 }
 
 impl FrameChecker {

@@ -5,8 +5,10 @@
 //! compared exactly.
 
 use core::ops::Range;
+use std::collections::BTreeSet;
 
 use crate::content::{self, VersionCatalog};
+use crate::trace::hash_long;
 
 /// Eight-byte strings that occur in the head of every request or response.
 const HEADS: [u64; 6] = [
@@ -23,12 +25,12 @@ const NEEDLE_BYTES: usize = 8;
 /// Positions that are looked up together, and the bytes that they cover.
 const BLOCK: usize = 8;
 const BLOCK_BYTES: usize = BLOCK + NEEDLE_BYTES - 1;
-/// Bits of the filter for each needle, at least: a hundredth of random positions pass.
+/// Bits of the filter for each needle, at least: about one of 150 random positions passes.
 const BITS_PER_NEEDLE: u64 = 16;
 /// Minimum size of the filter in entries of 64 bits.
 const ENTRIES_MIN: usize = 1 << 10;
 
-/// A Bloom filter of needles: each sets two bits, both in one entry.
+/// A Bloom filter of needles: each sets three bits of one entry.
 #[derive(Debug, Default)]
 struct NeedleFilter {
     /// A power of two of entries; or none, before the first needle.
@@ -53,20 +55,27 @@ impl NeedleFilter {
     fn add(&mut self, needle: u64) {
         let index = self.index(needle);
         if let Some(entry) = self.entries.get_mut(index) {
-            *entry |= 1 << (needle & 63) | 1 << (needle >> 6 & 63);
+            *entry |= 1 << (needle & 63) | 1 << (needle >> 6 & 63) | 1 << (needle >> 58);
         }
     }
 
     /// Returns 1 if a needle may be equal to this word, otherwise 0.
     fn may_have(&self, word: u64) -> u64 {
         let entry = self.entries.get(self.index(word)).copied().unwrap_or(0);
-        entry >> (word & 63) & entry >> (word >> 6 & 63) & 1
+        entry >> (word & 63) & entry >> (word >> 6 & 63) & entry >> (word >> 58) & 1
     }
 }
+
+/// Hashes of payloads that were searched and have no plaintext, together with the versions that
+/// were searched for. Runs of one seed share them: most send the same bytes.
+#[derive(Debug, Default)]
+pub(crate) struct CleanPayloads(BTreeSet<u64>);
 
 /// Searches for plaintext.
 #[derive(Debug, Default)]
 pub(crate) struct PlaintextSearch {
+    /// Payloads that need no search.
+    pub(crate) clean: CleanPayloads,
     filter: NeedleFilter,
     /// Number of needles in the filter.
     needles: u64,
@@ -82,7 +91,7 @@ impl PlaintextSearch {
         }
         let needles = HEADS.len() as u64 + known.words();
         if needles > self.filter.room {
-            *self = Self { filter: NeedleFilter::with_room(needles), ..Self::default() };
+            (self.filter, self.versions) = (NeedleFilter::with_room(needles), 0);
         }
         HEADS.into_iter().for_each(|needle| self.filter.add(needle));
         known.visit_words(self.versions, |needle| self.filter.add(needle));
@@ -94,6 +103,18 @@ impl PlaintextSearch {
     /// # Errors
     /// Describes the first plaintext found.
     pub(crate) fn search(&mut self, payload: &[u8], known: &VersionCatalog) -> Result<(), String> {
+        if payload.len() < NEEDLE_BYTES {
+            return Ok(());
+        }
+        let hash = hash_long(known.hash(), payload);
+        if !self.clean.0.contains(&hash) {
+            self.search_all(payload, known)?;
+            self.clean.0.insert(hash);
+        }
+        Ok(())
+    }
+
+    fn search_all(&mut self, payload: &[u8], known: &VersionCatalog) -> Result<(), String> {
         self.learn(known);
         let mut at = 0;
         while let Some(block) = payload.get(at..).and_then(|rest| rest.first_chunk()) {
@@ -227,6 +248,23 @@ mod tests {
         bytes[60..68].copy_from_slice(b"Server: ");
         let found = Err(String::from("plaintext at 60 of 300: \"Server: \""));
         assert_eq!(search(&bytes, &known), found);
+    }
+
+    #[test]
+    fn a_payload_is_searched_again_unless_it_was_clean_of_the_same_versions() {
+        let (known, other) = (catalog(&[5, 6]), catalog(&[5, 7]));
+        let mut bytes = noise(1_400);
+        content::fill(7, 200, &mut bytes[700..716]);
+        let mut first = PlaintextSearch::default();
+        assert_eq!(first.search(&bytes, &known), Ok(()));
+        assert_eq!(first.clean.0.len(), 1);
+        let mut second = PlaintextSearch { clean: first.clean, ..PlaintextSearch::default() };
+        assert_eq!(second.search(&bytes, &known), Ok(()));
+        assert!(second.search(&bytes, &other).is_err(), "the versions are others");
+        assert!(second.search(&bytes, &other).is_err(), "it is still not clean");
+        bytes[1_000..1_008].copy_from_slice(b"Content-");
+        assert!(second.search(&bytes, &known).is_err(), "the payload is another");
+        assert_eq!(second.clean.0.len(), 1);
     }
 
     #[test]

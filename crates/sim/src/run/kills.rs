@@ -18,6 +18,7 @@ use crate::trace::TraceKind;
 
 impl SimRun {
     /// Kills a machine.
+    #[inline(never)]
     pub(super) fn kill(&mut self, node: usize, power: bool) {
         self.note(node, TraceKind::Fault, [6, node as u64, power.into(), 0, 0]);
         if self.nodes[node].stopped {
@@ -46,6 +47,7 @@ impl SimRun {
     }
 
     /// Starts a stopped machine again.
+    #[inline(never)]
     pub(super) fn start(&mut self, node: usize) {
         if !self.nodes[node].stopped {
             return;

@@ -32,6 +32,7 @@ pub(super) fn plan(scenario: &Scenario) -> Option<(usize, Instant)> {
 
 impl SimRun {
     /// Asks the program on a node to terminate.
+    #[inline(never)]
     pub(super) fn end_host(&mut self, node: usize) {
         self.note(node, TraceKind::Fault, [8, node as u64, 0, 0, 0]);
         if self.nodes[node].stopped || self.nodes[node].terminating {
