@@ -25,10 +25,11 @@ impl Toeplitz {
     pub fn new(key: &[u8; 40]) -> Self {
         let mut tables = [[0; 16]; INPUT_BYTES_MAX * 2];
         for (nibble, table) in tables.iter_mut().enumerate() {
+            let windows: [u32; 4] = core::array::from_fn(|bit| window(key, nibble * 4 + bit));
             for (value, entry) in table.iter_mut().enumerate() {
-                for bit in 0..4 {
+                for (bit, window) in windows.iter().enumerate() {
                     if value & (8 >> bit) != 0 {
-                        *entry ^= window(key, nibble * 4 + bit);
+                        *entry ^= window;
                     }
                 }
             }
@@ -84,11 +85,10 @@ impl core::fmt::Debug for Toeplitz {
 
 /// Returns the 32 bits of the key that start at bit `at`.
 fn window(key: &[u8; 40], at: usize) -> u32 {
-    (0..32).fold(0, |bits, i| {
-        let bit = at + i;
-        let byte = key.get(bit / 8).copied().unwrap_or(0);
-        bits << 1 | u32::from(byte >> (7 - bit % 8) & 1)
-    })
+    let bytes = key.iter().skip(at / 8).take(5);
+    let bits = bytes.fold(0, |bits, byte| bits << 8 | u64::from(*byte));
+    let [.., a, b, c, d] = (bits >> (8 - at % 8)).to_be_bytes();
+    u32::from_be_bytes([a, b, c, d])
 }
 
 #[cfg(test)]
