@@ -9,8 +9,9 @@ use std::io::{IsTerminal, Write as _};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 
-use base::Instant;
+use base::{Duration, Instant};
 use clap::Args;
+use io::clock::MonotonicClock;
 use sim::RunOutcome;
 
 use cli::Failure;
@@ -127,6 +128,7 @@ fn check(seed: u64, args: &SimArgs) -> RunOutcome {
 fn run_many(args: &SimArgs) -> Result<(), Failure> {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = args.threads.unwrap_or(processors).max(1);
+    let (clock, cpu_before) = (MonotonicClock::new(), io::clock::process_cpu());
     let next = AtomicU64::new(args.first);
     let end = args.first.saturating_add(args.seeds);
     let mut totals = Totals::default();
@@ -156,7 +158,9 @@ fn run_many(args: &SimArgs) -> Result<(), Failure> {
             progress(totals.seeds, args.seeds, failed.len());
         }
     });
-    let _ = write!(std::io::stdout().lock(), "{}", totals.table());
+    let cpu = io::clock::process_cpu().saturating_sub(cpu_before);
+    let rates = totals.rates(clock.now().since(Instant::ZERO), cpu);
+    let _ = write!(std::io::stdout().lock(), "{}{rates}", totals.table());
     if failed.is_empty() {
         return totals.check_all_counters_moved(args.storage || args.calm);
     }
@@ -368,6 +372,21 @@ impl Totals {
         }
         text
     }
+
+    /// Returns the lines for the speed of the simulator itself, in real time and in CPU time.
+    fn rates(&self, elapsed: Duration, cpu: Duration) -> String {
+        let rate = |time: Duration| {
+            // Nanoseconds to tenths of a seed per second.
+            let tenths =
+                u128::from(self.seeds) * 10_000_000_000 / u128::from(time.as_nanos().max(1));
+            format!("{}.{}", tenths / 10, tenths % 10)
+        };
+        format!(
+            "{:>16}  seeds per second\n{:>16}  seeds per CPU second\n",
+            rate(elapsed),
+            rate(cpu)
+        )
+    }
 }
 
 #[cfg(test)]
@@ -393,6 +412,17 @@ mod tests {
         );
         totals.counters.insert(SUMMARY_COUNTERS[0].0, 1);
         assert!(totals.check_all_counters_moved(false).is_ok());
+    }
+
+    #[test]
+    fn rates_are_of_real_time_and_cpu_time() {
+        let totals = Totals { seeds: 100, ..Totals::default() };
+        let rates = totals.rates(Duration::from_millis(800), Duration::from_secs(3));
+        assert_eq!(
+            rates,
+            "           125.0  seeds per second\n            33.3  seeds per CPU second\n"
+        );
+        assert!(!Totals::default().rates(Duration::ZERO, Duration::ZERO).contains("NaN"));
     }
 
     /// A few seeds are enough to make every counter exist, though perhaps at zero.
