@@ -50,7 +50,7 @@ const RULES: &[Rule] = &[
     ),
     only(
         "crypto",
-        &["abi", "aes", "aws-lc-rs", "base", "chacha20", "crc-fast", "ctr", "polyval", "zeroize"],
+        &["abi", "aes", "aws-lc-rs", "aws-lc-sys", "base", "crc-fast", "ctr", "polyval", "zeroize"],
         "library ciphers and digests, injected into device and host",
     ),
     only(

@@ -7,11 +7,11 @@
 //! implementation.
 //!
 //! A whole text is sealed or opened in one call. If only ranges of it are at hand (packets of a TLS
-//! record, in the order of arrival), each range is encrypted or decrypted on its own and added to a
-//! [`AuthSum`] of constant size, from which the tag is computed in the end. This works because all
-//! suites use counter mode, and because both authenticators, GHASH (NIST SP 800-38D section 6.4)
-//! and Poly1305 (RFC 8439 section 2.5), are polynomials of the text: the sums of separate ranges
-//! add up.
+//! record, in the order of arrival), [`AeadRanges`] encrypts or decrypts each on its own and adds
+//! it to an [`AuthSum`] of constant size, from which the tag is computed in the end. This works
+//! because all suites use counter mode, and because both authenticators, GHASH (NIST SP 800-38D
+//! section 6.4) and Poly1305 (RFC 8439 section 2.5), are polynomials of the text: the sums of
+//! separate ranges add up.
 
 use alloc::boxed::Box;
 use core::fmt;
@@ -113,14 +113,26 @@ impl fmt::Debug for AuthSum {
 /// (RFC 8439 section 2.8). Bytes beyond the bound are replaced by zeros, so that no plaintext
 /// leaves.
 ///
-/// The range methods accept ranges at any offset and of any length, including empty ones, in any
-/// order. They are fastest if each range begins where the previous one ended, and with ranges of at
-/// least 256 bytes. No byte may be added to a sum twice. Decrypting by ranges yields plaintext
-/// before the tag is verified: callers must not act on it until [`Aead::finish`] has returned the
-/// tag that came with the text, compared in constant time.
+/// Decrypting by ranges ([`Aead::ranges`]) yields plaintext before the tag is verified: callers
+/// must not act on it until [`Aead::finish`] has returned the tag that came with the text, compared
+/// in constant time.
 pub trait Aead: Send + Sync {
     /// Encrypts `text` in place and returns its tag.
     fn seal(&self, nonce: &[u8; NONCE_BYTES], aad: &[u8], text: &mut [u8]) -> [u8; TAG_BYTES];
+
+    /// Encrypts `text`, followed by the few bytes `last`, and writes the ciphertext and its tag to
+    /// `out`.
+    ///
+    /// # Panics
+    /// If the length of `out` is not that of `text`, `last` and a tag.
+    fn seal_copy(
+        &self,
+        nonce: &[u8; NONCE_BYTES],
+        aad: &[u8],
+        text: &[u8],
+        last: &[u8],
+        out: &mut [u8],
+    );
 
     /// Decrypts `sealed`, a ciphertext followed by its tag, in place and returns the length of the
     /// plaintext.
@@ -139,15 +151,6 @@ pub trait Aead: Send + Sync {
     /// the keystream. Applying it twice restores the range.
     fn apply_keystream(&self, nonce: &[u8; NONCE_BYTES], offset: u64, range: &mut [u8]);
 
-    /// Adds the encrypted range of a text at `offset` to `sum`.
-    fn absorb_ciphertext(
-        &self,
-        nonce: &[u8; NONCE_BYTES],
-        sum: &mut AuthSum,
-        offset: u64,
-        sealed: &[u8],
-    );
-
     /// Adds `other`, a sum over other ranges of the same text, to `sum`.
     fn merge(&self, sum: &mut AuthSum, other: &AuthSum);
 
@@ -163,29 +166,30 @@ pub trait Aead: Send + Sync {
         sum: &AuthSum,
     ) -> [u8; TAG_BYTES];
 
-    /// Encrypts a range in place and adds it to `sum`: [`Aead::apply_keystream`], then
-    /// [`Aead::absorb_ciphertext`].
-    fn seal_range(
-        &self,
-        nonce: &[u8; NONCE_BYTES],
-        sum: &mut AuthSum,
-        offset: u64,
-        range: &mut [u8],
-    ) {
-        self.apply_keystream(nonce, offset, range);
-        self.absorb_ciphertext(nonce, sum, offset, range);
-    }
+    /// Creates the state for encrypting and decrypting ranges.
+    fn ranges(&self) -> Box<dyn AeadRanges>;
+}
 
-    /// Adds an encrypted range to `sum` and decrypts it in place: [`Aead::absorb_ciphertext`], then
-    /// [`Aead::apply_keystream`].
-    fn open_range(
-        &self,
-        nonce: &[u8; NONCE_BYTES],
-        sum: &mut AuthSum,
-        offset: u64,
-        range: &mut [u8],
-    ) {
-        self.absorb_ciphertext(nonce, sum, offset, range);
-        self.apply_keystream(nonce, offset, range);
-    }
+/// Encryption and decryption of ranges of texts with one key, in place.
+///
+/// [`Self::seek`] begins a run of adjacent ranges, [`Self::end_run`] ends it. Ranges may have any
+/// length, also zero, and runs any order. Ranges within a run are nearly as fast as whole texts; a
+/// new run costs as much as a few hundred bytes. Dropping it wipes its secrets.
+pub trait AeadRanges: Send {
+    /// Begins a run at `offset` of the text with `nonce`. `sum` covers the ranges of the text that
+    /// were processed already; no byte may be added to a sum twice. A previous run is abandoned.
+    fn seek(&mut self, nonce: &[u8; NONCE_BYTES], sum: &AuthSum, offset: u64);
+
+    /// Encrypts the next range of the run.
+    ///
+    /// # Panics
+    /// If there is no run; so does [`Self::open`].
+    fn seal(&mut self, range: &mut [u8]);
+
+    /// Decrypts the next range of the run.
+    fn open(&mut self, range: &mut [u8]);
+
+    /// Ends the run, and returns the sum over the ranges before it and its own. Without a run, the
+    /// sum is empty.
+    fn end_run(&mut self) -> AuthSum;
 }

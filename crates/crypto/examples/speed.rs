@@ -7,7 +7,7 @@
 use std::hint::black_box;
 use std::time::Duration;
 
-use abi::crypto::{Aead, AuthSum, CryptoProvider, Suite};
+use abi::crypto::{Aead, AeadRanges, AuthSum, CryptoProvider, Suite};
 use aws_lc_rs::aead;
 use outboard_crypto::Provider;
 
@@ -43,7 +43,8 @@ fn main() {
         // 5 and 12, the number of segments, have no common divisor.
         let shuffled: Vec<_> = (0..12).map(|n| n * 5 % 12 * SEGMENT).collect();
         for (order, starts) in [("in order", in_order), ("shuffled", shuffled)] {
-            let rate = gigabytes(RECORD, || open_segments(&*key, &starts, &mut text));
+            let mut cipher = key.ranges();
+            let rate = gigabytes(RECORD, || open_segments(&*key, &mut *cipher, &starts, &mut text));
             println!("  {rate:6.2} GB/s  segments of {SEGMENT} bytes, {order}");
         }
         parts(&*key, &mut text);
@@ -51,7 +52,7 @@ fn main() {
     }
 }
 
-/// Measures two ways to decrypt a QUIC packet so that one with a wrong tag stays unchanged.
+/// Measures decryption of a QUIC packet that stays unchanged if its tag is wrong.
 fn packets(key: &dyn Aead) {
     let mut sealed = vec![1; PACKET];
     let tag = key.seal(&NONCE, &HEADER, &mut sealed[..PACKET - 16]);
@@ -63,36 +64,47 @@ fn packets(key: &dyn Aead) {
         black_box(key.open(&NONCE, &HEADER, &mut packet)).expect("it verifies");
     });
     println!("  {rate:6.2} GB/s  a packet of {PACKET} bytes, copied and opened");
-    let rate = gigabytes(PACKET, || {
-        packet.copy_from_slice(&sealed);
-        let (text, tag) = packet.split_at_mut(PACKET - 16);
-        let mut sum = AuthSum::default();
-        key.absorb_ciphertext(&NONCE, &mut sum, 0, text);
-        assert_eq!(key.finish(&NONCE, &HEADER, text.len() as u64, &sum), *tag);
-        key.apply_keystream(&NONCE, 0, text);
-        black_box(&mut packet);
-    });
-    println!("  {rate:6.2} GB/s  the same, verified and then opened");
 }
 
-/// Measures keystream and sum separately.
+/// Measures a segment's keystream, one segment, and short ranges.
 fn parts(key: &dyn Aead, text: &mut [u8]) {
     let rate = gigabytes(SEGMENT, || key.apply_keystream(&NONCE, 24, &mut text[..SEGMENT]));
     println!("  {rate:6.2} GB/s  one segment's keystream alone");
-    let rate = gigabytes(SEGMENT, || {
-        let mut sum = AuthSum::default();
-        key.absorb_ciphertext(&NONCE, &mut sum, 0, &text[..SEGMENT]);
-        black_box(sum);
-    });
-    println!("  {rate:6.2} GB/s  one segment's sum alone, with its beginning");
+    let mut cipher = key.ranges();
+    let empty = AuthSum::default();
+    for (at, what) in [(0, "from its record's beginning"), (24, "alone, within a block")] {
+        let rate = gigabytes(SEGMENT, || {
+            cipher.seek(&NONCE, &empty, at);
+            cipher.open(&mut text[..SEGMENT]);
+            black_box(cipher.end_run());
+        });
+        println!("  {rate:6.2} GB/s  one segment {what}");
+    }
+    for len in [64, 128, 192, 256, 384, 512] {
+        let rate = gigabytes(len, || {
+            cipher.seek(&NONCE, &empty, 0);
+            cipher.open(&mut text[..len]);
+            black_box(cipher.end_run());
+        });
+        println!("  {:6.1} ns    a range of {len} bytes", len as f64 / rate);
+    }
 }
 
-fn open_segments(key: &dyn Aead, starts: &[usize], text: &mut [u8]) {
-    let mut sum = AuthSum::default();
+/// Opens a record by segments that begin at `starts`; adjacent ones are a run.
+fn open_segments(key: &dyn Aead, cipher: &mut dyn AeadRanges, starts: &[usize], text: &mut [u8]) {
+    let (mut sum, mut next) = (AuthSum::default(), None);
     for &start in starts {
+        if next != Some(start) {
+            if next.is_some() {
+                sum = cipher.end_run();
+            }
+            cipher.seek(&NONCE, &sum, start as u64);
+        }
         let end = text.len().min(start + SEGMENT);
-        key.open_range(&NONCE, &mut sum, start as u64, &mut text[start..end]);
+        cipher.open(&mut text[start..end]);
+        next = Some(end);
     }
+    let sum = cipher.end_run();
     black_box(key.finish(&NONCE, &HEADER, text.len() as u64, &sum));
 }
 

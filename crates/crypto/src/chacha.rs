@@ -1,6 +1,6 @@
 //! ChaCha20-Poly1305 over ranges of a text (RFC 8439).
 //!
-//! Called by [`crate::Provider`]. ChaCha20 is the `chacha20` crate's; Poly1305 is our own, see
+//! Called by [`crate::Provider`]. ChaCha20 is aws-lc's; Poly1305 of ranges is our own, see
 //! [`crate::poly1305`].
 //!
 //! Each nonce has its own Poly1305 key, which takes a block of ChaCha20 to compute, so the key is
@@ -9,13 +9,10 @@
 
 use std::fmt;
 
-use abi::crypto::{Aead, AuthSum, BadTag, NONCE_BYTES, Suite, TAG_BYTES};
-use chacha20::cipher::array::Array;
-use chacha20::cipher::{KeyIvInit, StreamCipher, StreamCipherCore};
-use chacha20::variants::Ietf;
-use chacha20::{ChaCha20, ChaChaCore, R20};
+use abi::crypto::{Aead, AeadRanges, AuthSum, BadTag, NONCE_BYTES, Suite, TAG_BYTES};
 use zeroize::Zeroizing;
 
+use crate::aws_lc::chacha20;
 use crate::horner::{BLOCK, RunningSum, block_at};
 use crate::poly1305::{Poly1305, Poly1305Element};
 use crate::whole_text::WholeTextKey;
@@ -33,40 +30,25 @@ impl ChaCha {
         let whole = WholeTextKey::new(Suite::ChaCha20Poly1305, key)?;
         Some(Self { whole, key: Zeroizing::new(key.try_into().ok()?) })
     }
+}
 
-    /// XORs a range with the keystream; the range ends before the block counter does.
-    fn crypt(&self, nonce: &[u8; NONCE_BYTES], offset: u64, range: &mut [u8]) {
-        let mut core = ChaChaCore::<R20, Ietf>::new((&*self.key).into(), nonce.into());
-        let first = FIRST + offset / STREAM_BLOCK as u64;
-        core.set_block_pos(u32::try_from(first).unwrap_or(0));
-        let mut keystream = [[0; STREAM_BLOCK]; BATCH];
-        let mut skip = offset_in_block(offset, STREAM_BLOCK);
-        let mut rest = range;
-        while !rest.is_empty() {
-            let (now, later) = rest.split_at_mut(rest.len().min(BATCH * STREAM_BLOCK - skip));
-            // The library computes four blocks in the time of one.
-            let blocks = (skip + now.len()).div_ceil(STREAM_BLOCK).next_multiple_of(4);
-            let blocks = &mut keystream[..blocks];
-            core.write_keystream_blocks(Array::cast_slice_from_core_mut(blocks));
-            let key = &blocks.as_flattened()[skip..];
-            now.iter_mut().zip(key).for_each(|(byte, key)| *byte ^= key);
-            (rest, skip) = (later, 0);
-        }
+/// XORs a range with the keystream; bytes beyond the longest text become zero.
+fn apply_keystream(key: &[u8; 32], nonce: &[u8; NONCE_BYTES], offset: u64, range: &mut [u8]) {
+    let (range, beyond) = range.split_at_mut(bytes_within_max(offset, range.len(), TEXT_MAX));
+    beyond.fill(0);
+    let block = u32::try_from(FIRST + offset / STREAM_BLOCK as u64).unwrap_or(0);
+    let skip = offset_in_block(offset, STREAM_BLOCK);
+    if skip == 0 {
+        return chacha20(key, nonce, block, range);
     }
-
-    fn cipher(&self, nonce: &[u8; NONCE_BYTES]) -> ChaCha20 {
-        ChaCha20::new((&*self.key).into(), nonce.into())
+    let (head, body) = range.split_at_mut((STREAM_BLOCK - skip).min(range.len()));
+    if !head.is_empty() {
+        let mut keystream = Zeroizing::new([0; STREAM_BLOCK]);
+        chacha20(key, nonce, block, &mut *keystream);
+        head.iter_mut().zip(&keystream[skip..]).for_each(|(byte, key)| *byte ^= key);
     }
-
-    fn load(&self, nonce: &[u8; NONCE_BYTES], sum: &AuthSum) -> ChaChaSum {
-        let [a, b, c, end, r0, r1, s0, s1] = *sum.words();
-        let mut key = [u128_from_halves(r0, r1), u128_from_halves(s0, s1)];
-        if key == [0, 0] {
-            let mut block = Zeroizing::new([0; 2 * BLOCK]);
-            self.cipher(nonce).apply_keystream(&mut *block);
-            key = [0, 1].map(|half| u128::from_le_bytes(block_at(&*block, half)));
-        }
-        ChaChaSum { running: RunningSum { value: Poly1305Element([a, b, c]), end }, key }
+    if !body.is_empty() {
+        chacha20(key, nonce, block + 1, body);
     }
 }
 
@@ -78,7 +60,18 @@ struct ChaChaSum {
 }
 
 impl ChaChaSum {
-    fn store(self) -> AuthSum {
+    fn load(key: &[u8; 32], nonce: &[u8; NONCE_BYTES], sum: &AuthSum) -> Self {
+        let [a, b, c, end, r0, r1, s0, s1] = *sum.words();
+        let mut halves = [u128_from_halves(r0, r1), u128_from_halves(s0, s1)];
+        if halves == [0, 0] {
+            let mut block = Zeroizing::new([0; 2 * BLOCK]);
+            chacha20(key, nonce, 0, &mut *block);
+            halves = [0, 1].map(|half| u128::from_le_bytes(block_at(&*block, half)));
+        }
+        Self { running: RunningSum { value: Poly1305Element([a, b, c]), end }, key: halves }
+    }
+
+    fn store(&self) -> AuthSum {
         let [a, b, c] = self.running.value.0;
         let [[r0, r1], [s0, s1]] = self.key.map(halves);
         AuthSum::from_words([a, b, c, self.running.end, r0, r1, s0, s1])
@@ -88,6 +81,17 @@ impl ChaChaSum {
 impl Aead for ChaCha {
     fn seal(&self, nonce: &[u8; NONCE_BYTES], aad: &[u8], text: &mut [u8]) -> [u8; TAG_BYTES] {
         self.whole.seal(nonce, aad, text)
+    }
+
+    fn seal_copy(
+        &self,
+        nonce: &[u8; NONCE_BYTES],
+        aad: &[u8],
+        text: &[u8],
+        last: &[u8],
+        out: &mut [u8],
+    ) {
+        self.whole.seal_copy(nonce, aad, text, last, out);
     }
 
     fn open(
@@ -100,21 +104,7 @@ impl Aead for ChaCha {
     }
 
     fn apply_keystream(&self, nonce: &[u8; NONCE_BYTES], offset: u64, range: &mut [u8]) {
-        let (range, beyond) = range.split_at_mut(bytes_within_max(offset, range.len(), TEXT_MAX));
-        beyond.fill(0);
-        self.crypt(nonce, offset, range);
-    }
-
-    fn absorb_ciphertext(
-        &self,
-        nonce: &[u8; NONCE_BYTES],
-        sum: &mut AuthSum,
-        offset: u64,
-        sealed: &[u8],
-    ) {
-        let mut state = self.load(nonce, sum);
-        state.running.add(&Poly1305::new(state.key[0]), offset, sealed);
-        *sum = state.store();
+        apply_keystream(&self.key, nonce, offset, range);
     }
 
     fn merge(&self, sum: &mut AuthSum, other: &AuthSum) {
@@ -123,8 +113,8 @@ impl Aead for ChaCha {
             *sum = *other;
         } else if other.words()[4..] != [0; 4] {
             let nonce = &[0; NONCE_BYTES];
-            let mut state = self.load(nonce, sum);
-            let other = self.load(nonce, other).running;
+            let mut state = ChaChaSum::load(&self.key, nonce, sum);
+            let other = ChaChaSum::load(&self.key, nonce, other).running;
             state.running.merge(&Poly1305::new(state.key[0]), other);
             *sum = state.store();
         }
@@ -137,13 +127,68 @@ impl Aead for ChaCha {
         text_len: u64,
         sum: &AuthSum,
     ) -> [u8; TAG_BYTES] {
-        let state = self.load(nonce, sum);
+        let state = ChaChaSum::load(&self.key, nonce, sum);
         let mut lengths = [0; BLOCK];
         lengths[..8].copy_from_slice(&(aad.len() as u64).to_le_bytes());
         lengths[8..].copy_from_slice(&text_len.to_le_bytes());
         let [r, s] = state.key;
         let value = state.running.finish(&Poly1305::new(r), aad, text_len, &lengths);
         value.to_number().wrapping_add(s).to_le_bytes()
+    }
+
+    fn ranges(&self) -> Box<dyn AeadRanges> {
+        Box::new(ChaChaRanges { key: self.key.clone(), run: None })
+    }
+}
+
+/// Runs of ranges.
+struct ChaChaRanges {
+    key: Zeroizing<[u8; 32]>,
+    run: Option<ChaChaRun>,
+}
+
+/// Position of a [`ChaChaRanges`].
+struct ChaChaRun {
+    nonce: [u8; NONCE_BYTES],
+    /// Offset of the next range.
+    offset: u64,
+    sum: ChaChaSum,
+    field: Poly1305,
+}
+
+impl ChaChaRun {
+    fn absorb(&mut self, sealed: &[u8]) {
+        self.sum.running.add(&self.field, self.offset, sealed);
+    }
+
+    fn apply_keystream(&mut self, key: &[u8; 32], range: &mut [u8]) {
+        apply_keystream(key, &self.nonce, self.offset, range);
+    }
+}
+
+impl AeadRanges for ChaChaRanges {
+    fn seek(&mut self, nonce: &[u8; NONCE_BYTES], sum: &AuthSum, offset: u64) {
+        let sum = ChaChaSum::load(&self.key, nonce, sum);
+        let field = Poly1305::new(sum.key[0]);
+        self.run = Some(ChaChaRun { nonce: *nonce, offset, sum, field });
+    }
+
+    fn seal(&mut self, range: &mut [u8]) {
+        let run = self.run.as_mut().expect("the caller has called `seek`");
+        run.apply_keystream(&self.key, range);
+        run.absorb(range);
+        run.offset = run.offset.saturating_add(range.len() as u64);
+    }
+
+    fn open(&mut self, range: &mut [u8]) {
+        let run = self.run.as_mut().expect("the caller has called `seek`");
+        run.absorb(range);
+        run.apply_keystream(&self.key, range);
+        run.offset = run.offset.saturating_add(range.len() as u64);
+    }
+
+    fn end_run(&mut self) -> AuthSum {
+        self.run.take().map_or_else(AuthSum::default, |run| run.sum.store())
     }
 }
 
@@ -157,7 +202,5 @@ impl fmt::Debug for ChaCha {
 const FIRST: u64 = 1;
 /// Bytes of a keystream block.
 const STREAM_BLOCK: usize = 64;
-/// Keystream blocks computed at once: enough for a segment of 1,448 bytes.
-const BATCH: usize = 24;
 /// Longest text in bytes (RFC 8439 section 2.8).
 const TEXT_MAX: u64 = (1 << 38) - 64;

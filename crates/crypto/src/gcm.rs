@@ -1,17 +1,17 @@
 //! AES-GCM over ranges of a text (NIST SP 800-38D).
 //!
-//! Called by [`crate::Provider`]. AES in counter mode comes from the `aes` and `ctr` crates. GHASH
-//! over many blocks comes from aws-lc, as the tag of associated data, since aws-lc uses the widest
-//! instructions; GHASH over few blocks, and multiplication by powers of its key, come from
-//! `polyval`. `examples/speed.rs` measures which is faster. All tags from which GHASH is taken have
-//! the same nonce; only sums leave this file, and these do not contain that nonce's mask.
+//! Called by [`crate::Provider`]. Whole texts are aws-lc's. Ranges are encrypted
+//! and hashed in one pass by aws-lc too, as if they were texts of their own ([`GcmRanges`]). Short
+//! ones, and the bytes before the first whole block, take AES in counter mode from the `aes` and
+//! `ctr` crates and GHASH from `polyval`. `examples/speed.rs` measures which is faster.
 //!
 //! Invariant: an element of GHASH's field is kept as in POLYVAL, with its bytes reversed (RFC 8452
 //! appendix A). Nonces are 12 bytes, so that the counter of the text's first block is 2.
 
 use std::fmt;
+use std::sync::{Arc, OnceLock};
 
-use abi::crypto::{Aead, AuthSum, BadTag, NONCE_BYTES, Suite, TAG_BYTES};
+use abi::crypto::{Aead, AeadRanges, AuthSum, BadTag, NONCE_BYTES, Suite, TAG_BYTES};
 use aes::cipher::{
     BlockCipherEncrypt, BlockSizeUser, InnerIvInit, KeyInit, StreamCipher, StreamCipherCoreWrapper,
     StreamCipherSeek, consts::U16,
@@ -20,58 +20,68 @@ use aes::{Aes128Enc, Aes256Enc};
 use ctr::{CtrCore, flavors::Ctr32BE};
 use polyval::hazmat::FieldElement;
 use polyval::{Polyval, universal_hash::UniversalHash};
-use zeroize::Zeroize;
+use zeroize::{Zeroize, Zeroizing};
 
+use crate::aws_lc::{GcmContext, GcmDirection};
 use crate::horner::{BLOCK, Field, RunningSum, block_at};
 use crate::whole_text::WholeTextKey;
-use crate::{bytes_within_max, halves, u128_from_halves};
+use crate::{bytes_within_max, halves, offset_in_block, u128_from_halves};
 
 /// A key of AES-GCM with the block cipher `C`.
 pub(crate) struct Gcm<C> {
-    cipher: C,
-    ghash: Ghash,
+    whole: WholeTextKey,
+    suite: Suite,
+    /// The key, for `field` and for each [`GcmRanges`]; the first [`Suite::key_bytes`] bytes.
+    key: Zeroizing<[u8; 32]>,
+    /// Created with the first range: most keys see only whole texts.
+    field: OnceLock<Arc<GcmField<C>>>,
 }
 
 impl<C: AesCipher> Gcm<C> {
     /// Returns `None` if `key` does not have the length of `suite`'s keys, or `C` is not the cipher
     /// of `suite`.
     pub(crate) fn new(suite: Suite, key: &[u8]) -> Option<Self> {
-        let whole = WholeTextKey::new(suite, key)?;
-        let cipher = C::new_from_slice(key).ok()?;
-        let mut hash_key = [0; BLOCK].into();
-        cipher.encrypt_block(&mut hash_key);
-        Some(Self { cipher, ghash: Ghash::new(whole, hash_key.into()) })
-    }
-
-    /// XORs a range with the keystream; the range ends before the block counter does.
-    fn crypt(&self, nonce: &[u8; NONCE_BYTES], offset: u64, range: &mut [u8]) {
-        let start = self.counter_block(nonce, FIRST);
-        let counter = CtrCore::<&C, Ctr32BE>::inner_iv_init(&self.cipher, &start.into());
-        let mut cipher = StreamCipherCoreWrapper::from_core(counter);
-        let done = cipher.try_seek(offset).is_ok() && cipher.try_apply_keystream(range).is_ok();
-        if !done {
-            range.fill(0);
+        if key.len() != C::key_size() {
+            return None;
         }
+        let whole = WholeTextKey::new(suite, key)?;
+        let mut copy = Zeroizing::new([0; 32]);
+        copy[..key.len()].copy_from_slice(key);
+        Some(Self { whole, suite, key: copy, field: OnceLock::new() })
     }
 
-    /// Returns the block that masks the tag, E(K, J0) (SP 800-38D section 7.1).
-    fn tag_mask(&self, nonce: &[u8; NONCE_BYTES]) -> u128 {
-        let mut mask = self.counter_block(nonce, FIRST - 1).into();
-        self.cipher.encrypt_block(&mut mask);
-        u128::from_be_bytes(mask.into())
+    fn key(&self) -> &[u8] {
+        &self.key[..self.suite.key_bytes()]
     }
 
-    fn counter_block(&self, nonce: &[u8; NONCE_BYTES], counter: u32) -> [u8; BLOCK] {
-        let mut block = [0; BLOCK];
-        block[..NONCE_BYTES].copy_from_slice(nonce);
-        block[NONCE_BYTES..].copy_from_slice(&counter.to_be_bytes());
-        block
+    /// Returns `None` if memory is exhausted, or if the hash key is zero and has no inverse.
+    fn context(&self) -> Option<GcmContext> {
+        let invertible = self.field().inverse != [0; BLOCK];
+        GcmContext::new(self.suite, self.key()).filter(|_| invertible)
+    }
+
+    fn field(&self) -> &Arc<GcmField<C>> {
+        self.field.get_or_init(|| {
+            let cipher = C::new_from_slice(self.key()).expect("`new` checked the length");
+            Arc::new(GcmField::new(cipher))
+        })
     }
 }
 
-impl<C: AesCipher> Aead for Gcm<C> {
+impl<C: AesCipher + 'static> Aead for Gcm<C> {
     fn seal(&self, nonce: &[u8; NONCE_BYTES], aad: &[u8], text: &mut [u8]) -> [u8; TAG_BYTES] {
-        self.ghash.whole.seal(nonce, aad, text)
+        self.whole.seal(nonce, aad, text)
+    }
+
+    fn seal_copy(
+        &self,
+        nonce: &[u8; NONCE_BYTES],
+        aad: &[u8],
+        text: &[u8],
+        last: &[u8],
+        out: &mut [u8],
+    ) {
+        self.whole.seal_copy(nonce, aad, text, last, out);
     }
 
     fn open(
@@ -80,30 +90,16 @@ impl<C: AesCipher> Aead for Gcm<C> {
         aad: &[u8],
         sealed: &mut [u8],
     ) -> Result<usize, BadTag> {
-        self.ghash.whole.open(nonce, aad, sealed)
+        self.whole.open(nonce, aad, sealed)
     }
 
     fn apply_keystream(&self, nonce: &[u8; NONCE_BYTES], offset: u64, range: &mut [u8]) {
-        let (inside, beyond) = range.split_at_mut(bytes_within_max(offset, range.len(), TEXT_MAX));
-        self.crypt(nonce, offset, inside);
-        beyond.fill(0);
-    }
-
-    fn absorb_ciphertext(
-        &self,
-        _: &[u8; NONCE_BYTES],
-        sum: &mut AuthSum,
-        offset: u64,
-        sealed: &[u8],
-    ) {
-        let mut running = load(sum);
-        running.add(&self.ghash, offset, sealed);
-        *sum = store(running);
+        self.field().apply_keystream(nonce, offset, range);
     }
 
     fn merge(&self, sum: &mut AuthSum, other: &AuthSum) {
         let mut running = load(sum);
-        running.merge(&self.ghash, load(other));
+        running.merge(&**self.field(), load(other));
         *sum = store(running);
     }
 
@@ -114,43 +110,175 @@ impl<C: AesCipher> Aead for Gcm<C> {
         text_len: u64,
         sum: &AuthSum,
     ) -> [u8; TAG_BYTES] {
-        let mut lengths = [0; BLOCK];
-        lengths[..8].copy_from_slice(&(aad.len() as u64 * 8).to_be_bytes());
-        lengths[8..].copy_from_slice(&text_len.wrapping_mul(8).to_be_bytes());
-        let hash = load(sum).finish(&self.ghash, aad, text_len, &lengths);
-        (hash ^ self.tag_mask(nonce)).to_be_bytes()
+        let field = &**self.field();
+        let lengths = length_block(aad.len() as u64, text_len).to_be_bytes();
+        let hash = load(sum).finish(field, aad, text_len, &lengths);
+        (hash ^ field.encrypted_counter(nonce, FIRST - 1)).to_be_bytes()
     }
 
-    fn seal_range(
-        &self,
-        nonce: &[u8; NONCE_BYTES],
-        sum: &mut AuthSum,
-        offset: u64,
-        range: &mut [u8],
-    ) {
-        self.apply_keystream(nonce, offset, range);
-        let mut running = load(sum);
-        running.add_mut(&self.ghash, offset, range);
-        *sum = store(running);
-    }
-
-    fn open_range(
-        &self,
-        nonce: &[u8; NONCE_BYTES],
-        sum: &mut AuthSum,
-        offset: u64,
-        range: &mut [u8],
-    ) {
-        let mut running = load(sum);
-        running.add_mut(&self.ghash, offset, range);
-        *sum = store(running);
-        self.apply_keystream(nonce, offset, range);
+    fn ranges(&self) -> Box<dyn AeadRanges> {
+        Box::new(GcmRanges { field: Arc::clone(self.field()), context: self.context(), run: None })
     }
 }
 
 impl<C> fmt::Debug for Gcm<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Gcm(..)")
+    }
+}
+
+/// Runs of ranges.
+///
+/// Encryption and GHASH of a run are one pass of aws-lc over a text of its own. A run begins at any
+/// block of the record, but aws-lc begins a text with the block after J0, and its GHASH with zero.
+/// Therefore aws-lc gets an IV of 16 bytes, from which it computes J0 as a GHASH (SP 800-38D
+/// section 7.1); the IV is chosen such that J0 is the counter block before the run. The sum of the
+/// preceding ranges comes first, as a block of associated data. The sum after the run is computed
+/// back from the tag. Each of these inverts GHASH, which is a product with the inverse of the hash
+/// key. Nonces are safe: the counter blocks, and so the keystream, are those of the whole text.
+struct GcmRanges<C> {
+    field: Arc<GcmField<C>>,
+    /// `None` if every range is processed without it.
+    context: Option<GcmContext>,
+    run: Option<GcmRun>,
+}
+
+/// Position of a [`GcmRanges`].
+struct GcmRun {
+    nonce: [u8; NONCE_BYTES],
+    /// Sum over all ranges but those in the context.
+    sum: RunningSum<u128>,
+    /// Offset of the next range.
+    offset: u64,
+    in_context: Option<InContext>,
+}
+
+/// The part of a run that the context processes.
+struct InContext {
+    direction: GcmDirection,
+    /// True if it began with the sum of the ranges before it, which it therefore contains.
+    continues: bool,
+    /// Bytes of text since its beginning.
+    len: u64,
+    /// The encrypted J0, which masks the tag.
+    mask: u128,
+}
+
+impl<C: AesCipher> AeadRanges for GcmRanges<C> {
+    fn seek(&mut self, nonce: &[u8; NONCE_BYTES], sum: &AuthSum, offset: u64) {
+        self.run = Some(GcmRun { nonce: *nonce, sum: load(sum), offset, in_context: None });
+    }
+
+    fn seal(&mut self, range: &mut [u8]) {
+        self.crypt(GcmDirection::Seal, range);
+    }
+
+    fn open(&mut self, range: &mut [u8]) {
+        self.crypt(GcmDirection::Open, range);
+    }
+
+    fn end_run(&mut self) -> AuthSum {
+        let Some(mut run) = self.run.take() else { return AuthSum::default() };
+        if let Some(context) = &mut self.context {
+            run.leave_context(context, &self.field);
+        }
+        store(run.sum)
+    }
+}
+
+impl<C: AesCipher> GcmRanges<C> {
+    fn crypt(&mut self, direction: GcmDirection, range: &mut [u8]) {
+        let run = self.run.as_mut().expect("the caller has called `seek`");
+        let end = run.offset.saturating_add(range.len() as u64);
+        match &mut self.context {
+            Some(context) => {
+                let running =
+                    run.in_context.as_ref().is_some_and(|part| part.direction == direction);
+                let fits = end <= TEXT_MAX && range.len() <= CONTEXT_BYTES_MAX;
+                let by_context = fits && (running || range.len() >= CONTEXT_BYTES_MIN);
+                if !running || !by_context {
+                    run.leave_context(context, &self.field);
+                }
+                if by_context {
+                    run.crypt_in(context, &self.field, direction, range);
+                } else {
+                    run.crypt_apart(&self.field, direction, range);
+                }
+            }
+            None => run.crypt_apart(&self.field, direction, range),
+        }
+        run.offset = end;
+    }
+}
+
+impl GcmRun {
+    /// Moves the context's part of the sum to the run's.
+    fn leave_context<C: AesCipher>(&mut self, context: &mut GcmContext, field: &GcmField<C>) {
+        let Some(part) = self.in_context.take() else { return };
+        let hash = u128::from_be_bytes(context.tag()) ^ part.mask;
+        let value = multiply(hash, &field.inverse) ^ length_block(BLOCK as u64, part.len);
+        // aws-lc has completed the last block with zeros and multiplied.
+        let whole = part.len % BLOCK as u64 == 0;
+        let value = if whole { value } else { multiply(value, &field.inverse) };
+        let sum = RunningSum { value, end: self.offset };
+        if part.continues {
+            self.sum = sum;
+        } else {
+            self.sum.merge(field, sum);
+        }
+    }
+
+    /// Processes a range by the context: in the part that it processes already, or, if the range is
+    /// longer than a block, in a new one.
+    fn crypt_in<C: AesCipher>(
+        &mut self,
+        context: &mut GcmContext,
+        field: &GcmField<C>,
+        direction: GcmDirection,
+        range: &mut [u8],
+    ) {
+        if let Some(part) = &mut self.in_context {
+            context.update(range);
+            part.len += range.len() as u64;
+            return;
+        }
+        let from = offset_in_block(self.offset, BLOCK);
+        let (head, body) = range.split_at_mut(if from == 0 { 0 } else { BLOCK - from });
+        let (block, sum) = (self.offset / BLOCK as u64, self.sum);
+        let continues = self.offset >= sum.end;
+        let value =
+            if continues { field.raise(sum.value, block - sum.end / BLOCK as u64) } else { 0 };
+        // At most 2^32 - 2, since the range is inside the longest text. If there is a head, the
+        // counter block before the body is that of the head.
+        let counter = u32::try_from(block).unwrap_or(0) + if from == 0 { FIRST - 1 } else { FIRST };
+        let mask = field.encrypted_counter(&self.nonce, counter);
+        // Associated data is multiplied by the hash key. The sum of whole blocks was multiplied
+        // already; a block that the head completes was not.
+        let before = if from == 0 {
+            multiply(value, &field.inverse)
+        } else {
+            value ^ crypt_head(direction, &mask.to_be_bytes()[from..], head)
+        };
+        let iv = field.iv(counter_block(&self.nonce, counter));
+        context.begin(direction, &iv.to_be_bytes(), &before.to_be_bytes());
+        context.update(body);
+        self.in_context = Some(InContext { direction, continues, len: body.len() as u64, mask });
+    }
+
+    /// Processes a range without the context.
+    fn crypt_apart<C: AesCipher>(
+        &mut self,
+        field: &GcmField<C>,
+        direction: GcmDirection,
+        range: &mut [u8],
+    ) {
+        if direction == GcmDirection::Open {
+            self.sum.add(field, self.offset, range);
+        }
+        field.apply_keystream(&self.nonce, self.offset, range);
+        if direction == GcmDirection::Seal {
+            self.sum.add(field, self.offset, range);
+        }
     }
 }
 
@@ -173,65 +301,77 @@ pub(crate) trait AesCipher:
 impl AesCipher for Aes128Enc {}
 impl AesCipher for Aes256Enc {}
 
-/// GHASH with one key (SP 800-38D section 6.4) as a polynomial's field.
-///
-/// An element is a block read as a big-endian number, which is POLYVAL's element of that value.
-struct Ghash {
-    whole: WholeTextKey,
-    /// E(K, J0) for a nonce of zeros, which masks the tags that aws-lc computes for us.
-    mask: u128,
+/// AES in counter mode, and GHASH (SP 800-38D section 6.4) as a polynomial's field. An element is a
+/// block read as a big-endian number, which is POLYVAL's element of that value.
+struct GcmField<C> {
+    cipher: C,
     /// The hash key to the powers of 2^n.
     powers: [[u8; BLOCK]; POWERS],
+    /// The inverse of the hash key; zero if the hash key is zero, whose products are all zero.
+    inverse: [u8; BLOCK],
+    /// Its square.
+    inverse_square: [u8; BLOCK],
+    /// The block of lengths of an IV of 16 bytes, times `inverse`.
+    iv_lengths: u128,
 }
 
-impl Ghash {
-    fn new(whole: WholeTextKey, hash_key: [u8; BLOCK]) -> Self {
-        let mask = u128::from_be_bytes(whole.seal(&[0; NONCE_BYTES], &[], &mut []));
-        let hash_key = FieldElement::from(u128::from_be_bytes(hash_key)).mulx();
+impl<C: AesCipher> GcmField<C> {
+    fn new(cipher: C) -> Self {
+        let mut hash_key = [0; BLOCK].into();
+        cipher.encrypt_block(&mut hash_key);
+        let hash_key = FieldElement::from(u128::from_be_bytes(hash_key.into())).mulx();
         let mut powers = [hash_key.into(); POWERS];
         for n in 1..POWERS {
             powers[n] = multiply(u128::from_le_bytes(powers[n - 1]), &powers[n - 1]).to_le_bytes();
         }
-        Self { whole, mask, powers }
-    }
-
-    /// Returns `(..(block x) + block) x + ..)` by aws-lc, as the tag of blocks that are associated
-    /// data.
-    ///
-    /// A tag also covers the block of lengths, with one more factor. So aws-lc is given all blocks
-    /// but the last, and the last replaces the lengths.
-    fn ghash_by_aws_lc(&self, blocks: &[u8]) -> u128 {
-        let (most, last) = blocks.split_at(blocks.len() - BLOCK);
-        let tag = u128::from_be_bytes(self.whole.seal(&[0; NONCE_BYTES], most, &mut []));
-        let lengths = u128::from(most.len() as u64 * 8) << 64;
-        tag ^ self.mask ^ self.step(lengths ^ element(last))
-    }
-
-    /// Returns the same by `polyval`, continuing from `a`.
-    #[inline(never)]
-    fn ghash_by_polyval(&self, a: u128, blocks: &[u8]) -> u128 {
-        let mut reversed = [[0; BLOCK].into(); AWS_LC_BYTES_MIN / BLOCK];
-        let mut first = a;
-        for (to, from) in reversed.iter_mut().zip(blocks.chunks_exact(BLOCK)) {
-            *to = (element(from) ^ first).to_le_bytes().into();
-            first = 0;
+        let inverse = inverse(&powers[0]);
+        Self {
+            cipher,
+            powers,
+            inverse,
+            inverse_square: multiply(u128::from_le_bytes(inverse), &inverse).to_le_bytes(),
+            iv_lengths: multiply(length_block(0, BLOCK as u64), &inverse),
         }
-        let mut sum = Polyval::new(&self.powers[0].into());
-        sum.update(&reversed[..blocks.len() / BLOCK]);
-        u128::from_le_bytes(sum.finalize().into())
+    }
+
+    /// XORs a range with the keystream; bytes beyond the longest text become zero.
+    fn apply_keystream(&self, nonce: &[u8; NONCE_BYTES], offset: u64, range: &mut [u8]) {
+        let (inside, beyond) = range.split_at_mut(bytes_within_max(offset, range.len(), TEXT_MAX));
+        beyond.fill(0);
+        let start = counter_block(nonce, FIRST);
+        let counter = CtrCore::<&C, Ctr32BE>::inner_iv_init(&self.cipher, &start.into());
+        let mut cipher = StreamCipherCoreWrapper::from_core(counter);
+        let done = cipher.try_seek(offset).is_ok() && cipher.try_apply_keystream(inside).is_ok();
+        if !done {
+            inside.fill(0);
+        }
+    }
+
+    /// Returns E(K, counter block).
+    fn encrypted_counter(&self, nonce: &[u8; NONCE_BYTES], counter: u32) -> u128 {
+        let mut block = counter_block(nonce, counter).into();
+        self.cipher.encrypt_block(&mut block);
+        u128::from_be_bytes(block.into())
+    }
+
+    /// Returns the IV from which AES-GCM computes this J0.
+    fn iv(&self, j0: [u8; BLOCK]) -> u128 {
+        multiply(u128::from_be_bytes(j0), &self.inverse_square) ^ self.iv_lengths
     }
 }
 
-impl Drop for Ghash {
+impl<C> Drop for GcmField<C> {
     fn drop(&mut self) {
-        // `WholeTextKey` wipes itself. The wiping feature of `polyval` is off: it would wipe a copy
-        // for each product, byte by byte, which takes longer than the product.
+        // The wiping feature of `polyval` is off: it would wipe a copy for each product, byte by
+        // byte, which takes longer than the product.
         self.powers.zeroize();
-        self.mask.zeroize();
+        self.inverse.zeroize();
+        self.inverse_square.zeroize();
+        self.iv_lengths.zeroize();
     }
 }
 
-impl Field for Ghash {
+impl<C: AesCipher> Field for GcmField<C> {
     type Element = u128;
 
     fn sum(&self, a: u128, b: u128) -> u128 {
@@ -247,7 +387,7 @@ impl Field for Ghash {
     }
 
     fn raise(&self, mut a: u128, n: u64) -> u128 {
-        if n == 0 {
+        if n == 0 || a == 0 {
             return a;
         }
         for (bit, power) in self.powers.iter().enumerate() {
@@ -256,43 +396,87 @@ impl Field for Ghash {
                 a = multiply(a, power);
             }
         }
-        if n >> POWERS != 0 { self.raise_far(a, n >> POWERS) } else { a }
+        if n >> POWERS != 0 { raise_far(&self.powers[POWERS - 1], a, n >> POWERS) } else { a }
     }
 
-    fn blocks(&self, a: u128, blocks: &[u8]) -> u128 {
-        if blocks.len() < AWS_LC_BYTES_MIN {
-            return self.ghash_by_polyval(a, blocks);
-        }
-        let before = if a == 0 { 0 } else { self.raise(a, (blocks.len() / BLOCK) as u64) };
-        before ^ self.ghash_by_aws_lc(blocks)
-    }
-
-    fn blocks_mut(&self, a: u128, blocks: &mut [u8]) -> u128 {
-        if blocks.len() < AWS_LC_BYTES_MIN {
-            return self.ghash_by_polyval(a, blocks);
-        }
-        // `a` is added to the first block and so gets all factors for free.
-        let first = block_at(blocks, 0);
-        blocks[..BLOCK].copy_from_slice(&(a ^ u128::from_be_bytes(first)).to_be_bytes());
-        let sum = self.ghash_by_aws_lc(blocks);
-        blocks[..BLOCK].copy_from_slice(&first);
-        sum
-    }
-}
-
-impl Ghash {
-    /// Continues `raise` with `n` times 2^`POWERS`: only in texts longer than any record.
-    #[cold]
-    fn raise_far(&self, mut a: u128, n: u64) -> u128 {
-        let mut power = self.powers[POWERS - 1];
-        for bit in 0..u64::BITS - n.leading_zeros() {
-            power = multiply(u128::from_le_bytes(power), &power).to_le_bytes();
-            if n >> bit & 1 == 1 {
-                a = multiply(a, &power);
-            }
+    fn blocks(&self, mut a: u128, blocks: &[u8]) -> u128 {
+        for some in blocks.chunks(POLYVAL_BYTES) {
+            a = self.ghash_by_polyval(a, some);
         }
         a
     }
+}
+
+impl<C> GcmField<C> {
+    /// Continues GHASH from `a` over at most [`POLYVAL_BYTES`].
+    #[inline(never)]
+    fn ghash_by_polyval(&self, a: u128, blocks: &[u8]) -> u128 {
+        let mut reversed = [[0; BLOCK].into(); POLYVAL_BYTES / BLOCK];
+        let mut first = a;
+        for (to, from) in reversed.iter_mut().zip(blocks.chunks_exact(BLOCK)) {
+            *to = (element(from) ^ first).to_le_bytes().into();
+            first = 0;
+        }
+        let mut sum = Polyval::new(&self.powers[0].into());
+        sum.update(&reversed[..blocks.len() / BLOCK]);
+        u128::from_le_bytes(sum.finalize().into())
+    }
+}
+
+/// Encrypts or decrypts the last bytes of a block; returns their ciphertext as an element.
+fn crypt_head(direction: GcmDirection, keystream: &[u8], head: &mut [u8]) -> u128 {
+    let mut block = [0; BLOCK];
+    let place = BLOCK - head.len();
+    if direction == GcmDirection::Open {
+        block[place..].copy_from_slice(head);
+    }
+    head.iter_mut().zip(keystream).for_each(|(byte, key)| *byte ^= key);
+    if direction == GcmDirection::Seal {
+        block[place..].copy_from_slice(head);
+    }
+    u128::from_be_bytes(block)
+}
+
+/// Continues `raise` with `n` times 2^`POWERS`: only in texts longer than any record.
+#[cold]
+fn raise_far(last: &[u8; BLOCK], mut a: u128, n: u64) -> u128 {
+    let mut power = *last;
+    for bit in 0..u64::BITS - n.leading_zeros() {
+        power = multiply(u128::from_le_bytes(power), &power).to_le_bytes();
+        if n >> bit & 1 == 1 {
+            a = multiply(a, &power);
+        }
+    }
+    a
+}
+
+/// Returns the inverse of an element, its power of 2^128 - 2, by the chain of Itoh and Tsujii. That
+/// of zero is zero.
+fn inverse(of: &[u8; BLOCK]) -> [u8; BLOCK] {
+    let product =
+        |a: [u8; BLOCK], b: &[u8; BLOCK]| multiply(u128::from_le_bytes(a), b).to_le_bytes();
+    let squared = |a: [u8; BLOCK], times: u32| (0..times).fold(a, |a, _| product(a, &a));
+    // `ones` is `of` to the power of 2^bits - 1: 1, 3, 7, 15, 31, 63, 127 bits.
+    let (mut ones, mut bits) = (*of, 1);
+    while bits < 127 {
+        ones = product(squared(ones, bits), &ones);
+        ones = product(squared(ones, 1), of);
+        bits = 2 * bits + 1;
+    }
+    squared(ones, 1)
+}
+
+/// Returns the counter block of a text with this counter.
+fn counter_block(nonce: &[u8; NONCE_BYTES], counter: u32) -> [u8; BLOCK] {
+    let mut block = [0; BLOCK];
+    block[..NONCE_BYTES].copy_from_slice(nonce);
+    block[NONCE_BYTES..].copy_from_slice(&counter.to_be_bytes());
+    block
+}
+
+/// Returns the last block of GHASH: the lengths in bits.
+fn length_block(aad_bytes: u64, text_bytes: u64) -> u128 {
+    u128::from(aad_bytes * 8) << 64 | u128::from(text_bytes.wrapping_mul(8))
 }
 
 /// Returns a block as an element.
@@ -312,7 +496,11 @@ fn multiply(a: u128, b: &[u8; BLOCK]) -> u128 {
 const FIRST: u32 = 2;
 /// Longest text in bytes (SP 800-38D section 5.2.1.1).
 const TEXT_MAX: u64 = (1 << 36) - 32;
-/// Bytes from which GHASH by aws-lc, which has a fixed cost of 60 ns, is faster.
-const AWS_LC_BYTES_MIN: usize = 320;
+/// Shortest range with which the context begins; its fixed cost is that of about as many bytes.
+const CONTEXT_BYTES_MIN: usize = 192;
+/// Longest range for the context.
+const CONTEXT_BYTES_MAX: usize = 1 << 30;
+/// Bytes that GHASH by `polyval` takes at a time.
+const POLYVAL_BYTES: usize = 320;
 /// Precomputed powers of the hash key: for the number of blocks in a TLS record.
 const POWERS: usize = 11;

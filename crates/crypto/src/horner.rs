@@ -44,11 +44,6 @@ pub(crate) trait Field {
 
     /// Applies `a = (a + block) x` for each of a whole number of blocks; returns the last `a`.
     fn blocks(&self, a: Self::Element, blocks: &[u8]) -> Self::Element;
-
-    /// As [`Self::blocks`], but may change the blocks in the meantime; restores them.
-    fn blocks_mut(&self, a: Self::Element, blocks: &mut [u8]) -> Self::Element {
-        self.blocks(a, blocks)
-    }
 }
 
 /// The polynomial over all ranges that were added, evaluated up to `end` (see the module's
@@ -64,6 +59,9 @@ impl<E: Copy + Default> RunningSum<E> {
     /// Adds the range at `offset`.
     pub(crate) fn add<F: Field<Element = E>>(&mut self, field: &F, offset: u64, range: &[u8]) {
         let (head, body) = head_and_body(offset, range.len());
+        if range.is_empty() {
+            return;
+        }
         self.add_by(field, offset, |mut a| {
             let (first, rest) = range.split_at(head);
             let (blocks, last) = rest.split_at(body);
@@ -72,26 +70,6 @@ impl<E: Copy + Default> RunningSum<E> {
                 a = field.blocks(a, blocks);
             }
             (add_partial_block(field, a, 0, last), end_of(offset, range.len()))
-        });
-    }
-
-    /// Adds the range at `offset`, which may be changed in the meantime and is restored.
-    pub(crate) fn add_mut<F: Field<Element = E>>(
-        &mut self,
-        field: &F,
-        offset: u64,
-        range: &mut [u8],
-    ) {
-        let (head, body) = head_and_body(offset, range.len());
-        self.add_by(field, offset, |mut a| {
-            let end = end_of(offset, range.len());
-            let (first, rest) = range.split_at_mut(head);
-            let (blocks, last) = rest.split_at_mut(body);
-            a = add_partial_block(field, a, offset, first);
-            if !blocks.is_empty() {
-                a = field.blocks_mut(a, blocks);
-            }
-            (add_partial_block(field, a, 0, last), end)
         });
     }
 

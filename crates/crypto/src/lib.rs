@@ -1,16 +1,19 @@
-//! The crypto provider of Outboard: `abi`'s [`CryptoProvider`] over aws-lc and, for ranges of a
-//! text, over RustCrypto's primitives.
+//! The crypto provider of Outboard: `abi`'s [`CryptoProvider`] over aws-lc and, for short
+//! ranges of a text, over RustCrypto's primitives.
 //!
 //! The program creates one [`Provider`] and passes it to host and device. Nonces and associated
 //! data are the callers': no protocol is known here.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+#[expect(unsafe_code, reason = "calls of a C library, each of which states why it is sound")]
+mod aws_lc;
 mod chacha;
 mod crc;
 mod gcm;
 mod header;
 mod horner;
 mod poly1305;
+#[expect(unsafe_code, reason = "as in `aws_lc`")]
 mod whole_text;
 
 use abi::crypto::{Aead, CryptoProvider, HeaderProtection, Suite};

@@ -96,25 +96,37 @@ fn carry([a, mut b, mut c]: [u128; 3]) -> Poly1305Element {
 
 /// The field with the `r` of one nonce.
 pub(crate) struct Poly1305 {
-    /// `r^2, r`: two blocks at a time halve the chain of dependent multiplications.
-    powers: [Poly1305Factor; 2],
+    /// `r^4, r^3, r^2, r`: four blocks at a time shorten the chain of dependent multiplications.
+    powers: [Poly1305Factor; LANES],
 }
 
 impl Poly1305 {
     /// Returns the field for `r` as it comes from the keystream; `r` is clamped here.
     pub(crate) fn new(r: u128) -> Self {
         let r = Poly1305Element::read((r & CLAMP).to_le_bytes(), 0);
-        let first = Poly1305Factor::new(r);
-        let second = Poly1305Factor::new(r.times(&first));
-        Self { powers: [second, first] }
+        let mut powers = [Poly1305Factor::new(r); LANES];
+        let mut power = r;
+        for factor in powers.iter_mut().rev().skip(1) {
+            power = power.times(&Poly1305Factor::new(r));
+            *factor = Poly1305Factor::new(power);
+        }
+        Self { powers }
     }
 
+    /// Returns `r`.
+    const fn r(&self) -> &Poly1305Factor {
+        &self.powers[LANES - 1]
+    }
+
+    /// Processes as many blocks as there are powers.
     #[inline]
-    fn two_blocks(&self, a: Poly1305Element, blocks: &[u8]) -> Poly1305Element {
-        let [square, r] = &self.powers;
-        let first = square.product(a.plus(Poly1305Element::read(block_at(blocks, 0), 1)));
-        let second = r.product(Poly1305Element::read(block_at(blocks, 1), 1));
-        carry(std::array::from_fn(|n| first[n] + second[n]))
+    fn lanes(&self, a: Poly1305Element, blocks: &[u8]) -> Poly1305Element {
+        let mut sum = self.powers[0].product(a.plus(Poly1305Element::read(block_at(blocks, 0), 1)));
+        for (lane, power) in self.powers.iter().enumerate().skip(1) {
+            let product = power.product(Poly1305Element::read(block_at(blocks, lane), 1));
+            sum = std::array::from_fn(|n| sum[n] + product[n]);
+        }
+        carry(sum)
     }
 }
 
@@ -132,11 +144,11 @@ impl Field for Poly1305 {
     }
 
     fn step(&self, a: Poly1305Element) -> Poly1305Element {
-        a.times(&self.powers[1])
+        a.times(self.r())
     }
 
     fn raise(&self, mut a: Poly1305Element, mut n: u64) -> Poly1305Element {
-        let mut power = self.powers[1];
+        let mut power = *self.r();
         // Not secret: `n` depends on lengths and offsets, which are visible in packets.
         while n != 0 {
             if n & 1 == 1 {
@@ -151,17 +163,19 @@ impl Field for Poly1305 {
     }
 
     fn blocks(&self, mut a: Poly1305Element, blocks: &[u8]) -> Poly1305Element {
-        let mut twos = blocks.chunks_exact(2 * BLOCK);
-        for two in &mut twos {
-            a = self.two_blocks(a, two);
+        let mut groups = blocks.chunks_exact(LANES * BLOCK);
+        for group in &mut groups {
+            a = self.lanes(a, group);
         }
-        for block in twos.remainder().chunks_exact(BLOCK) {
+        for block in groups.remainder().chunks_exact(BLOCK) {
             a = self.step(a.plus(Poly1305Element::read(block_at(block, 0), 1)));
         }
         a
     }
 }
 
+/// Blocks that are processed at a time. The sum of their products stays below 2^102.
+const LANES: usize = 4;
 const M44: u64 = (1 << 44) - 1;
 const M42: u64 = (1 << 42) - 1;
 /// Bits of `r` that may be set (RFC 8439 section 2.5).

@@ -15,9 +15,9 @@ pub(crate) const NO_STD: [&str; 7] = [
     "crates/wire",
 ];
 
-/// Crates that may contain `unsafe`, for memory shared by host and NIC, for system calls, and for
-/// callbacks of a TLS library in C.
-pub(crate) const UNSAFE: [&str; 3] = ["crates/abi", "crates/io", "crates/tls-psk"];
+/// Crates that may contain `unsafe`, for memory shared by host and NIC, for system calls, for
+/// functions of a crypto library in C, and for callbacks of a TLS library in C.
+pub(crate) const UNSAFE: [&str; 4] = ["crates/abi", "crates/crypto", "crates/io", "crates/tls-psk"];
 /// The shim of `xtask noos`, which provides its own entry point and allocator, and may contain
 /// `unsafe` too.
 pub(crate) const UNSAFE_SHIM: &str = "xtask/noos/";

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use abi::crypto::{
-    Aead, AuthSum, BadTag, CryptoProvider, HeaderProtection, NONCE_BYTES, SAMPLE_BYTES, Suite,
-    TAG_BYTES,
+    Aead, AeadRanges, AuthSum, BadTag, CryptoProvider, HeaderProtection, NONCE_BYTES, SAMPLE_BYTES,
+    Suite, TAG_BYTES,
 };
 use io::clock::cycles;
 
@@ -65,6 +65,17 @@ impl Aead for MeteredKey<dyn Aead> {
         self.1.time(|| self.0.seal(nonce, aad, text))
     }
 
+    fn seal_copy(
+        &self,
+        nonce: &[u8; NONCE_BYTES],
+        aad: &[u8],
+        text: &[u8],
+        last: &[u8],
+        out: &mut [u8],
+    ) {
+        self.1.time(|| self.0.seal_copy(nonce, aad, text, last, out));
+    }
+
     fn open(
         &self,
         nonce: &[u8; NONCE_BYTES],
@@ -76,16 +87,6 @@ impl Aead for MeteredKey<dyn Aead> {
 
     fn apply_keystream(&self, nonce: &[u8; NONCE_BYTES], offset: u64, range: &mut [u8]) {
         self.1.time(|| self.0.apply_keystream(nonce, offset, range));
-    }
-
-    fn absorb_ciphertext(
-        &self,
-        nonce: &[u8; NONCE_BYTES],
-        sum: &mut AuthSum,
-        offset: u64,
-        sealed: &[u8],
-    ) {
-        self.1.time(|| self.0.absorb_ciphertext(nonce, sum, offset, sealed));
     }
 
     fn merge(&self, sum: &mut AuthSum, other: &AuthSum) {
@@ -100,5 +101,27 @@ impl Aead for MeteredKey<dyn Aead> {
         sum: &AuthSum,
     ) -> [u8; TAG_BYTES] {
         self.1.time(|| self.0.finish(nonce, aad, text_len, sum))
+    }
+
+    fn ranges(&self) -> Box<dyn AeadRanges> {
+        Box::new(MeteredKey(self.0.ranges(), self.1.clone()))
+    }
+}
+
+impl AeadRanges for MeteredKey<dyn AeadRanges> {
+    fn seek(&mut self, nonce: &[u8; NONCE_BYTES], sum: &AuthSum, offset: u64) {
+        self.1.time(|| self.0.seek(nonce, sum, offset));
+    }
+
+    fn seal(&mut self, range: &mut [u8]) {
+        self.1.time(|| self.0.seal(range));
+    }
+
+    fn open(&mut self, range: &mut [u8]) {
+        self.1.time(|| self.0.open(range));
+    }
+
+    fn end_run(&mut self) -> AuthSum {
+        self.1.time(|| self.0.end_run())
     }
 }

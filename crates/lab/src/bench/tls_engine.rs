@@ -1,9 +1,10 @@
 //! `outboard-lab bench tls-engine`: the device's TLS engine alone, against single calls of aws-lc
-//! for whole records, in the same run.
+//! in the same run.
 //!
 //! A device gets operations and frames in a loop, without host, rings or link. The reference is the
-//! provider's [`Aead::seal`] and [`Aead::open`] on 16 KiB, which call aws-lc directly, in place and
-//! with all data in the cache. Then the rate at which contexts are created.
+//! provider's [`Aead::seal`] and [`Aead::open`], which call aws-lc directly, in place and with all
+//! data in the cache: of a whole record, and for packets also of a packet's bytes, as if each
+//! packet were a record. Then the rate at which contexts are created.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -38,6 +39,10 @@ const RECORD_OVERHEAD_BYTES: u32 = 22;
 const RECORDS: u32 = 16;
 /// Payload of a packet in bytes.
 const SEGMENT: u16 = 1448;
+/// Texts that are decrypted between two readings of the clock; they stay in the cache.
+const CALLS: usize = 8;
+const NONCE: [u8; 12] = [5; 12];
+const HEADER: [u8; 5] = [23, 3, 3, 0x40, 0x11];
 /// Frames that are handed in between two readings of the clock.
 const BATCH: usize = 64;
 /// Duration of a round.
@@ -63,23 +68,25 @@ impl Benchmark for TlsEngineArgs {
             repeats: 1,
             measure: &mut |(suite, work): (Suite, TlsEngineWork)| {
                 let known = last.filter(|&(of, _)| of == suite);
-                let (_, [seal, open]) = known.unwrap_or_else(|| (suite, reference(&clock, suite)));
-                last = Some((suite, [seal, open]));
-                work.measure(&clock, suite, [seal, open])
+                let (_, calls) =
+                    known.unwrap_or_else(|| (suite, SingleCalls::measure(&clock, suite)));
+                last = Some((suite, calls));
+                work.measure(&clock, suite, calls)
             },
             // The measurement counts the records that were encrypted or verified.
             took_path: &|_, _| true,
             combine: &single_run,
             fields: &|row, _| {
-                let ((suite, work), TlsEngineFigures { engine, reference }) =
+                let ((suite, work), TlsEngineFigures { engine, record, same_size }) =
                     (row.setting, &row.figures);
                 Fields::new()
                     .show("suite", "suite", format!("{suite:?}"))
                     .show("work", "what", work.name())
                     .column("GB/s", engine * 1e-9)
-                    .column("aws-lc", reference * 1e-9)
+                    .column("aws-lc", same_size * 1e-9)
                     .field("bytes_per_s", *engine)
-                    .show("ratio", "ratio", engine / reference)
+                    .show("ratio", "ratio", engine / same_size)
+                    .show("to record", "ratio_to_record", engine / record)
             },
         };
         report.measure("rows", experiment)?;
@@ -121,22 +128,37 @@ impl TlsEngineWork {
         self,
         clock: &MonotonicClock,
         suite: Suite,
-        [seal, open]: [f64; 2],
+        calls: SingleCalls,
     ) -> Result<TlsEngineFigures, Failure> {
-        let (engine, reference) = match self {
-            Self::Encrypt => (transmit(clock, suite)?, seal),
-            Self::DecryptMerged => (receive(clock, suite, 0, PacketOrder::InOrder)?, open),
-            Self::Decrypt(order) => (receive(clock, suite, SEGMENT, order)?, open),
+        let SingleCalls { seal, open, open_packet } = calls;
+        let (engine, record, same_size) = match self {
+            Self::Encrypt => (transmit(clock, suite)?, seal, seal),
+            Self::DecryptMerged => (receive(clock, suite, 0, PacketOrder::InOrder)?, open, open),
+            Self::Decrypt(order) => (receive(clock, suite, SEGMENT, order)?, open, open_packet),
         };
-        Ok(TlsEngineFigures { engine, reference })
+        Ok(TlsEngineFigures { engine, record, same_size })
     }
 }
 
-/// Result in bytes per second.
+/// Results in bytes per second.
 #[derive(Debug)]
 struct TlsEngineFigures {
     engine: f64,
-    reference: f64,
+    /// A single call for a record.
+    record: f64,
+    /// A single call for the unit of this work: a record or a packet.
+    same_size: f64,
+}
+
+/// Rates of single calls of aws-lc, in bytes per second.
+#[derive(Clone, Copy, Debug)]
+struct SingleCalls {
+    /// Encryption of a record.
+    seal: f64,
+    /// Decryption of a record.
+    open: f64,
+    /// Decryption of as many bytes as a packet has.
+    open_packet: f64,
 }
 
 /// Order in which packets arrive.
@@ -170,27 +192,36 @@ fn key(suite: Suite) -> Box<dyn Aead> {
     crypto::Provider.aead(suite, &[1; 32][..suite.key_bytes()]).expect("the length is the suite's")
 }
 
-/// Returns the rates of encrypting and decrypting a record by one call of aws-lc.
-fn reference(clock: &MonotonicClock, suite: Suite) -> [f64; 2] {
-    let key = key(suite);
-    let (nonce, header, text) =
-        ([5; 12], [23, 3, 3, 0x40, 0x11], RECORD_CONTENT_BYTES as usize + 1);
-    let mut sealed = vec![1; text];
-    let seal = rate(clock, || {
-        black_box(key.seal(&nonce, &header, &mut sealed));
-        text
-    });
-    let tag = key.seal(&nonce, &header, &mut sealed);
-    sealed.extend(tag);
-    let (mut copy, mut took, mut opened) = (sealed.clone(), Duration::ZERO, 0);
-    while took < ROUND * 2 {
-        copy.copy_from_slice(&sealed);
-        let from = clock.now();
-        let done = key.open(&nonce, &header, &mut copy);
-        took += clock.now().since(from);
-        opened += done.expect("it was sealed so");
+impl SingleCalls {
+    fn measure(clock: &MonotonicClock, suite: Suite) -> Self {
+        let key = key(suite);
+        let mut text = vec![1; RECORD_CONTENT_BYTES as usize + 1];
+        let seal = rate(clock, || {
+            black_box(key.seal(&NONCE, &HEADER, &mut text));
+            text.len()
+        });
+        let [open, open_packet] = [text.len(), usize::from(SEGMENT)].map(|len| {
+            let text = &text[..len];
+            // A batch of texts, since reading the clock takes as long as a short one.
+            let mut sealed = text.to_vec();
+            let tag = key.seal(&NONCE, &HEADER, &mut sealed);
+            sealed.extend(tag);
+            let mut batch = vec![sealed.clone(); CALLS];
+            let (mut best, mut began) = (0.0_f64, clock.now());
+            let end = began + ROUND * ROUNDS as u64;
+            while began < end {
+                batch.iter_mut().for_each(|text| text.copy_from_slice(&sealed));
+                let from = clock.now();
+                for text in &mut batch {
+                    black_box(key.open(&NONCE, &HEADER, text)).expect("it was sealed so");
+                }
+                best = best.max(per_second(CALLS * len, clock.now().since(from)));
+                began = clock.now();
+            }
+            best
+        });
+        Self { seal, open, open_packet }
     }
-    [seal, per_second(opened, took)]
 }
 
 fn device(mtu: u16, segmentation: bool) -> Device {

@@ -28,6 +28,17 @@ impl<'a> PayloadReader<'a> {
         }
     }
 
+    /// Consumes and returns the next `bytes` bytes if they are contiguous in memory. Otherwise
+    /// consumes nothing.
+    pub(crate) fn contiguous(&mut self, bytes: usize) -> Option<&'a [u8]> {
+        let before = (self.payloads, self.at);
+        let here = self.next_slice(bytes).filter(|here| here.len() == bytes);
+        if here.is_none() {
+            (self.payloads, self.at) = before;
+        }
+        here
+    }
+
     /// Skips the next `bytes` bytes.
     pub(crate) fn skip(&mut self, bytes: u32) {
         self.visit(bytes, |_| ());

@@ -22,6 +22,7 @@
 //! Invariants of the list ([`RecordTracker::check`]): messages are contiguous, the last ends at
 //! `next`, and only the last may lack its length.
 
+use abi::crypto::AuthSum;
 use base::{SeqNum, internal_error};
 use smallvec::SmallVec;
 
@@ -33,7 +34,7 @@ use super::numbering::{Numbering, NumberingEvent};
 use super::packet::{RecordParser, offset_i64, offset_u32};
 use super::rx_scratch::RxScratch;
 use crate::engine::received_ranges::ReceivedRanges;
-use crate::engine::tls::HEADER;
+use crate::engine::tls::{HEADER, TlsDeviceKeys, TlsRangeCipher};
 
 /// Guards against decrypting a message twice: the messages that may still become live.
 #[derive(Debug)]
@@ -91,6 +92,10 @@ pub(super) struct RecordTracker {
     /// Wrong tags since the last correct one, or since the host confirmed a number.
     pub(super) wrong_tags: u32,
     pub(super) nonces: NoncePredictor,
+    /// Decrypts runs of ranges; contains the sum of the message whose `sum` is `None`.
+    cipher: TlsRangeCipher,
+    /// Offset in that message's text at which its run continues.
+    run_end: u32,
 }
 
 impl RecordTracker {
@@ -106,6 +111,42 @@ impl RecordTracker {
             lengths: LengthPredictor::default(),
             wrong_tags: 0,
             nonces: NoncePredictor::default(),
+            cipher: TlsRangeCipher::default(),
+            run_end: 0,
+        }
+    }
+
+    /// Decrypts a range of message `index` at `offset` of its text in place, and adds it to the
+    /// message's sum: in the run of the preceding range if possible.
+    pub(super) fn decrypt_range(
+        &mut self,
+        keys: &TlsDeviceKeys,
+        index: usize,
+        offset: u32,
+        range: &mut [u8],
+    ) {
+        if self.list[index].sum.is_some() || self.run_end != offset {
+            self.end_run();
+            let message = &mut self.list[index];
+            let sum = message.sum.take().unwrap_or_default();
+            self.cipher.seek(keys, message.number, &message.front, &sum, offset);
+        }
+        self.cipher.decrypt(keys, range);
+        self.run_end = offset + offset_u32(range.len());
+    }
+
+    /// Returns the sum over the text of message `index`.
+    pub(super) fn sum(&mut self, index: usize) -> AuthSum {
+        if self.list[index].sum.is_none() {
+            self.end_run();
+        }
+        self.list[index].sum.unwrap_or_default()
+    }
+
+    /// Moves the cipher's sum to its message, unless that was given up.
+    fn end_run(&mut self) {
+        if let Some(message) = self.list.iter_mut().find(|message| message.sum.is_none()) {
+            message.sum = Some(self.cipher.end_run());
         }
     }
 
@@ -130,6 +171,8 @@ impl RecordTracker {
             return;
         }
         self.list.iter().for_each(TrackedMessage::check);
+        let runs = self.list.iter().filter(|message| message.sum.is_none()).count();
+        debug_assert!(runs <= 1, "one cipher, several runs: {:?}", self.list);
         for pair in self.list.windows(2) {
             debug_assert_eq!(pair[0].end(), pair[1].start, "a gap: {pair:?}");
             debug_assert!(!pair[0].lacks_length(), "behind an unknown length: {pair:?}");

@@ -119,8 +119,9 @@ pub(super) struct TrackedMessage {
     pub(super) tag: [u8; TAG_BYTES],
     /// Ranges of the message that have arrived.
     pub(super) received: ReceivedRanges,
-    /// Authentication sum over the text.
-    pub(super) sum: AuthSum,
+    /// Authentication sum over the text; `None` while it is in the cipher of the chain, which is
+    /// true of at most one message.
+    pub(super) sum: Option<AuthSum>,
 }
 
 impl TrackedMessage {
@@ -141,7 +142,7 @@ impl TrackedMessage {
             front: [0; FRONT],
             tag: [0; TAG_BYTES],
             received: ReceivedRanges::default(),
-            sum: AuthSum::default(),
+            sum: Some(AuthSum::default()),
         }
     }
 
@@ -159,7 +160,7 @@ impl TrackedMessage {
         match event {
             MessageEvent::Header(len) | MessageEvent::Assume(len) => self.len = len,
             MessageEvent::Disprove => self.len = 0,
-            MessageEvent::GiveUp => self.sum = AuthSum::default(),
+            MessageEvent::GiveUp => self.sum = Some(AuthSum::default()),
             MessageEvent::Verify => {}
         }
     }
@@ -191,6 +192,7 @@ impl TrackedMessage {
         debug_assert!(self.lacks_length() || self.received.end() <= self.len, "{self:?}");
         let complete = !self.lacks_length() && self.received.covers(0, self.len);
         debug_assert!(self.is_settled() || !complete, "not judged: {self:?}");
+        debug_assert!(self.is_live() || self.sum.is_some(), "in the cipher: {self:?}");
     }
 }
 

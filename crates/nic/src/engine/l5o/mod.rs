@@ -59,7 +59,7 @@ use self::rx_scratch::RxScratch;
 use super::encrypt_buffers::EncryptBuffers;
 use super::nvme_tcp::tx::{NvmeDigestTxState as NvmeTxState, NvmeTxCounters};
 use super::nvme_tcp::{DecryptedByTls, NvmeTcpEngine};
-use super::tls::{TlsDeviceKeys, TlsTxState};
+use super::tls::{TlsDeviceKeys, TlsRangeCipher, TlsTxPosition, TlsTxState};
 use crate::config::L5oConfig;
 use structures::slab::{Slab, SlabKey};
 
@@ -95,7 +95,7 @@ struct L5oContext {
 /// Direction and protocol of a context, with its static state, which pending transmits share, and
 /// its dynamic state.
 enum ContextKind {
-    Transmit(Arc<TlsDeviceKeys>, TlsTxState),
+    Transmit(Arc<TlsDeviceKeys>, Box<TlsTxState>),
     Receive(Tuple, Arc<TlsDeviceKeys>, Box<TlsReceiver>),
     NvmeTransmit(Arc<NvmeTcpState>, NvmeTxState),
 }
@@ -219,7 +219,9 @@ impl L5oEngine {
             L5oDirection::Transmit => {
                 self.counters.tx_tls_ctx += 1;
                 let sum = Some(abi::crypto::AuthSum::default());
-                ContextKind::Transmit(keys, TlsTxState { tcpsn, number, offset: 0, sum })
+                let position = TlsTxPosition { tcpsn, number, offset: 0, sum };
+                let cipher = TlsRangeCipher::default();
+                ContextKind::Transmit(keys, Box::new(TlsTxState { position, cipher }))
             }
             L5oDirection::Receive(tuple) => {
                 self.counters.rx_tls_ctx += 1;

@@ -272,8 +272,8 @@ impl RecordTracker {
         }
         message.text =
             if ahead || !known { TextState::DecryptedAhead } else { TextState::Decrypted };
-        let bytes = &mut w.payload[range.clone()];
-        w.keys.decrypt_range(message.number, &message.front, &mut message.sum, offset, bytes);
+        self.decrypt_range(w.keys, index, offset, &mut w.payload[range.clone()]);
+        let message = &self.list[index];
         let (number, front, message_len) = (message.number, message.front, message.len);
         w.used_assumption |=
             message.state().is_assumed() || message.text == TextState::DecryptedAhead;
@@ -291,9 +291,10 @@ impl RecordTracker {
 
     /// Verifies the tag of a message whose bytes have all arrived.
     fn complete(&mut self, w: &mut RecordParser<'_>, index: usize, last: Range<usize>) {
+        let sum = self.sum(index);
         let message = &mut self.list[index];
-        let TrackedMessage { number, front, len, sum, tag, .. } = message;
-        if w.keys.verify(*number, front, *len, sum, tag) {
+        let TrackedMessage { number, front, len, tag, .. } = message;
+        if w.keys.verify(*number, front, *len, &sum, tag) {
             let (number, front) = (*number, *front);
             message.advance(MessageEvent::Verify, w.counters);
             self.on_correct_tag(w, number, &front);

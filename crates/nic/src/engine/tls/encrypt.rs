@@ -10,15 +10,24 @@ use abi::l5o::RecordRange;
 use base::SeqNum;
 use wire::tls::{CONTENT_BYTES_MAX, NONCE_BYTES, TlsRecordRun};
 
-use super::{FRONT, TlsDeviceKeys};
+use super::{FRONT, TlsDeviceKeys, TlsRangeCipher};
 use crate::engine::payload_reader::PayloadReader;
 
 /// Maximum content of a run, far below the overflow of 64-bit sums.
 const RUN_CONTENT_MAX: u64 = 1 << 48;
 
+/// Dynamic state of a TLS transmit context.
+#[derive(Debug)]
+pub(crate) struct TlsTxState {
+    /// Position in the stream.
+    pub(crate) position: TlsTxPosition,
+    /// For records of which only a part is sent.
+    pub(crate) cipher: TlsRangeCipher,
+}
+
 /// Position of a TLS transmit context in the stream.
 #[derive(Clone, Debug)]
-pub(crate) struct TlsTxState {
+pub(crate) struct TlsTxPosition {
     /// Sequence number of the next byte expected.
     pub(crate) tcpsn: SeqNum,
     /// Number of the record to which the byte at `tcpsn` belongs.
@@ -101,6 +110,7 @@ impl RangeEncryptor<'_> {
         source: &mut PayloadReader<'_>,
         out: &mut [u8],
     ) -> Result<EncryptEffort, NoTlsSum> {
+        let TlsTxState { position: state, cipher } = state;
         let expected = state.tcpsn == tcpsn;
         let mut effort = EncryptEffort { out_of_order: !expected, ..EncryptEffort::default() };
         let (run, first, skip) = (&self.sealed.run, self.sealed.number, self.sealed.skip);
@@ -114,7 +124,7 @@ impl RangeEncryptor<'_> {
             sum = Some(AuthSum::default());
             source.skip(self.sealed.prefix);
         } else {
-            self.obtain_sum(&record, &mut sum, source, &mut effort);
+            self.obtain_sum(cipher, &record, &mut sum, source, &mut effort);
         }
         while !rest.is_empty() {
             let record = self.record(first + index, run.record_content_len(index));
@@ -125,7 +135,7 @@ impl RangeEncryptor<'_> {
                 self.encrypt_whole(&record, source, piece);
                 sum = Some(AuthSum::default());
             } else {
-                self.encrypt_partial(&record, offset, &mut sum, source, piece)?;
+                self.encrypt_partial(cipher, &record, offset, &mut sum, source, piece)?;
             }
             rest = after;
             #[expect(clippy::cast_possible_truncation, reason = "at most a record")]
@@ -137,7 +147,8 @@ impl RangeEncryptor<'_> {
             }
         }
         effort.skipped = sum.is_none();
-        *state = TlsTxState { tcpsn: tcpsn + self.sealed.len, number: first + index, offset, sum };
+        *state =
+            TlsTxPosition { tcpsn: tcpsn + self.sealed.len, number: first + index, offset, sum };
         Ok(effort)
     }
 
@@ -159,6 +170,7 @@ impl RangeEncryptor<'_> {
     /// context's own, or one rebuilt from the prefix (section 4.2).
     fn obtain_sum(
         &mut self,
+        cipher: &mut TlsRangeCipher,
         record: &TlsTxRecord,
         sum: &mut Option<AuthSum>,
         source: &mut PayloadReader<'_>,
@@ -176,7 +188,7 @@ impl RangeEncryptor<'_> {
             scratch[content as usize] = record.kind;
         }
         let mut made = AuthSum::default();
-        self.keys.aead.seal_range(&record.nonce, &mut made, 0, scratch);
+        cipher.encrypt(self.keys, &record.nonce, &mut made, 0, scratch);
         (*sum, effort.rebuilt) = (Some(made), true);
     }
 
@@ -187,17 +199,23 @@ impl RangeEncryptor<'_> {
         framing.write_full_header(record.kind, record.content as usize, &record.nonce, &mut front);
         let (head, rest) = out.split_at_mut(record.front as usize);
         head.copy_from_slice(&front[..record.front as usize]);
-        let (text, tag) = rest.split_at_mut(record.text as usize);
-        let (content, inner) = text.split_at_mut(record.content as usize);
-        source.copy(content);
-        inner.fill(record.kind);
         let (aad, used) = framing.aad(record.number, record.kind, record.text as usize);
-        tag.copy_from_slice(&self.keys.aead.seal(&record.nonce, &aad[..used], text));
+        let (aad, kind) = (&aad[..used], [record.kind]);
+        let inner = &kind[..(record.text - record.content) as usize];
+        if let Some(content) = source.contiguous(record.content as usize) {
+            return self.keys.aead.seal_copy(&record.nonce, aad, content, inner, rest);
+        }
+        let (text, tag) = rest.split_at_mut(record.text as usize);
+        let (content, last) = text.split_at_mut(record.content as usize);
+        source.copy(content);
+        last.copy_from_slice(inner);
+        tag.copy_from_slice(&self.keys.aead.seal(&record.nonce, aad, text));
     }
 
     /// Builds a part of a record, from byte `offset` on.
     fn encrypt_partial(
         &self,
+        cipher: &mut TlsRangeCipher,
         record: &TlsTxRecord,
         offset: u32,
         sum: &mut Option<AuthSum>,
@@ -223,13 +241,14 @@ impl RangeEncryptor<'_> {
         if at < tag_at && !rest.is_empty() {
             let take = (tag_at - at).min(rest.len());
             let (here, after) = rest.split_at_mut(take);
-            let from = at - text_at;
-            let content = (record.content as usize).saturating_sub(from).min(take);
+            #[expect(clippy::cast_possible_truncation, reason = "at most a record")]
+            let from = (at - text_at) as u32;
+            let content = (record.content.saturating_sub(from) as usize).min(take);
             source.copy(&mut here[..content]);
             here[content..].fill(record.kind);
             match sum {
-                Some(sum) => self.keys.aead.seal_range(&record.nonce, sum, from as u64, here),
-                None => self.keys.aead.apply_keystream(&record.nonce, from as u64, here),
+                Some(sum) => cipher.encrypt(self.keys, &record.nonce, sum, from, here),
+                None => self.keys.aead.apply_keystream(&record.nonce, u64::from(from), here),
             }
             (at, rest) = (at + take, after);
         }

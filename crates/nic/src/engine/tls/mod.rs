@@ -2,7 +2,7 @@
 //!
 //! [`TlsDeviceKeys`] holds one direction's keys and framing. The receive contexts use it to read a
 //! message's length ([`TlsDeviceKeys::length`]: the magic pattern and length rule of Autonomous NIC
-//! Offloads, section 3), to decrypt any range ([`TlsDeviceKeys::decrypt_range`]) and to verify a
+//! Offloads, section 3), to decrypt any range ([`TlsRangeCipher`]) and to verify a
 //! tag ([`TlsDeviceKeys::verify`]). `encrypt` is the transmit side; `decrypted_range` describes
 //! decrypted ranges.
 //!
@@ -11,14 +11,14 @@
 mod decrypted_range;
 mod encrypt;
 
-use abi::crypto::{Aead, AuthSum, CryptoProvider, TAG_BYTES};
+use abi::crypto::{Aead, AeadRanges, AuthSum, CryptoProvider, TAG_BYTES};
 use abi::l5o::TlsState;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use wire::tls::{HEADER_BYTES, NONCE_BYTES, TlsFraming};
 
 pub(crate) use decrypted_range::DecryptedRange;
-pub(crate) use encrypt::{RangeEncryptor, TlsTxState};
+pub(crate) use encrypt::{RangeEncryptor, TlsTxPosition, TlsTxState};
 
 /// Maximum size of a record's front: header and explicit nonce.
 pub(crate) const FRONT: usize = TlsFraming::FULL_HEADER_BYTES_MAX;
@@ -28,6 +28,62 @@ pub(crate) const HEADER: u32 = HEADER_BYTES as u32;
 /// Size of a tag.
 #[expect(clippy::cast_possible_truncation, reason = "sixteen")]
 pub(crate) const TAG: u32 = TAG_BYTES as u32;
+
+/// State for encrypting and decrypting ranges of a context's messages, created with the first one:
+/// in many contexts, all messages are whole.
+#[derive(Default)]
+pub(crate) struct TlsRangeCipher(Option<Box<dyn AeadRanges>>);
+
+impl TlsRangeCipher {
+    fn ranges(&mut self, keys: &TlsDeviceKeys) -> &mut dyn AeadRanges {
+        &mut **self.0.get_or_insert_with(|| keys.aead.ranges())
+    }
+
+    /// Begins a run of ranges at `offset` of the text of message `number`; `sum` covers the ranges
+    /// that were processed already.
+    pub(crate) fn seek(
+        &mut self,
+        keys: &TlsDeviceKeys,
+        number: u64,
+        front: &[u8; FRONT],
+        sum: &AuthSum,
+        offset: u32,
+    ) {
+        let nonce = keys.framing.received_nonce(&keys.iv, number, front);
+        self.ranges(keys).seek(&nonce, sum, u64::from(offset));
+    }
+
+    /// Decrypts the next range of the run in place.
+    pub(crate) fn decrypt(&mut self, keys: &TlsDeviceKeys, range: &mut [u8]) {
+        self.ranges(keys).open(range);
+    }
+
+    /// Ends the run; returns the sum over the ranges before it and its own.
+    pub(crate) fn end_run(&mut self) -> AuthSum {
+        self.0.as_mut().map_or_else(AuthSum::default, |ranges| ranges.end_run())
+    }
+
+    /// Encrypts a range in place and adds it to `sum`.
+    fn encrypt(
+        &mut self,
+        keys: &TlsDeviceKeys,
+        nonce: &[u8; NONCE_BYTES],
+        sum: &mut AuthSum,
+        offset: u32,
+        range: &mut [u8],
+    ) {
+        let ranges = self.ranges(keys);
+        ranges.seek(nonce, sum, u64::from(offset));
+        ranges.seal(range);
+        *sum = ranges.end_run();
+    }
+}
+
+impl core::fmt::Debug for TlsRangeCipher {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_tuple("TlsRangeCipher").field(&self.0.is_some()).finish()
+    }
+}
 
 /// Keys and record framing of one direction.
 pub(crate) struct TlsDeviceKeys {
@@ -71,19 +127,6 @@ impl TlsDeviceKeys {
     /// Size of the encrypted text in a message of `len` bytes.
     pub(crate) const fn text_len(&self, len: u32) -> u32 {
         len.saturating_sub(self.front() + TAG)
-    }
-
-    /// Decrypts a range of a message's text in place and adds it to the authentication sum.
-    pub(crate) fn decrypt_range(
-        &self,
-        number: u64,
-        front: &[u8; FRONT],
-        sum: &mut AuthSum,
-        offset: u32,
-        range: &mut [u8],
-    ) {
-        let nonce = self.framing.received_nonce(&self.iv, number, front);
-        self.aead.open_range(&nonce, sum, u64::from(offset), range);
     }
 
     /// Encrypts a decrypted range again, which restores the received bytes.
