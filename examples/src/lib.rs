@@ -166,7 +166,7 @@ impl DevicePorts for Ports {
         self.link.receive(now, pool)
     }
 
-    fn transmit(&mut self, now: Instant, frame: &TxFrame) -> LinkTxStatus {
+    fn transmit(&mut self, now: Instant, frame: &mut TxFrame) -> LinkTxStatus {
         self.link.transmit(now, frame)
     }
 
@@ -189,9 +189,12 @@ impl HostPorts for Ports {
         self.events.pop_front()
     }
 
-    fn push_op(&mut self, op: Op) -> Result<(), Op> {
+    fn has_op_room(&mut self) -> bool {
+        true
+    }
+
+    fn push_op(&mut self, op: Op) {
         self.ops.push_back(op);
-        Ok(())
     }
 
     fn push_recycled(&mut self, packet: PacketBuf) {

@@ -46,3 +46,19 @@ pub use op::{
     TransmitPart, TransmitParts, TsvalPosition,
 };
 pub use packet::{PacketBuf, PacketPool};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each of these is moved several times per packet. An event fills two cache lines of a ring,
+    /// an operation four.
+    #[test]
+    fn descriptors_stay_small() {
+        assert!(size_of::<ReceivedFrame>() <= 128);
+        assert!(size_of::<Event>() <= 128);
+        assert!(size_of::<Op>() <= 256);
+        assert!(size_of::<link::TxFrame>() <= 256);
+        assert!(size_of::<link::RxFrame>() <= 32);
+    }
+}

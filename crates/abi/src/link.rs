@@ -114,6 +114,21 @@ impl TxFrame {
         self.payload.iter().map(|p| p.as_slice().len()).sum()
     }
 
+    /// Returns the number of packets that the link cuts the frame into.
+    #[must_use]
+    pub fn packets(&self) -> usize {
+        match usize::from(self.segment_size) {
+            0 => 1,
+            size => self.payload_len().div_ceil(size).max(1),
+        }
+    }
+
+    /// Returns the number of bytes of these packets, headers included.
+    #[must_use]
+    pub fn bytes_on_link(&self) -> usize {
+        self.packets() * self.header.len() + self.payload_len()
+    }
+
     /// Copies the frame into `out`, which must have the frame's length.
     ///
     /// # Panics

@@ -114,6 +114,7 @@ impl<T: Send> RingProducer<T> {
     ///
     /// # Errors
     /// Returns `value` if the ring is full.
+    #[inline]
     pub fn push(&mut self, value: T) -> Result<(), T> {
         if self.free() == 0 {
             return Err(value);
@@ -148,6 +149,7 @@ impl<T: Send> RingProducer<T> {
 
 impl<T: Send> RingConsumer<T> {
     /// Removes and returns the oldest value.
+    #[inline]
     pub fn pop(&mut self) -> Option<T> {
         if self.is_empty() {
             return None;
@@ -159,6 +161,28 @@ impl<T: Send> RingConsumer<T> {
         self.head = self.head.wrapping_add(1);
         self.shared.head.0.store(self.head, Ordering::Release);
         Some(value)
+    }
+
+    /// Returns the oldest value, which stays in the ring.
+    #[cfg(not(loom))]
+    pub fn peek(&mut self) -> Option<&mut T> {
+        if self.is_empty() {
+            return None;
+        }
+        let slot = &self.shared.slots[self.head & self.shared.mask()];
+        // SAFETY: the slot lies in head..tail: it holds a value that the producer has published and
+        // will not access until the consumer, which the reference borrows, has removed it.
+        Some(unsafe { (*slot.0.get()).assume_init_mut() })
+    }
+
+    /// Drops the oldest value in its slot, if there is one.
+    #[cfg(not(loom))]
+    pub fn drop_first(&mut self) {
+        let Some(value) = self.peek() else { return };
+        // SAFETY: the value is initialized, and not used again: the slot leaves head..tail below.
+        unsafe { core::ptr::drop_in_place(value) };
+        self.head = self.head.wrapping_add(1);
+        self.shared.head.0.store(self.head, Ordering::Release);
     }
 
     /// Returns whether the ring is empty at the moment.
@@ -241,6 +265,22 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn values_are_seen_and_dropped_in_their_slots() {
+        let (mut tx, mut rx) = ring(2);
+        let counted = Arc::new(());
+        assert!(rx.peek().is_none());
+        rx.drop_first();
+        for n in 0..5 {
+            assert!(tx.push((n, Arc::clone(&counted))).is_ok());
+            rx.peek().unwrap().0 += 10;
+            assert_eq!(rx.peek().map(|value| value.0), Some(n + 10));
+            rx.drop_first();
+            assert_eq!(Arc::strong_count(&counted), 1);
+            assert!(rx.peek().is_none());
+        }
+    }
 
     #[test]
     fn values_cross_threads_in_order() {

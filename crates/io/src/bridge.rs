@@ -98,13 +98,14 @@ impl Link for Bridge {
         }
     }
 
-    fn transmit(&mut self, now: Instant, frame: &TxFrame) -> LinkTxStatus {
+    fn transmit(&mut self, now: Instant, frame: &mut TxFrame) -> LinkTxStatus {
         if let Some(link) = self.link_of_destination(frame) {
             return self.links[link].transmit(now, frame);
         }
         self.counters.bridge_tx_both += 1;
         let [first, second] = &mut self.links;
-        let sent = [first.transmit(now, frame), second.transmit(now, frame)];
+        // The first link may keep the payload.
+        let sent = [first.transmit(now, &mut frame.clone()), second.transmit(now, frame)];
         match sent {
             [LinkTxStatus::Sent, LinkTxStatus::Sent] => LinkTxStatus::Sent,
             // One link has sent it: `Full` would make the caller send it there a second time.
@@ -202,21 +203,21 @@ mod tests {
     fn a_station_is_reached_where_it_was_heard_and_only_there() {
         let mut rig = rig([8, 8]);
         let (client, backend) = ([2, 0, 0, 0, 1, 1], [2, 0, 0, 0, 1, 2]);
-        assert_eq!(rig.bridge.transmit(NOW, &frame(client, OURS)), LinkTxStatus::Sent);
+        assert_eq!(rig.bridge.transmit(NOW, &mut frame(client, OURS)), LinkTxStatus::Sent);
         assert_eq!((rig.got(), rig.counted()), ([1, 1], [1, 0]), "never heard: both");
         for (link, station) in [(0, client), (1, backend)] {
-            assert_eq!(rig.far[link].transmit(NOW, &frame(OURS, station)), LinkTxStatus::Sent);
+            assert_eq!(rig.far[link].transmit(NOW, &mut frame(OURS, station)), LinkTxStatus::Sent);
             assert!(rig.bridge.receive(NOW, &mut rig.pool).is_some());
         }
         assert_eq!(rig.got(), [0, 0], "nothing is carried across");
         for (station, expected) in [(client, [1, 0]), (backend, [0, 1]), ([0xff; 6], [1, 1])] {
-            assert_eq!(rig.bridge.transmit(NOW, &frame(station, OURS)), LinkTxStatus::Sent);
+            assert_eq!(rig.bridge.transmit(NOW, &mut frame(station, OURS)), LinkTxStatus::Sent);
             assert_eq!(rig.got(), expected, "{station:?}");
         }
         // The client moves to the other link.
-        assert_eq!(rig.far[1].transmit(NOW, &frame(OURS, client)), LinkTxStatus::Sent);
+        assert_eq!(rig.far[1].transmit(NOW, &mut frame(OURS, client)), LinkTxStatus::Sent);
         assert!(rig.bridge.receive(NOW, &mut rig.pool).is_some());
-        assert_eq!(rig.bridge.transmit(NOW, &frame(client, OURS)), LinkTxStatus::Sent);
+        assert_eq!(rig.bridge.transmit(NOW, &mut frame(client, OURS)), LinkTxStatus::Sent);
         assert_eq!((rig.got(), rig.counted()), ([0, 1], [2, 0]));
     }
 
@@ -225,7 +226,7 @@ mod tests {
         let mut rig = rig([8, 8]);
         for link in [0, 0, 0, 1, 1] {
             let from = [2, 0, 0, 0, 2, u8::try_from(link).unwrap()];
-            assert_eq!(rig.far[link].transmit(NOW, &frame(OURS, from)), LinkTxStatus::Sent);
+            assert_eq!(rig.far[link].transmit(NOW, &mut frame(OURS, from)), LinkTxStatus::Sent);
         }
         let mut order = Vec::new();
         while let Some(frame) = rig.bridge.receive(NOW, &mut rig.pool) {
@@ -238,8 +239,8 @@ mod tests {
     fn a_full_link_causes_no_duplicates_on_the_other() {
         let mut rig = rig([1, 8]);
         let unknown = frame([2, 0, 0, 0, 3, 3], OURS);
-        assert_eq!(rig.bridge.transmit(NOW, &unknown), LinkTxStatus::Sent);
-        assert_eq!(rig.bridge.transmit(NOW, &unknown), LinkTxStatus::Sent);
+        assert_eq!(rig.bridge.transmit(NOW, &mut unknown.clone()), LinkTxStatus::Sent);
+        assert_eq!(rig.bridge.transmit(NOW, &mut unknown.clone()), LinkTxStatus::Sent);
         assert_eq!((rig.got(), rig.counted()), ([1, 2], [2, 1]));
     }
 

@@ -187,7 +187,7 @@ impl<W: Link> FaultLink<W> {
     fn transmit_ready(&mut self, now: Instant) {
         self.tx.expire(now);
         self.retry_at = None;
-        while let Some(frame) = self.tx.ready.front() {
+        while let Some(frame) = self.tx.ready.front_mut() {
             if self.inner.transmit(now, frame) == LinkTxStatus::Full {
                 self.retry_at = Some(now + RETRY_AFTER);
                 return;
@@ -294,7 +294,7 @@ impl<W: Link> Link for FaultLink<W> {
         LinkCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: inner.mtu }
     }
 
-    fn transmit(&mut self, now: Instant, frame: &TxFrame) -> LinkTxStatus {
+    fn transmit(&mut self, now: Instant, frame: &mut TxFrame) -> LinkTxStatus {
         if !self.active {
             return self.inner.transmit(now, frame);
         }

@@ -20,8 +20,10 @@ pub trait Link: Send {
     /// Returns the offloads and the MTU of the link. Constant over its life.
     fn capabilities(&self) -> LinkCaps;
 
-    /// Sends a frame. The payload is not copied unless the medium requires it.
-    fn transmit(&mut self, now: Instant, frame: &TxFrame) -> LinkTxStatus;
+    /// Sends a frame. The payload is not copied unless the medium requires it. A link that keeps
+    /// the payload of a sent frame leaves that of an earlier frame, or none, in its place, for the
+    /// device to reuse. A frame that was not sent is unchanged.
+    fn transmit(&mut self, now: Instant, frame: &mut TxFrame) -> LinkTxStatus;
 
     /// Returns the next received frame, in a buffer from `pool`.
     fn receive(&mut self, now: Instant, pool: &mut PacketPool) -> Option<RxFrame>;
@@ -42,7 +44,7 @@ impl<W: Link + ?Sized> Link for Box<W> {
         (**self).capabilities()
     }
 
-    fn transmit(&mut self, now: Instant, frame: &TxFrame) -> LinkTxStatus {
+    fn transmit(&mut self, now: Instant, frame: &mut TxFrame) -> LinkTxStatus {
         (**self).transmit(now, frame)
     }
 

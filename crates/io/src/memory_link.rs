@@ -3,7 +3,7 @@
 //! Used by tests and accounted benchmarks to connect two devices. Each direction is an
 //! [`abi::ring`] of frames, so the two ends may be in one thread or in two, and no call takes a
 //! lock. A frame crosses as references to the sender's shared buffers and is copied once, into the
-//! receiver's pool, as by a NIC's DMA.
+//! receiver's pool, as by a NIC's DMA. The references then return to the sender.
 //!
 //! Frames are lost only if the queue is full; other faults are made by [`crate::fault`]. No
 //! checksum is computed: a frame sent with a partial checksum is received as [`Checksum::Partial`],
@@ -12,7 +12,7 @@
 use std::cell::RefCell;
 use std::os::fd::RawFd;
 
-use abi::link::{LinkCaps, RxFrame, TxFrame};
+use abi::link::{FramePayloads, LinkCaps, RxFrame, TxFrame};
 use abi::ring::{RingConsumer, RingProducer, ring};
 use abi::{Checksum, PacketPool};
 use base::{Duration, Instant};
@@ -86,28 +86,16 @@ struct FrameInTransit {
     frame: TxFrame,
 }
 
-/// Receive side: the ring, and its first frame if that was popped already.
-struct MemoryLinkReceiver {
-    ring: RingConsumer<FrameInTransit>,
-    first: Option<FrameInTransit>,
-}
-
-impl MemoryLinkReceiver {
-    fn first(&mut self) -> Option<&FrameInTransit> {
-        if self.first.is_none() {
-            self.first = self.ring.pop();
-        }
-        self.first.as_ref()
-    }
-}
-
 /// One end of a memory link.
 pub struct MemoryLink {
     caps: LinkCaps,
     config: MemoryLinkConfig,
     outbox: RingProducer<FrameInTransit>,
-    // `poll_timeout` takes `&self`, but has to pop the first frame to see its arrival time.
-    inbox: RefCell<MemoryLinkReceiver>,
+    /// Payloads that the other end has copied, which return to the sender.
+    spent: RingConsumer<FramePayloads>,
+    copied: RingProducer<FramePayloads>,
+    // `poll_timeout` takes `&self`, but looking into the ring rereads its index.
+    inbox: RefCell<RingConsumer<FrameInTransit>>,
     /// Time at which the last bit sent so far leaves.
     busy_until: Instant,
     counters: MemoryLinkCounters,
@@ -117,16 +105,17 @@ pub struct MemoryLink {
 #[must_use]
 pub fn memory_link_pair(config: &MemoryLinkConfig) -> (MemoryLink, MemoryLink) {
     let capacity = config.frames_max.max(1).next_power_of_two();
-    let (a_out, b_in) = ring(capacity);
-    let (b_out, a_in) = ring(capacity);
-    (MemoryLink::new(config, a_out, a_in), MemoryLink::new(config, b_out, b_in))
+    let ((a_out, b_in), (b_out, a_in)) = (ring(capacity), ring(capacity));
+    let ((a_copied, b_spent), (b_copied, a_spent)) = (ring(capacity), ring(capacity));
+    let a = MemoryLink::new(config, (a_out, a_spent), (a_in, a_copied));
+    (a, MemoryLink::new(config, (b_out, b_spent), (b_in, b_copied)))
 }
 
 impl MemoryLink {
     fn new(
         config: &MemoryLinkConfig,
-        outbox: RingProducer<FrameInTransit>,
-        inbox: RingConsumer<FrameInTransit>,
+        (outbox, spent): (RingProducer<FrameInTransit>, RingConsumer<FramePayloads>),
+        (inbox, copied): (RingConsumer<FrameInTransit>, RingProducer<FramePayloads>),
     ) -> Self {
         let caps = LinkCaps {
             segmentation: config.segmentation,
@@ -138,7 +127,9 @@ impl MemoryLink {
             caps,
             config: config.clone(),
             outbox,
-            inbox: RefCell::new(MemoryLinkReceiver { ring: inbox, first: None }),
+            spent,
+            copied,
+            inbox: RefCell::new(inbox),
             busy_until: Instant::ZERO,
             counters: MemoryLinkCounters::default(),
         }
@@ -184,22 +175,12 @@ fn bytes_in(time: Duration, rate: u64) -> u64 {
     u64::try_from(bytes).unwrap_or(u64::MAX)
 }
 
-/// Returns the bytes of all packets of the frame after segmentation.
-fn bytes_on_link(frame: &TxFrame) -> u64 {
-    let payload = frame.payload_len();
-    let packets = match usize::from(frame.segment_size) {
-        0 => 1,
-        size => payload.div_ceil(size).max(1),
-    };
-    (packets * frame.header.len() + payload) as u64
-}
-
 impl Link for MemoryLink {
     fn capabilities(&self) -> LinkCaps {
         self.caps
     }
 
-    fn transmit(&mut self, now: Instant, frame: &TxFrame) -> LinkTxStatus {
+    fn transmit(&mut self, now: Instant, frame: &mut TxFrame) -> LinkTxStatus {
         if !self.carries(frame) {
             self.counters.mem_tx_refused += 1;
             return LinkTxStatus::Failed;
@@ -208,17 +189,23 @@ impl Link for MemoryLink {
             self.counters.mem_tx_full += 1;
             return LinkTxStatus::Full;
         }
-        let bytes = bytes_on_link(frame);
+        let bytes = frame.bytes_on_link() as u64;
         let Some(leaves) = self.transmission_end(now, bytes) else {
             // Tail drop: on a real link, too, the sender is not told.
             self.counters.mem_tx_dropped += 1;
             return LinkTxStatus::Sent;
         };
-        let flight = FrameInTransit { arrives: leaves + self.config.delay, frame: frame.clone() };
-        if self.outbox.push(flight).is_err() {
-            self.counters.mem_tx_full += 1;
-            return LinkTxStatus::Full;
-        }
+        let spent = self.spent.pop().unwrap_or_default();
+        let TxFrame { segment_size, checksum_partial, .. } = *frame;
+        let in_transit = TxFrame {
+            header: frame.header.clone(),
+            payload: core::mem::replace(&mut frame.payload, spent),
+            segment_size,
+            checksum_partial,
+        };
+        let arrives = leaves + self.config.delay;
+        let pushed = self.outbox.push(FrameInTransit { arrives, frame: in_transit });
+        debug_assert!(pushed.is_ok(), "there was room above");
         self.busy_until = leaves;
         self.counters.mem_tx_frames += 1;
         self.counters.mem_tx_bytes += bytes;
@@ -227,10 +214,11 @@ impl Link for MemoryLink {
 
     fn receive(&mut self, now: Instant, pool: &mut PacketPool) -> Option<RxFrame> {
         let inbox = self.inbox.get_mut();
-        while inbox.first().is_some_and(|flight| flight.arrives <= now) {
-            let frame = inbox.first.take()?.frame;
+        while let Some(flight) = inbox.peek().filter(|flight| flight.arrives <= now) {
+            let frame = &mut flight.frame;
             let Some(mut packet) = pool.take(frame.len()) else {
                 self.counters.mem_rx_too_long += 1;
+                inbox.drop_first();
                 continue;
             };
             frame.copy_to(packet.as_mut_slice());
@@ -241,13 +229,16 @@ impl Link for MemoryLink {
             // A run that fits one packet is a plain packet.
             let merged = frame.payload_len() > usize::from(frame.segment_size);
             let segment_size = if merged { frame.segment_size } else { 0 };
+            // If the ring back is full, the payload is dropped here.
+            let _ = self.copied.push(core::mem::take(&mut frame.payload));
+            inbox.drop_first();
             return Some(RxFrame { packet, checksum, segment_size });
         }
         None
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        self.inbox.borrow_mut().first().map(|flight| flight.arrives)
+        self.inbox.borrow_mut().peek().map(|flight| flight.arrives)
     }
 
     fn pollable(&self) -> Option<RawFd> {
@@ -276,8 +267,8 @@ mod tests {
         let mut pool = pool();
         let t0 = Instant::from_millis(10);
         assert_eq!(b.poll_timeout(), None);
-        assert_eq!(a.transmit(t0, &frame(b"one")), LinkTxStatus::Sent);
-        assert_eq!(a.transmit(t0, &frame(b"two")), LinkTxStatus::Sent);
+        assert_eq!(a.transmit(t0, &mut frame(b"one")), LinkTxStatus::Sent);
+        assert_eq!(a.transmit(t0, &mut frame(b"two")), LinkTxStatus::Sent);
         assert_eq!(b.poll_timeout(), Some(t0 + delay));
         assert!(b.receive(t0 + Duration::from_micros(2_999), &mut pool).is_none());
         let first = b.receive(t0 + delay, &mut pool).unwrap();
@@ -299,7 +290,7 @@ mod tests {
         let mut pool = pool();
         let thousand = frame(&[7; 946]);
         for _ in 0..4 {
-            assert_eq!(a.transmit(Instant::ZERO, &thousand), LinkTxStatus::Sent);
+            assert_eq!(a.transmit(Instant::ZERO, &mut thousand.clone()), LinkTxStatus::Sent);
         }
         // 1000 and 2000 bytes fit the queue; the third frame would make it 3000.
         assert_eq!(a.counters().mem_tx_frames, 2);
@@ -311,7 +302,7 @@ mod tests {
         }
         assert_eq!(b.poll_timeout(), None);
         // The link is idle again, so the next frame waits only for its own transmission.
-        assert_eq!(a.transmit(Instant::from_millis(50), &thousand), LinkTxStatus::Sent);
+        assert_eq!(a.transmit(Instant::from_millis(50), &mut thousand.clone()), LinkTxStatus::Sent);
         assert_eq!(b.poll_timeout(), Some(Instant::from_millis(51)));
     }
 
@@ -321,7 +312,7 @@ mod tests {
         run.segment_size = 1446;
         run.checksum_partial = true;
         let (mut a, mut b) = memory_link_pair(&MemoryLinkConfig::default());
-        assert_eq!(a.transmit(Instant::ZERO, &run), LinkTxStatus::Sent);
+        assert_eq!(a.transmit(Instant::ZERO, &mut run.clone()), LinkTxStatus::Sent);
         let got = b.receive(Instant::ZERO, &mut pool()).unwrap();
         assert_eq!(
             (got.packet.len(), got.segment_size, got.checksum),
@@ -331,7 +322,11 @@ mod tests {
         assert_eq!(a.counters().mem_tx_bytes, 5000 + 4 * 54);
 
         run.segment_size = 1461;
-        assert_eq!(a.transmit(Instant::ZERO, &run), LinkTxStatus::Failed, "longer than the MTU");
+        assert_eq!(
+            a.transmit(Instant::ZERO, &mut run.clone()),
+            LinkTxStatus::Failed,
+            "longer than the MTU"
+        );
         let plain = MemoryLinkConfig {
             segmentation: false,
             checksum: false,
@@ -339,12 +334,27 @@ mod tests {
         };
         let (mut a, _b) = memory_link_pair(&plain);
         run.segment_size = 1446;
-        assert_eq!(a.transmit(Instant::ZERO, &run), LinkTxStatus::Failed);
+        assert_eq!(a.transmit(Instant::ZERO, &mut run.clone()), LinkTxStatus::Failed);
         let mut partial = frame(b"x");
         partial.checksum_partial = true;
-        assert_eq!(a.transmit(Instant::ZERO, &partial), LinkTxStatus::Failed);
-        assert_eq!(a.transmit(Instant::ZERO, &frame(&[0; 1500])), LinkTxStatus::Failed);
+        assert_eq!(a.transmit(Instant::ZERO, &mut partial), LinkTxStatus::Failed);
+        assert_eq!(a.transmit(Instant::ZERO, &mut frame(&[0; 1500])), LinkTxStatus::Failed);
         assert_eq!(nonzero(|f| a.visit(f)), [("mem_tx_refused", 3)]);
+    }
+
+    /// The sender gets back what the receiver has copied, so that it can reuse relayed buffers.
+    #[test]
+    fn payloads_return_to_the_sender() {
+        let (mut a, mut b) = memory_link_pair(&MemoryLinkConfig::default());
+        let mut pool = pool();
+        let mut first = frame(b"first");
+        assert_eq!(a.transmit(Instant::ZERO, &mut first), LinkTxStatus::Sent);
+        assert!(first.payload.is_empty(), "the link has kept it");
+        let got = b.receive(Instant::ZERO, &mut pool).unwrap();
+        assert_eq!(got.packet.as_slice(), bytes_of(&frame(b"first")));
+        let mut second = frame(b"second");
+        assert_eq!(a.transmit(Instant::ZERO, &mut second), LinkTxStatus::Sent);
+        assert_eq!(second.payload[0].as_slice(), b"first");
     }
 
     #[test]
@@ -352,11 +362,11 @@ mod tests {
         let (mut a, mut b) =
             memory_link_pair(&MemoryLinkConfig { frames_max: 2, ..MemoryLinkConfig::default() });
         let f = frame(b"f");
-        assert_eq!(a.transmit(Instant::ZERO, &f), LinkTxStatus::Sent);
-        assert_eq!(a.transmit(Instant::ZERO, &f), LinkTxStatus::Sent);
-        assert_eq!(a.transmit(Instant::ZERO, &f), LinkTxStatus::Full);
+        assert_eq!(a.transmit(Instant::ZERO, &mut f.clone()), LinkTxStatus::Sent);
+        assert_eq!(a.transmit(Instant::ZERO, &mut f.clone()), LinkTxStatus::Sent);
+        assert_eq!(a.transmit(Instant::ZERO, &mut f.clone()), LinkTxStatus::Full);
         assert!(b.receive(Instant::ZERO, &mut pool()).is_some());
-        assert_eq!(a.transmit(Instant::ZERO, &f), LinkTxStatus::Sent);
+        assert_eq!(a.transmit(Instant::ZERO, &mut f.clone()), LinkTxStatus::Sent);
         assert_eq!(a.counters().mem_tx_full, 1);
     }
 
@@ -366,7 +376,8 @@ mod tests {
             memory_link_pair(&MemoryLinkConfig { frames_max: 4, ..MemoryLinkConfig::default() });
         let sender = std::thread::spawn(move || {
             for i in 0..1000_u32 {
-                while a.transmit(Instant::ZERO, &frame(&i.to_be_bytes())) == LinkTxStatus::Full {
+                while a.transmit(Instant::ZERO, &mut frame(&i.to_be_bytes())) == LinkTxStatus::Full
+                {
                     std::thread::yield_now();
                 }
             }

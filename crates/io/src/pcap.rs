@@ -197,13 +197,17 @@ impl<W: Link> Link for PcapLink<W> {
         self.inner.capabilities()
     }
 
-    fn transmit(&mut self, now: Instant, frame: &TxFrame) -> LinkTxStatus {
+    fn transmit(&mut self, now: Instant, frame: &mut TxFrame) -> LinkTxStatus {
+        if self.file.is_none() {
+            return self.inner.transmit(now, frame);
+        }
+        // Copied first: the link may keep the payload.
+        self.scratch.resize(frame.len(), 0);
+        frame.copy_to(&mut self.scratch);
+        let layout = HeaderLayout::of(&self.scratch, frame.header.l3(), frame.header.l4());
+        let run = (frame.segment_size, frame.checksum_partial);
         let status = self.inner.transmit(now, frame);
-        if status == LinkTxStatus::Sent && self.file.is_some() {
-            self.scratch.resize(frame.len(), 0);
-            frame.copy_to(&mut self.scratch);
-            let layout = HeaderLayout::of(&self.scratch, frame.header.l3(), frame.header.l4());
-            let run = (frame.segment_size, frame.checksum_partial);
+        if status == LinkTxStatus::Sent {
             self.write(now, PcapDirection::Out, layout, run);
         }
         status
@@ -275,8 +279,8 @@ mod tests {
         let mut pool = PacketPool::new(4);
         let (t1, t2) = (Instant::from_nanos(5), Instant::from_nanos(1_000_000_007));
         // The first packet needs three bytes of padding, the second none.
-        assert_eq!(link.transmit(t1, &frame(b"out")), LinkTxStatus::Sent);
-        assert_eq!(b.transmit(t2, &frame(&[9; 3000][..1446])), LinkTxStatus::Sent);
+        assert_eq!(link.transmit(t1, &mut frame(b"out")), LinkTxStatus::Sent);
+        assert_eq!(b.transmit(t2, &mut frame(&[9; 3000][..1446])), LinkTxStatus::Sent);
         assert!(link.receive(t2, &mut pool).is_some());
         assert!(link.receive(t2, &mut pool).is_none());
         assert_eq!(nonzero(|f| link.counters().visit(f)), [("pcap_packets", 2)]);
@@ -306,8 +310,8 @@ mod tests {
             memory_link_pair(&MemoryLinkConfig { frames_max: 1, ..MemoryLinkConfig::default() });
         let out = Box::new(io::sink());
         let mut link = PcapLink::new(a, out, "ob0", Duration::ZERO).unwrap();
-        assert_eq!(link.transmit(Instant::ZERO, &frame(b"1")), LinkTxStatus::Sent);
-        assert_eq!(link.transmit(Instant::ZERO, &frame(b"2")), LinkTxStatus::Full);
+        assert_eq!(link.transmit(Instant::ZERO, &mut frame(b"1")), LinkTxStatus::Sent);
+        assert_eq!(link.transmit(Instant::ZERO, &mut frame(b"2")), LinkTxStatus::Full);
         assert_eq!(link.counters().pcap_packets, 1);
     }
 
@@ -322,7 +326,7 @@ mod tests {
         for i in 1..5 {
             // One second apart, so that each is flushed.
             let now = Instant::from_millis(i * 1000);
-            assert_eq!(link.transmit(now, &frame(&[0; 1000])), LinkTxStatus::Sent);
+            assert_eq!(link.transmit(now, &mut frame(&[0; 1000])), LinkTxStatus::Sent);
             assert!(b.receive(now, &mut pool).is_some());
         }
         assert_eq!(link.counters().pcap_errors, 1);

@@ -10,8 +10,13 @@ mod sim;
 use std::process::ExitCode;
 
 use clap::Parser;
+use io::heap::CountingAllocator;
 
 use args::{Cli, Verb};
+
+/// Counts allocations, which the accounted benchmarks report.
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 fn main() -> ExitCode {
     let result = match Cli::parse().verb {

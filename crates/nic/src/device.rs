@@ -208,9 +208,9 @@ impl Device {
     }
 
     /// Processes an operation of the host that owns `queue`.
-    pub fn handle_op(&mut self, now: Instant, queue: usize, op: Op) {
+    pub fn handle_op(&mut self, now: Instant, queue: usize, mut op: Op) {
         match op {
-            Op::Transmit(transmit) => self.transmit(now, queue, queue, transmit),
+            Op::Transmit(ref mut transmit) => self.transmit(now, queue, queue, transmit),
             Op::Cancel { flow } => self.cancel_flow(now, queue, flow),
             Op::Teardown(teardown) => {
                 let Engines { teardown: engine, files, .. } = &mut self.engines;
@@ -258,14 +258,24 @@ impl Device {
         if let Some(frame) = self.unsent.pop_front() {
             return Some(frame);
         }
-        let cut = self.egress.runs.front_mut()?.next_frame(&self.link, self.run_bytes_max);
-        if cut.last {
-            self.egress.runs.pop_front();
-        }
-        self.egress.tx.tx_packets += cut.packets;
-        self.egress.tx.tx_bytes += cut.bytes;
-        self.engines.on_frame_sent(now, &cut.frame.header, cut.packets, cut.bytes);
-        Some(cut.frame)
+        let runs = &mut self.egress.runs;
+        let run = runs.front_mut()?;
+        let frame = if run.is_segmented() {
+            let frame = run.next_frame(&self.link, self.run_bytes_max);
+            if run.is_used_up() {
+                runs.pop_front();
+            }
+            frame
+        } else {
+            let frame = run.take_frame(&self.link);
+            runs.pop_front();
+            frame
+        };
+        let (packets, bytes) = (frame.packets() as u64, frame.bytes_on_link() as u64);
+        self.egress.tx.tx_packets += packets;
+        self.egress.tx.tx_bytes += bytes;
+        self.engines.on_frame_sent(now, &frame.header, packets, bytes);
+        Some(frame)
     }
 
     /// Puts back a frame that the link had no room for; it is the next to be polled.
@@ -289,11 +299,11 @@ impl Device {
         self.egress.runs.push_front(run);
     }
 
-    /// Takes a frame that the link has sent, to reuse the received buffers in it. Calling this is
-    /// optional: dropping the frame frees them.
-    pub fn recycle(&mut self, frame: TxFrame) {
+    /// Takes the payload of a frame that the link has sent, to reuse the received buffers in it.
+    /// Calling this is optional: dropping the frame frees them.
+    pub fn recycle(&mut self, frame: &mut TxFrame) {
         if let Some(splice) = &mut self.engines.splice {
-            splice.recycle(frame, &mut self.egress.pool);
+            splice.recycle(&mut frame.payload, &mut self.egress.pool);
         }
     }
 

@@ -215,7 +215,7 @@ const fn hash(seed: u64, queue: usize, flow: FlowId) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pipeline::tx::check_transmit;
+    use crate::pipeline::tx::{CheckedTransmit, check_transmit};
     use crate::tests::frames::transmit;
     use alloc::vec;
     use alloc::vec::Vec;
@@ -224,8 +224,8 @@ mod tests {
     fn pending(queue: usize, flow: FlowId, tag: u32, state: PendingState) -> PendingTransmit {
         let mut t = transmit(flow, 1, 0);
         t.echo = Some(tag);
-        let (outgoing, _) =
-            check_transmit(queue, Instant::ZERO, t, 1500, crate::config::RUN_BYTES_MAX).unwrap();
+        let kind = check_transmit(&t, 1500, crate::config::RUN_BYTES_MAX).unwrap();
+        let outgoing = CheckedTransmit::new(queue, Instant::ZERO, &t, kind);
         PendingTransmit { outgoing, state }
     }
 

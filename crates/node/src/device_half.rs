@@ -16,8 +16,8 @@ pub trait DevicePorts: DiskPort {
     /// Returns the next received frame, in a buffer from `pool`.
     fn receive(&mut self, now: Instant, pool: &mut PacketPool) -> Option<RxFrame>;
 
-    /// Sends a frame.
-    fn transmit(&mut self, now: Instant, frame: &TxFrame) -> LinkTxStatus;
+    /// Sends a frame. If the link keeps the payload, it leaves another one in its place.
+    fn transmit(&mut self, now: Instant, frame: &mut TxFrame) -> LinkTxStatus;
 
     /// Returns the next operation of the host.
     fn pop_op(&mut self) -> Option<Op>;
@@ -133,9 +133,9 @@ impl DeviceHalf {
 
     fn send_frames(&mut self, now: Instant, ports: &mut impl DevicePorts, turn: &mut TurnResult) {
         for _ in 0..BATCH {
-            let Some(frame) = self.device.poll_frame(now) else { return };
-            match ports.transmit(now, &frame) {
-                LinkTxStatus::Sent | LinkTxStatus::Failed => self.device.recycle(frame),
+            let Some(mut frame) = self.device.poll_frame(now) else { return };
+            match ports.transmit(now, &mut frame) {
+                LinkTxStatus::Sent | LinkTxStatus::Failed => self.device.recycle(&mut frame),
                 LinkTxStatus::TooLong => self.device.unpoll_long_frame(frame),
                 LinkTxStatus::Full => {
                     self.device.unpoll_frame(frame);

@@ -20,12 +20,11 @@ pub trait HostPorts: DiskPort {
     /// Returns the next event of a device.
     fn pop_event(&mut self, device: usize) -> Option<Event>;
 
-    /// Puts an operation into the device's ring.
-    ///
-    /// # Errors
-    /// Returns the operation if the ring is full.
-    #[expect(clippy::result_large_err, reason = "the operation comes back as it is")]
-    fn push_op(&mut self, op: Op) -> Result<(), Op>;
+    /// Returns whether the device's ring has room for an operation.
+    fn has_op_room(&mut self) -> bool;
+
+    /// Puts an operation into the device's ring, which has room.
+    fn push_op(&mut self, op: Op);
 
     /// Returns a buffer to the device. If the ring is full the buffer is freed, and the device
     /// allocates another.
@@ -47,8 +46,6 @@ enum AppPhase {
 pub struct HostHalf {
     /// The host.
     pub host: Host,
-    /// An operation for which the ring had no room.
-    waiting_op: Option<Op>,
     /// A request for which the disk had no room.
     waiting_request: Option<DiskRequest>,
     phase: AppPhase,
@@ -58,13 +55,13 @@ impl HostHalf {
     /// Creates the driver of a host.
     #[must_use]
     pub const fn new(host: Host) -> Self {
-        Self { host, waiting_op: None, waiting_request: None, phase: AppPhase::Running }
+        Self { host, waiting_request: None, phase: AppPhase::Running }
     }
 
     /// Returns whether no operation or request waits for room.
     #[must_use]
-    pub const fn is_idle(&self) -> bool {
-        self.waiting_op.is_none() && self.waiting_request.is_none()
+    pub fn is_idle(&self) -> bool {
+        !self.host.has_ops() && self.waiting_request.is_none()
     }
 
     /// Ends the application and then the host, which resets its connections. The caller continues
@@ -164,15 +161,17 @@ impl HostHalf {
         turn: &mut TurnResult,
     ) {
         let mut any = false;
-        while let Some(op) = self.next_op(now) {
-            if let Op::FileOpen { path, access: FileAccess::Content, .. } = &op {
-                app.note_open(path);
-            }
-            if let Err(op) = ports.push_op(op) {
-                self.waiting_op = Some(op);
+        // An operation is large, so it stays in its queue until there is room.
+        while self.host.prepare_op(now) {
+            if !ports.has_op_room() {
                 turn.blocked = true;
                 break;
             }
+            let Some(op) = self.host.poll_op(now) else { break };
+            if let Op::FileOpen { path, access: FileAccess::Content, .. } = &op {
+                app.note_open(path);
+            }
+            ports.push_op(op);
             any = true;
         }
         while let Some(packet) = self.host.poll_recycle() {
@@ -182,12 +181,6 @@ impl HostHalf {
             ports.wake_device();
             turn.worked = true;
         }
-    }
-
-    /// Returns the next operation. Written so that an operation, which is large, is not moved
-    /// through `waiting_op`.
-    fn next_op(&mut self, now: Instant) -> Option<Op> {
-        if self.waiting_op.is_some() { self.waiting_op.take() } else { self.host.poll_op(now) }
     }
 
     fn submit_requests(

@@ -479,7 +479,7 @@ impl DevicePorts for SimDevicePorts<'_, '_> {
         }
     }
 
-    fn transmit(&mut self, _: Instant, frame: &TxFrame) -> LinkTxStatus {
+    fn transmit(&mut self, _: Instant, frame: &mut TxFrame) -> LinkTxStatus {
         let TurnEnv { now, node, port_ready, port_room, .. } = *self.around;
         if port_ready.is_err() || port_room == 0 {
             self.full = port_ready.err();
@@ -566,13 +566,13 @@ impl HostPorts for SimHostPorts<'_> {
         Some(event)
     }
 
-    fn push_op(&mut self, op: Op) -> Result<(), Op> {
-        if self.rings.ops.len() >= self.rings.slots {
-            return Err(op);
-        }
+    fn has_op_room(&mut self) -> bool {
+        self.rings.ops.len() < self.rings.slots
+    }
+
+    fn push_op(&mut self, op: Op) {
         self.odd.pass(op, &mut self.rings.ops);
         self.turned.taken[1] += 1;
-        Ok(())
     }
 
     fn push_recycled(&mut self, packet: PacketBuf) {

@@ -46,7 +46,7 @@ impl Link for SocketPairLink {
         LinkCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: 1500 }
     }
 
-    fn transmit(&mut self, _: Instant, frame: &TxFrame) -> LinkTxStatus {
+    fn transmit(&mut self, _: Instant, frame: &mut TxFrame) -> LinkTxStatus {
         let mut bytes = vec![0; frame.len()];
         frame.copy_to(&mut bytes);
         match self.0.send(&bytes) {

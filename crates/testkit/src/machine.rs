@@ -244,7 +244,7 @@ impl<D: TestDisk> DevicePorts for MachinePorts<'_, D> {
         }
     }
 
-    fn transmit(&mut self, _: Instant, frame: &TxFrame) -> LinkTxStatus {
+    fn transmit(&mut self, _: Instant, frame: &mut TxFrame) -> LinkTxStatus {
         if frame.payload_len() > self.run_bytes_max {
             return LinkTxStatus::TooLong;
         }
@@ -274,9 +274,12 @@ impl<D: TestDisk> HostPorts for MachinePorts<'_, D> {
         self.queues.events.pop_front()
     }
 
-    fn push_op(&mut self, op: Op) -> Result<(), Op> {
+    fn has_op_room(&mut self) -> bool {
+        true
+    }
+
+    fn push_op(&mut self, op: Op) {
         self.queues.ops.push_back(op);
-        Ok(())
     }
 
     fn push_recycled(&mut self, packet: PacketBuf) {

@@ -191,19 +191,37 @@ impl Host {
         ])
     }
 
-    /// Returns the next operation for the device. If there is none, lets each dirty connection send
-    /// first.
-    pub fn poll_op(&mut self, now: Instant) -> Option<Op> {
+    /// Returns whether operations for the device are queued.
+    #[must_use]
+    pub fn has_ops(&self) -> bool {
+        !self.out.ops.is_empty()
+    }
+
+    /// Returns whether [`Self::poll_op`] has an operation. If there is none, lets each dirty
+    /// connection send first.
+    #[inline]
+    pub fn prepare_op(&mut self, now: Instant) -> bool {
         if self.out.ops.is_empty() {
-            let (mut cx, services) = self.context_and_services(now);
-            services.produce_ops(&mut cx);
-            let out = &mut self.out;
-            arp::solicit(out);
-            if out.ops.is_empty() && out.ops.capacity() > OPS_KEPT {
-                out.ops = VecDeque::new();
-            }
+            self.produce_ops(now);
         }
-        self.out.ops.pop_front()
+        !self.out.ops.is_empty()
+    }
+
+    /// Returns the next operation for the device, as [`Self::prepare_op`] does.
+    #[inline]
+    pub fn poll_op(&mut self, now: Instant) -> Option<Op> {
+        if self.prepare_op(now) { self.out.ops.pop_front() } else { None }
+    }
+
+    /// Lets each dirty connection send.
+    fn produce_ops(&mut self, now: Instant) {
+        let (mut cx, services) = self.context_and_services(now);
+        services.produce_ops(&mut cx);
+        let out = &mut self.out;
+        arp::solicit(out);
+        if out.ops.is_empty() && out.ops.capacity() > OPS_KEPT {
+            out.ops = VecDeque::new();
+        }
     }
 
     /// Returns the next buffer to give back to the device.

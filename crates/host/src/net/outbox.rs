@@ -247,23 +247,28 @@ impl Outbox {
 
     /// Fills in the next hop's link address and sends the transmit, or parks it until the address
     /// is known.
+    // Inlined, since a transmit is large.
+    #[inline]
     pub(crate) fn route(&mut self, now: Instant, destination: IpAddr, mut transmit: Transmit) {
-        let Some(hop) = self.net.next_hop(destination) else {
-            return self.drop_transmit(&transmit);
-        };
-        match self.net.neighbors.lookup(now, hop) {
-            Some(mac) => {
-                transmit.header.as_mut_slice()[..6].copy_from_slice(&mac);
-                self.ops.push_back(Op::Transmit(transmit));
-            }
-            None => {
-                if let Err(transmit) = self.net.neighbors.park(now, hop, transmit) {
-                    self.drop_transmit(&transmit);
-                }
-                for displaced in self.net.neighbors.take_displaced() {
-                    self.drop_transmit(&displaced);
-                }
-            }
+        let hop = self.net.next_hop(destination);
+        let mac = hop.and_then(|hop| self.net.neighbors.lookup(now, hop));
+        if let Some(mac) = mac {
+            transmit.header.as_mut_slice()[..6].copy_from_slice(&mac);
+            self.ops.push_back(Op::Transmit(transmit));
+        } else {
+            self.park(now, hop, transmit);
+        }
+    }
+
+    /// Keeps a transmit until the link address of its next hop is known.
+    #[cold]
+    fn park(&mut self, now: Instant, hop: Option<IpAddr>, transmit: Transmit) {
+        let Some(hop) = hop else { return self.drop_transmit(&transmit) };
+        if let Err(transmit) = self.net.neighbors.park(now, hop, transmit) {
+            self.drop_transmit(&transmit);
+        }
+        for displaced in self.net.neighbors.take_displaced() {
+            self.drop_transmit(&displaced);
         }
     }
 }

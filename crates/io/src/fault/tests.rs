@@ -20,7 +20,7 @@ fn send_all(link: &mut FaultLink<MemoryLink>, peer: &mut MemoryLink, count: u32)
     let mut pool = PacketPool::new(4);
     let (mut now, mut got) = (Instant::from_millis(1), Vec::new());
     for i in 0..count {
-        assert_eq!(link.transmit(now, &frame(&i.to_be_bytes())), LinkTxStatus::Sent);
+        assert_eq!(link.transmit(now, &mut frame(&i.to_be_bytes())), LinkTxStatus::Sent);
         while let Some(rx) = peer.receive(now, &mut pool) {
             got.push(rx.packet.as_slice().to_vec());
         }
@@ -44,7 +44,7 @@ fn receive_all(
     let mut pool = PacketPool::new(4);
     let (mut now, mut got) = (Instant::from_millis(1), Vec::new());
     for i in 0..count {
-        assert_eq!(peer.transmit(now, &frame(&i.to_be_bytes())), LinkTxStatus::Sent);
+        assert_eq!(peer.transmit(now, &mut frame(&i.to_be_bytes())), LinkTxStatus::Sent);
         got.extend(std::iter::from_fn(|| link.receive(now, &mut pool)));
     }
     while let Some(due) = link.poll_timeout() {
@@ -126,7 +126,7 @@ fn reorders_without_loss_and_within_bounds() {
 fn a_held_packet_is_released_after_its_delay() {
     let (mut link, mut peer) = faulty(only(|c| c.reorder = 1.0));
     let (mut pool, now) = (PacketPool::new(4), Instant::from_millis(7));
-    assert_eq!(link.transmit(now, &frame(b"last")), LinkTxStatus::Sent);
+    assert_eq!(link.transmit(now, &mut frame(b"last")), LinkTxStatus::Sent);
     assert!(peer.receive(now, &mut pool).is_none());
     let due = link.poll_timeout().unwrap();
     assert!(due > now && due <= now + Duration::from_millis(HELD_MS_MAX));
@@ -156,7 +156,7 @@ fn corrupting_leaves_the_senders_buffer_alone() {
     let original = frame(&[0; 1000]);
     let (mut link, _peer) = faulty(only(|c| c.corrupt = 1.0));
     for _ in 0..100 {
-        assert_eq!(link.transmit(Instant::ZERO, &original), LinkTxStatus::Sent);
+        assert_eq!(link.transmit(Instant::ZERO, &mut original.clone()), LinkTxStatus::Sent);
     }
     assert!(original.payload[0].as_slice().iter().all(|&b| b == 0));
 }
@@ -167,12 +167,12 @@ fn corruption_drops_arp_and_marks_checksums_bad() {
     let mut pool = PacketPool::new(4);
     let mut arp = frame(b"who has");
     arp.header.as_mut_slice()[13] = 0x06;
-    assert_eq!(link.transmit(Instant::ZERO, &arp), LinkTxStatus::Sent);
+    assert_eq!(link.transmit(Instant::ZERO, &mut arp), LinkTxStatus::Sent);
     assert!(peer.receive(Instant::ZERO, &mut pool).is_none());
-    assert_eq!(peer.transmit(Instant::ZERO, &arp), LinkTxStatus::Sent);
+    assert_eq!(peer.transmit(Instant::ZERO, &mut arp), LinkTxStatus::Sent);
     let mut partial = frame(b"unfinished");
     partial.checksum_partial = true;
-    assert_eq!(peer.transmit(Instant::ZERO, &partial), LinkTxStatus::Sent);
+    assert_eq!(peer.transmit(Instant::ZERO, &mut partial), LinkTxStatus::Sent);
     assert_eq!(link.receive(Instant::ZERO, &mut pool).unwrap().checksum, Checksum::Bad);
     let expected = [("fault_tx_dropped", 1), ("fault_rx_dropped", 1), ("fault_rx_corrupted", 1)];
     assert_eq!(nonzero(|f| link.counters().visit(f)), expected);
@@ -202,7 +202,7 @@ fn a_full_link_returns_frames_and_loses_none() {
     let mut link = FaultLink::new(a, only(|c| c.dup = 1.0));
     let (mut pool, mut now) = (PacketPool::new(4), Instant::ZERO);
     let mut taken = 0_u32;
-    while link.transmit(now, &frame(&taken.to_be_bytes())) == LinkTxStatus::Sent {
+    while link.transmit(now, &mut frame(&taken.to_be_bytes())) == LinkTxStatus::Sent {
         taken += 1;
     }
     let mut numbers = Vec::new();

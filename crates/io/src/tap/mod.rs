@@ -187,7 +187,7 @@ impl Link for Tap {
         self.caps
     }
 
-    fn transmit(&mut self, _now: Instant, frame: &TxFrame) -> LinkTxStatus {
+    fn transmit(&mut self, _now: Instant, frame: &mut TxFrame) -> LinkTxStatus {
         let Some(vnet) = vnet::encode(frame) else {
             self.counters.tap_tx_refused += 1;
             return LinkTxStatus::Failed;

@@ -72,7 +72,10 @@ impl TapPeer {
                 self.kernel_mac.copy_from_slice(&frame[6..12]);
                 if frame[12..14] == [8, 6] && frame[21] == 1 && frame[38..42] == OURS4.octets() {
                     let reply = self.arp_reply();
-                    assert_eq!(self.tap.transmit(Instant::ZERO, &reply), LinkTxStatus::Sent);
+                    assert_eq!(
+                        self.tap.transmit(Instant::ZERO, &mut reply.clone()),
+                        LinkTxStatus::Sent
+                    );
                 } else if want(frame) {
                     return rx;
                 }
@@ -171,7 +174,7 @@ fn datagrams_cross_both_ways() {
 
         let mut udp = [6000_u16, 5000, 8 + 10, 0].map(u16::to_be_bytes).concat();
         let reply = peer.packet(17, &udp, &[b"in ", b"", b"3 parts"]);
-        assert_eq!(peer.tap.transmit(Instant::ZERO, &reply), LinkTxStatus::Sent);
+        assert_eq!(peer.tap.transmit(Instant::ZERO, &mut reply.clone()), LinkTxStatus::Sent);
         let mut buf = [0; 100];
         let (len, from) = socket.recv_from(&mut buf).unwrap();
         assert_eq!((&buf[..len], from), (&b"in 3 parts"[..], SocketAddr::from((OURS4, 6000))));
@@ -181,7 +184,7 @@ fn datagrams_cross_both_ways() {
         udp[4..6].copy_from_slice(&108_u16.to_be_bytes());
         let parts: Vec<&[u8]> = parts.iter().map(|p| &p[..]).collect();
         let long = peer.packet(17, &udp, &parts);
-        assert_eq!(peer.tap.transmit(Instant::ZERO, &long), LinkTxStatus::Sent);
+        assert_eq!(peer.tap.transmit(Instant::ZERO, &mut long.clone()), LinkTxStatus::Sent);
         assert_eq!(socket.recv(&mut buf).unwrap(), 100);
         assert!(buf.iter().copied().eq(0..100));
         let c = peer.tap.counters();
@@ -208,7 +211,7 @@ fn runs_of_datagrams_go_out() {
             assert!(run_bytes_max() < 65_536, "this kernel takes runs of datagrams");
             return;
         }
-        assert_eq!(peer.tap.transmit(Instant::ZERO, &run), LinkTxStatus::Sent);
+        assert_eq!(peer.tap.transmit(Instant::ZERO, &mut run), LinkTxStatus::Sent);
         let mut buf = [0; 2000];
         for datagram in content.chunks(1400) {
             let (len, from) = socket.recv_from(&mut buf).unwrap();
@@ -239,14 +242,14 @@ fn runs_of_segments_cross_both_ways() {
         syn[12] = 0x60;
         syn.extend([2, 4, 5, 0xb4]);
         let syn = peer.packet(6, &syn, &[]);
-        assert_eq!(peer.tap.transmit(Instant::ZERO, &syn), LinkTxStatus::Sent);
+        assert_eq!(peer.tap.transmit(Instant::ZERO, &mut syn.clone()), LinkTxStatus::Sent);
         let syn_ack = peer.wait_for(|f| is_tcp(f) && f[47] == 0x12);
         let theirs = be32(syn_ack.packet.as_slice(), 38).wrapping_add(1);
 
         let data: Vec<u8> = (0..20_000_u32).map(|i| i.to_be_bytes()[3]).collect();
         let mut run = peer.packet(6, &tcp(1001, theirs, 0x18), &[&data[..7_000], &data[7_000..]]);
         run.segment_size = 1460;
-        assert_eq!(peer.tap.transmit(Instant::ZERO, &run), LinkTxStatus::Sent);
+        assert_eq!(peer.tap.transmit(Instant::ZERO, &mut run), LinkTxStatus::Sent);
         let mut poller = Poller::new();
         poller.add(listener.as_raw_fd());
         assert_eq!(poller.wait(Some(Duration::from_secs(30))).unwrap(), 1, "no connection");
@@ -263,7 +266,7 @@ fn runs_of_segments_cross_both_ways() {
             let seq = 21_001 + u32::try_from(sent).unwrap();
             let mut run = peer.packet(6, &tcp(seq, theirs, 0x18), &[piece]);
             run.segment_size = 1460;
-            assert_eq!(peer.tap.transmit(Instant::ZERO, &run), LinkTxStatus::Sent);
+            assert_eq!(peer.tap.transmit(Instant::ZERO, &mut run), LinkTxStatus::Sent);
             let mut got = vec![0; piece.len()];
             stream.read_exact(&mut got).unwrap();
             assert!(got == piece, "and a run above 64 KiB, where it takes them");
@@ -361,7 +364,7 @@ fn a_frame_that_cannot_be_described_is_refused() {
     in_namespace("tap::tests::a_frame_that_cannot_be_described_is_refused", || {
         let mut peer = TapPeer::new(true);
         let icmp = peer.packet(1, &[8, 0, 0, 0, 0, 0, 0, 0], &[]);
-        assert_eq!(peer.tap.transmit(Instant::ZERO, &icmp), LinkTxStatus::Failed);
+        assert_eq!(peer.tap.transmit(Instant::ZERO, &mut icmp.clone()), LinkTxStatus::Failed);
         assert_eq!(peer.tap.counters().tap_tx_refused, 1);
     });
 }

@@ -17,11 +17,13 @@ use base::{Duration, Instant};
 use cli::Failure;
 use host::{Application, Host};
 use io::clock::cycles;
+use io::heap::allocations;
 use io::link::Link;
 use nic::Device;
 use node::{DeviceHalf, DevicePorts, DiskPort, HostHalf, HostPorts};
 
 use super::disk::ModelledDisk;
+use super::experiment::Fields;
 
 /// Frames that a device receives in one turn. As in the program, it sends their results before it
 /// receives more.
@@ -44,6 +46,15 @@ pub(crate) struct Cycles {
     pub(crate) device: u64,
     /// The link's part of `device`: the work of a NIC's DMA.
     pub(crate) link: u64,
+}
+
+/// Allocations of memory by one machine.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Allocations {
+    /// By host stack and application.
+    pub(crate) host: u64,
+    /// By device, link and disk.
+    pub(crate) device: u64,
 }
 
 /// An application that a benchmark runs above a host.
@@ -69,6 +80,7 @@ pub(crate) struct Usage {
     /// Virtual time.
     pub(crate) elapsed: Duration,
     pub(crate) cycles: Cycles,
+    pub(crate) allocations: Allocations,
     /// Packets that the host received, plus packets or segmentation runs that it sent.
     pub(crate) host_packets: u64,
     /// Frames that the device received.
@@ -83,6 +95,17 @@ impl Usage {
         self.counters.get(name).copied().unwrap_or_default()
     }
 
+    /// Returns the columns for allocations, divided by a number of transactions, requests or
+    /// messages.
+    pub(crate) fn allocation_fields(&self, count: f64) -> Fields {
+        let Allocations { host, device } = self.allocations;
+        Fields::new().show("host alloc", "host_allocations", host as f64 / count).show(
+            "dev alloc",
+            "device_allocations",
+            device as f64 / count,
+        )
+    }
+
     /// Returns the difference to an earlier usage.
     pub(crate) fn since(mut self, before: &Self) -> Self {
         self.counters.retain(|name, value| {
@@ -93,6 +116,8 @@ impl Usage {
         self.cycles.host -= before.cycles.host;
         self.cycles.device -= before.cycles.device;
         self.cycles.link -= before.cycles.link;
+        self.allocations.host -= before.allocations.host;
+        self.allocations.device -= before.allocations.device;
         self.host_packets -= before.host_packets;
         self.device_packets -= before.device_packets;
         self
@@ -133,6 +158,7 @@ pub(crate) struct AccountedMachine<A> {
     host_side: HostSide,
     device_side: DeviceSide,
     pub(crate) cycles: Cycles,
+    allocations: Allocations,
 }
 
 impl<A: BenchApp> AccountedMachine<A> {
@@ -169,6 +195,7 @@ impl<A: BenchApp> AccountedMachine<A> {
                 link_cycles: 0,
             },
             cycles: Cycles::default(),
+            allocations: Allocations::default(),
         }
     }
 
@@ -185,21 +212,23 @@ impl<A: BenchApp> AccountedMachine<A> {
 
     /// Runs host and application; returns whether they had work.
     fn host_turn(&mut self, now: Instant) -> bool {
-        let from = cycles();
+        let (allocated, from) = (allocations(), cycles());
         let turn = self.host.turn(now, &mut self.app, &mut self.host_side);
         if turn.worked {
             self.cycles.host += cycles() - from;
+            self.allocations.host += allocations() - allocated;
         }
         turn.worked
     }
 
     /// Runs the device; returns whether it had work.
     fn device_turn(&mut self, now: Instant) -> bool {
-        let from = cycles();
+        let (allocated, from) = (allocations(), cycles());
         self.device_side.link_cycles = 0;
         let turn = self.device.turn(now, &mut self.device_side);
         if turn.worked {
             self.cycles.device += cycles() - from;
+            self.allocations.device += allocations() - allocated;
             self.cycles.link += self.device_side.link_cycles;
         }
         turn.worked
@@ -218,6 +247,7 @@ impl<A: BenchApp> AccountedMachine<A> {
         Usage {
             elapsed: now.since(Instant::ZERO),
             cycles: self.cycles,
+            allocations: self.allocations,
             host_packets: self.host_side.packets,
             device_packets: self.device_side.packets,
             counters,
@@ -267,11 +297,15 @@ impl HostPorts for HostSide {
         Some(event)
     }
 
-    fn push_op(&mut self, op: Op) -> Result<(), Op> {
-        let is_packet = matches!(op, Op::Transmit(_) | Op::Teardown(_));
-        self.ops.push(op)?;
-        self.packets += u64::from(is_packet);
-        Ok(())
+    fn has_op_room(&mut self) -> bool {
+        self.ops.free() > 0
+    }
+
+    #[inline]
+    fn push_op(&mut self, op: Op) {
+        self.packets += u64::from(matches!(op, Op::Transmit(_) | Op::Teardown(_)));
+        let pushed = self.ops.push(op);
+        debug_assert!(pushed.is_ok(), "the caller asked for room");
     }
 
     fn push_recycled(&mut self, packet: PacketBuf) {
@@ -305,7 +339,7 @@ impl DevicePorts for DeviceSide {
         self.received.pop_front()
     }
 
-    fn transmit(&mut self, now: Instant, frame: &TxFrame) -> LinkTxStatus {
+    fn transmit(&mut self, now: Instant, frame: &mut TxFrame) -> LinkTxStatus {
         let from = cycles();
         let status = self.link.transmit(now, frame);
         self.link_cycles += cycles() - from;

@@ -189,6 +189,7 @@ fn fields(IoTcpRow { setting, figures }: &IoTcpRow) -> Fields {
         .show("host c/B", "host_cycles_per_byte", figures.host_per_byte())
         .show("host c/req", "host_cycles_per_request", per_request)
         .show("dev c/B", "device_cycles_per_byte", cycles.device as f64 / figures.bytes as f64)
+        .append(figures.server.allocation_fields(figures.requests as f64))
         .show("Gb/s", "link_gbit_per_s", figures.link_rate() * 8e-9)
         .show("reads", "disk_reads", moved("file_disk_reads"))
         .show("rexmit", "retransmissions", moved("tcp_retrans"))

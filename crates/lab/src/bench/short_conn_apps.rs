@@ -71,6 +71,7 @@ impl Transactions {
             .show("host cycles", "host_cycles", self.host_cycles())
             .show("packets", "host_packets", each(self.used.host_packets))
             .show("device cycles", "device_cycles", each(self.used.cycles.device))
+            .append(self.used.allocation_fields(self.count as f64))
     }
 }
 

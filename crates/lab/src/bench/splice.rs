@@ -36,6 +36,9 @@ pub(crate) struct SpliceArgs {
     /// Run only 64 bytes, once, with 1 and 128 transactions and on persistent connections
     #[arg(long)]
     quick: bool,
+    /// Run only 64 bytes on persistent, spliced connections; for a profiler
+    #[arg(long)]
+    spliced: bool,
     /// Number of concurrent clients
     #[arg(long, default_value_t = CONCURRENT, value_name = "N")]
     concurrent: u32,
@@ -102,16 +105,24 @@ impl SpliceArgs {
     /// Returns the settings: the largest number of transactions with every size, every number of
     /// transactions with the smallest size, and every size on persistent connections.
     fn groups(&self, counts: &[u32], most: u32) -> Vec<Vec<SpliceSetting>> {
+        let persistent = |message_bytes| TransactionParams {
+            concurrent: self.concurrent,
+            message_bytes,
+            per_connection: u32::MAX,
+            closes: ClosingEnd::Client,
+        };
+        if self.spliced {
+            return vec![vec![SpliceSetting { splice: true, params: persistent(SIZES[0]) }]];
+        }
         let sizes = if self.quick { &SIZES[..1] } else { &SIZES };
         let by_count = counts.iter().map(|&count| (SIZES[0], count));
         let by_size = sizes.iter().skip(1).map(|&bytes| (bytes, most));
-        let persistent = sizes.iter().map(|&bytes| (bytes, u32::MAX));
+        let of_any_length = sizes.iter().map(|&bytes| (bytes, u32::MAX));
         let group = |(message_bytes, per_connection)| {
-            let (concurrent, closes) = (self.concurrent, ClosingEnd::Client);
-            let agreed = TransactionParams { concurrent, message_bytes, per_connection, closes };
+            let agreed = TransactionParams { per_connection, ..persistent(message_bytes) };
             [false, true].map(|splice| SpliceSetting { splice, params: agreed }).into()
         };
-        by_count.chain(by_size).chain(persistent).map(group).collect()
+        by_count.chain(by_size).chain(of_any_length).map(group).collect()
     }
 }
 

@@ -80,6 +80,7 @@ impl StreamFigures {
 
     /// Returns the fields that all rows have.
     pub(crate) fn fields(&self, streams: &Streams) -> Fields {
+        let messages = self.bytes as f64 / streams.message_bytes as f64;
         let device_per_byte = self.used.cycles.device as f64 / self.bytes as f64;
         Fields::new()
             .show("side", "side", format!("{:?}", streams.side))
@@ -92,6 +93,7 @@ impl StreamFigures {
             .show("path", "path", streams.path())
             .show("host c/B", "host_cycles_per_byte", self.host_per_byte())
             .show("dev c/B", "device_cycles_per_byte", device_per_byte)
+            .append(self.used.allocation_fields(messages))
             .counters(&self.used.counters)
     }
 }

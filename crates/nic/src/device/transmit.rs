@@ -5,7 +5,7 @@
 //! order in which they arrived, no matter how long each waits; after one that failed, those that
 //! wait behind it are dropped too, so that no data follows a hole.
 
-use abi::link::FramePayload;
+use abi::link::{FramePayload, FramePayloads};
 use abi::quic::{QuicFailure, QuicId, QuicStatus};
 use abi::{
     Event, FileFault, FlowId, Refusal, Transmit, TransmitDone, TransmitOutcome, TransmitPart,
@@ -19,30 +19,76 @@ use crate::engine::l5o::TxRefused;
 use crate::engine::quic::{self, QuicEngine};
 use crate::engine::{EngineRequest, ResolvedPayload};
 use crate::flow::{FlowQueueKey, PendingState, PendingTransmit};
-use crate::pipeline::tx::{CheckedTransmit, check_transmit};
+use crate::pipeline::TxRun;
+use crate::pipeline::tx::{CheckedTransmit, advance_timestamp, check_transmit};
 
 /// Fault of a transmit that no context could complete: the host has to encrypt it.
 const NOT_ENCRYPTED: FileFault = FileFault::Refused(Refusal::Encrypted);
 
 impl Device {
-    /// Takes a transmit of the host of `queue`. `names` is the queue by whose file numbers its
-    /// files are looked up, or `PINNED` for those of an engine.
+    /// Takes a transmit of the host of `queue`, and its payload. `names` is the queue by whose file
+    /// numbers its files are looked up, or `PINNED` for those of an engine.
+    #[inline]
     pub(super) fn transmit(
         &mut self,
         now: Instant,
         queue: usize,
         names: usize,
-        mut transmit: Transmit,
+        transmit: &mut Transmit,
+    ) {
+        let plain = transmit.quic.is_none()
+            && transmit.parts.iter().all(|part| matches!(part, TransmitPart::Host(_)))
+            && !self.flows.is_waiting(queue, transmit.flow);
+        if plain {
+            self.transmit_plain(queue, transmit);
+        } else {
+            self.transmit_completed(now, queue, names, transmit);
+        }
+    }
+
+    /// Sends a transmit from the host's memory, which need not wait.
+    fn transmit_plain(&mut self, queue: usize, transmit: &mut Transmit) {
+        let kind = check_transmit(transmit, self.link.mtu, self.config.transmit_bytes_max);
+        let Some(kind) = kind else { return self.drop_malformed(queue, transmit) };
+        if let (Some(position), Some(guard)) = (transmit.timestamp, &mut self.timestamp_guard) {
+            let by = (queue, transmit.flow);
+            advance_timestamp(&mut transmit.header, position, Duration::ZERO, by, guard);
+        }
+        let mut payload = FramePayloads::new();
+        for part in transmit.parts.drain(..) {
+            if let TransmitPart::Host(bytes) = part {
+                if !bytes.is_empty() {
+                    payload.push(FramePayload::Host(bytes));
+                }
+            }
+        }
+        let header = transmit.header.clone();
+        self.egress.queue_run(TxRun::new(header, kind, payload, transmit.segment_size));
+        let sent = TransmitOutcome::Sent;
+        self.report(queue, transmit.flow, transmit.echo, Duration::ZERO, sent);
+    }
+
+    /// Takes a transmit that engines complete, or that waits.
+    fn transmit_completed(
+        &mut self,
+        now: Instant,
+        queue: usize,
+        names: usize,
+        transmit: &mut Transmit,
     ) {
         let (flow, echo, first) = (transmit.flow, transmit.echo, !transmit.retransmission);
-        let planned = quic::plan_encryption(self.engines.quic.as_mut(), queue, &mut transmit);
+        let planned = quic::plan_encryption(self.engines.quic.as_mut(), queue, transmit);
         let (quic, sealing) = match planned {
             Ok((quic, sealing)) => (quic, sealing),
             Err(quic) => return self.drop_unencrypted(queue, flow, quic, echo),
         };
-        let checked =
-            check_transmit(queue, now, transmit, self.link.mtu, self.config.transmit_bytes_max);
-        let planned = checked.map(|(outgoing, parts)| self.plan(outgoing, parts));
+        let kind = check_transmit(transmit, self.link.mtu, self.config.transmit_bytes_max);
+        let parts = core::mem::take(&mut transmit.parts);
+        let planned = kind.map(|kind| {
+            let mut outgoing = CheckedTransmit::new(queue, now, transmit, kind);
+            let parts = self.plan(&mut outgoing, parts);
+            (outgoing, parts)
+        });
         let (outgoing, parts) = match planned {
             Some((mut outgoing, Ok(parts))) => {
                 outgoing.quic_encryption = sealing;
@@ -54,9 +100,7 @@ impl Device {
                     self.engines.quic.as_mut().map(QuicEngine::refuse_malformed);
                     return self.drop_unencrypted(queue, flow, quic, echo);
                 }
-                self.egress.tx.tx_dropped_malformed += 1;
-                let outcome = TransmitOutcome::Dropped(FileFault::BadExtent);
-                return self.report(queue, flow, echo, Duration::ZERO, outcome);
+                return self.drop_malformed(queue, transmit);
             }
         };
         let behind = self.flows.is_waiting(queue, flow);
@@ -73,26 +117,27 @@ impl Device {
         }
     }
 
+    fn drop_malformed(&mut self, queue: usize, transmit: &Transmit) {
+        self.egress.tx.tx_dropped_malformed += 1;
+        let outcome = TransmitOutcome::Dropped(FileFault::BadExtent);
+        self.report(queue, transmit.flow, transmit.echo, Duration::ZERO, outcome);
+    }
+
     /// Replaces a transmit's encrypted parts and PDU ranges by the content from which they are
     /// made.
     fn plan(
         &mut self,
-        mut outgoing: CheckedTransmit,
+        outgoing: &mut CheckedTransmit,
         parts: TransmitParts,
-    ) -> (CheckedTransmit, Result<TransmitParts, TxRefused>) {
+    ) -> Result<TransmitParts, TxRefused> {
         if !parts.iter().any(|part| matches!(part, TransmitPart::Records(_) | TransmitPart::Pdu(_)))
         {
-            return (outgoing, Ok(parts));
+            return Ok(parts);
         }
-        let planned = match &mut self.engines.l5o {
-            Some(l5o) => l5o.plan(outgoing.queue, parts),
-            None => Err(TxRefused::NotEncrypted),
-        };
-        let parts = planned.map(|(pieces, parts)| {
-            outgoing.l5o_plan = pieces;
-            parts
-        });
-        (outgoing, parts)
+        let Some(l5o) = &mut self.engines.l5o else { return Err(TxRefused::NotEncrypted) };
+        let (pieces, parts) = l5o.plan(outgoing.queue, parts)?;
+        outgoing.l5o_plan = pieces;
+        Ok(parts)
     }
 
     /// Looks up the payload of a transmit: ready, waiting for the disk, or failed.
@@ -152,7 +197,9 @@ impl Device {
 
     fn fulfill_request(&mut self, now: Instant, request: EngineRequest) {
         match request {
-            EngineRequest::Transmit(queue, transmit) => self.transmit(now, queue, PINNED, transmit),
+            EngineRequest::Transmit(queue, mut transmit) => {
+                self.transmit(now, queue, PINNED, &mut transmit);
+            }
             EngineRequest::CancelFlow(queue, flow) => self.cancel_flow(now, queue, flow),
             EngineRequest::FileDone(extent) => {
                 if let Some(files) = &mut self.engines.files {
@@ -238,7 +285,7 @@ impl Device {
         }
         let delay = now.since(outgoing.taken_at);
         let run = outgoing.into_run(resolved.payloads, delay, self.timestamp_guard.as_mut());
-        self.egress.queue_run(Some(run));
+        self.egress.queue_run(run);
         true
     }
 

@@ -63,9 +63,9 @@ impl Egress {
         }
     }
 
-    /// Queues a packet or run that is ready for the link; `None` is ignored (a malformed header).
-    pub(crate) fn queue_run(&mut self, run: Option<TxRun>) {
-        let Some(run) = run else { return };
+    /// Queues a packet or run that is ready for the link.
+    #[inline]
+    pub(crate) fn queue_run(&mut self, run: TxRun) {
         self.tx.tx_transmits += 1;
         self.tx.tx_tso_transmits += u64::from(run.is_segmented());
         self.runs.push_back(run);

@@ -33,18 +33,6 @@ pub(crate) struct TxRun {
     identification: u16,
 }
 
-/// A frame for the link, and the packets that it becomes.
-#[derive(Debug)]
-pub(crate) struct TxRunFrame {
-    pub(crate) frame: TxFrame,
-    /// Number of packets.
-    pub(crate) packets: u64,
-    /// Bytes of these packets, headers included.
-    pub(crate) bytes: u64,
-    /// True if this is the run's last frame.
-    pub(crate) last: bool,
-}
-
 impl TxRun {
     /// Creates a run of `payload` under `header`, which [`super::tx::check_transmit`] has accepted
     /// as a `kind`.
@@ -106,6 +94,11 @@ impl TxRun {
         Some(Self::new(frame.header, kind, frame.payload, frame.segment_size))
     }
 
+    /// Returns whether all bytes of a segmented run were returned.
+    pub(crate) const fn is_used_up(&self) -> bool {
+        self.bytes_left == 0
+    }
+
     /// Returns the number of packets that the rest of the run becomes.
     pub(crate) fn packets(&self) -> u64 {
         match self.segment_size {
@@ -114,13 +107,20 @@ impl TxRun {
         }
     }
 
-    /// Returns the next frame, of at most `run_bytes_max` payload bytes if the link segments it.
-    /// After the frame with [`TxRunFrame::last`] the run is used up.
-    pub(crate) fn next_frame(&mut self, caps: &LinkCaps, run_bytes_max: u32) -> TxRunFrame {
+    /// Returns the frame of a run that is not segmented. The run is used up.
+    #[inline]
+    pub(crate) fn take_frame(&mut self, caps: &LinkCaps) -> TxFrame {
+        let Self { header, kind, payload, identification, .. } = self;
+        let checksum_partial =
+            complete_headers(header, *kind, payload, *identification, caps.checksum);
+        let (header, payload) = (header.clone(), core::mem::take(payload));
+        TxFrame { header, payload, segment_size: 0, checksum_partial }
+    }
+
+    /// Returns the next frame of a segmented run, of at most `run_bytes_max` payload bytes if the
+    /// link segments it. After the last frame, [`Self::is_used_up`].
+    pub(crate) fn next_frame(&mut self, caps: &LinkCaps, run_bytes_max: u32) -> TxFrame {
         let size = usize::from(self.segment_size);
-        if size == 0 {
-            return self.cut(caps, self.bytes_left, 0);
-        }
         let whole = match self.kind {
             TemplateKind::Tcp => caps.segmentation,
             TemplateKind::Udp => caps.udp_segmentation,
@@ -141,7 +141,7 @@ impl TxRun {
     }
 
     /// Returns the next frame: `most` payload bytes or the rest, to be segmented by `frame_size`.
-    fn cut(&mut self, caps: &LinkCaps, most: usize, frame_size: u16) -> TxRunFrame {
+    fn cut(&mut self, caps: &LinkCaps, most: usize, frame_size: u16) -> TxFrame {
         let bytes = self.bytes_left.min(most);
         let payload = self.take(bytes);
         self.bytes_left -= bytes;
@@ -163,9 +163,7 @@ impl TxRun {
         if !last {
             self.advance(bytes, packets, flags_at);
         }
-        let bytes = (packets * header.len() + bytes) as u64;
-        let frame = TxFrame { header, payload, segment_size: frame_size, checksum_partial };
-        TxRunFrame { frame, packets: packets as u64, bytes, last }
+        TxFrame { header, payload, segment_size: frame_size, checksum_partial }
     }
 
     /// Turns the template into that of the next packet.
@@ -249,15 +247,16 @@ mod tests {
     }
 
     fn frames(mut run: TxRun, caps: LinkCaps) -> Vec<TxFrame> {
-        let mut out = vec![];
-        loop {
-            let cut = run.next_frame(&caps, RUN_BYTES_MAX);
-            assert_eq!(cut.frame.payload.iter().filter(|p| p.as_slice().is_empty()).count(), 0);
-            out.push(cut.frame);
-            if cut.last {
-                return out;
-            }
+        if !run.is_segmented() {
+            return vec![run.take_frame(&caps)];
         }
+        let mut out = vec![];
+        while !run.is_used_up() {
+            let frame = run.next_frame(&caps, RUN_BYTES_MAX);
+            assert_eq!(frame.payload.iter().filter(|p| p.as_slice().is_empty()).count(), 0);
+            out.push(frame);
+        }
+        out
     }
 
     #[test]
@@ -269,12 +268,12 @@ mod tests {
             let mut run =
                 TxRun::new(header.clone(), TemplateKind::Tcp, payloads(&[3000, 70]), 1448);
             let cut = run.next_frame(&caps, RUN_BYTES_MAX);
-            assert_eq!((cut.packets, cut.last, cut.frame.segment_size), (3, true, 1448));
-            assert_eq!(cut.bytes, 3 * header.len() as u64 + 3070);
-            assert!(cut.frame.checksum_partial);
+            assert_eq!((cut.packets(), run.is_used_up(), cut.segment_size), (3, true, 1448));
+            assert_eq!(cut.bytes_on_link(), 3 * header.len() + 3070);
+            assert!(cut.checksum_partial);
             // The field holds the pseudo-header's sum: adding the segment's bytes yields its
             // checksum.
-            let mut bytes = bytes_of(&cut.frame);
+            let mut bytes = bytes_of(&cut);
             let l4 = header.l4();
             let mut sum = wire::checksum::ChecksumSum::new();
             sum.add(&bytes[l4..]);
@@ -303,34 +302,35 @@ mod tests {
         let long = |version| {
             TxRun::new(tcp_header(version, 5, flags), TemplateKind::Tcp, payloads(&lens), 1448)
         };
-        let cut = long(4).next_frame(&caps, 200_000);
-        assert_eq!((cut.packets, cut.last, cut.frame.payload_len()), (98, true, 141_000));
-        assert_eq!(bytes_of(&cut.frame)[16..18], [0, 0]);
+        let mut run = long(4);
+        let cut = run.next_frame(&caps, 200_000);
+        assert_eq!((cut.packets(), run.is_used_up(), cut.payload_len()), (98, true, 141_000));
+        assert_eq!(bytes_of(&cut)[16..18], [0, 0]);
 
         for (version, most) in [(6, 200_000), (4, RUN_BYTES_MAX)] {
             let (mut run, mut at, mut lens) = (long(version), 0_u32, vec![]);
             loop {
                 assert_eq!(run.packets(), (141_000 - u64::from(at)).div_ceil(1448));
                 let cut = run.next_frame(&caps, most);
-                let (frame, l4) = (bytes_of(&cut.frame), cut.frame.header.l4());
+                let (frame, l4) = (bytes_of(&cut), cut.header.l4());
                 let (segment, _) = TcpHeader::parse(&frame[l4..]).unwrap();
                 assert_eq!(segment.seq.0, 5 + at);
                 let expected = if at == 0 { flags.without(TcpFlags::PSH) } else { TcpFlags::ACK };
                 assert_eq!(
                     segment.flags,
-                    if cut.last { TcpFlags::ACK.with(TcpFlags::PSH) } else { expected }
+                    if run.is_used_up() { TcpFlags::ACK.with(TcpFlags::PSH) } else { expected }
                 );
                 let length =
                     usize::from(u16_at(&frame, if version == 4 { 16 } else { 18 }).unwrap());
                 assert_eq!(length, frame.len() - if version == 4 { 14 } else { 54 });
-                let payload = &frame[cut.frame.header.len()..];
+                let payload = &frame[cut.header.len()..];
                 let first = at as usize;
                 assert!(
                     payload.iter().enumerate().all(|(i, &b)| usize::from(b) == (first + i) % 251)
                 );
                 at += u32::try_from(payload.len()).unwrap();
                 lens.push(payload.len());
-                if cut.last {
+                if run.is_used_up() {
                     break;
                 }
             }
@@ -382,16 +382,16 @@ mod tests {
             let mut run = TxRun::new(header.clone(), TemplateKind::Udp, payloads(&lens), 1200);
             let cut = run.next_frame(&able, 200_000);
             let total: usize = lens.iter().sum();
-            assert_eq!((cut.frame.payload_len(), cut.last), (whole, whole == total));
-            assert_eq!((cut.frame.segment_size, cut.frame.checksum_partial), (1200, true));
-            assert_eq!(cut.packets, (whole as u64).div_ceil(1200));
-            let bytes = bytes_of(&cut.frame);
+            assert_eq!((cut.payload_len(), run.is_used_up()), (whole, whole == total));
+            assert_eq!((cut.segment_size, cut.checksum_partial), (1200, true));
+            assert_eq!(cut.packets(), whole.div_ceil(1200));
+            let bytes = bytes_of(&cut);
             assert_eq!(usize::from(u16_at(&bytes, header.l4() + 4).unwrap()), whole + 8);
         }
         // Without checksum offload there is no segmentation.
         let caps = LinkCaps { checksum: false, ..able };
         let mut run = TxRun::new(udp_header(4), TemplateKind::Udp, payloads(&[2600]), 1200);
-        assert_eq!(run.next_frame(&caps, 200_000).frame.segment_size, 0);
+        assert_eq!(run.next_frame(&caps, 200_000).segment_size, 0);
     }
 
     proptest! {

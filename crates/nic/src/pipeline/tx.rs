@@ -1,11 +1,11 @@
 //! Transmits: every operation is checked once, here, before anything is stored or looked up.
 //!
-//! [`check_transmit`] turns an operation into an [`CheckedTransmit`] and its parts; the later
-//! stages rely on its checks. [`CheckedTransmit::into_run`] makes a [`TxRun`] of a transmit whose
-//! payload is at hand, and corrects its timestamp.
+//! The later stages rely on the checks of [`check_transmit`]. A transmit that waits or that an
+//! engine completes becomes a [`CheckedTransmit`]; [`CheckedTransmit::into_run`] makes a [`TxRun`]
+//! of it when its payload is at hand. Other transmits become runs at once.
 
 use abi::link::FramePayloads;
-use abi::{FlowId, PacketHeader, Transmit, TransmitPart, TransmitParts, TsvalPosition};
+use abi::{FlowId, PacketHeader, Transmit, TransmitPart, TsvalPosition};
 use alloc::boxed::Box;
 use base::{Duration, Instant, SeqNum};
 use wire::{ETHERNET_BYTES, TCP_BYTES, UDP_BYTES};
@@ -37,19 +37,17 @@ pub(crate) struct CheckedTransmit {
     timestamp: Option<TsvalPosition>,
 }
 
-/// Splits a transmit into its description and the parts of its payload. Returns `None` if it is
+/// Checks a transmit and returns the kind of its header. Returns `None` if the transmit is
 /// malformed, its packets exceed `mtu` bytes above Ethernet, or its payload exceeds `bytes_max`.
 pub(crate) fn check_transmit(
-    queue: usize,
-    now: Instant,
-    transmit: Transmit,
+    transmit: &Transmit,
     mtu: u16,
     bytes_max: u32,
-) -> Option<(CheckedTransmit, TransmitParts)> {
-    let Transmit { flow, header, segment_size, parts, timestamp, echo, .. } = transmit;
-    let kind = classify(&header)?;
-    let payload = payload_len(&parts, bytes_max)?;
-    let packet = match segment_size {
+) -> Option<TemplateKind> {
+    let Transmit { header, segment_size, parts, timestamp, .. } = transmit;
+    let kind = classify(header)?;
+    let payload = payload_len(parts, bytes_max)?;
+    let packet = match *segment_size {
         0 => payload,
         size => payload.min(usize::from(size)),
     };
@@ -76,26 +74,31 @@ pub(crate) fn check_transmit(
     // Contexts complete messages by TCP sequence number.
     let completed =
         |part: &TransmitPart| matches!(part, TransmitPart::Records(_) | TransmitPart::Pdu(_));
-    if kind != TemplateKind::Tcp && parts.iter().any(completed) {
-        return None;
+    (kind == TemplateKind::Tcp || !parts.iter().any(completed)).then_some(kind)
+}
+
+/// Advances the TSval of a header by the time that its transmit waited, so that the peer's echo of
+/// it measures the network alone (IO-TCP section 3.5).
+pub(crate) fn advance_timestamp(
+    header: &mut PacketHeader,
+    position: TsvalPosition,
+    delay: Duration,
+    (queue, flow): (usize, FlowId),
+    guard: &mut TimestampGuard,
+) {
+    let at = usize::from(position.offset);
+    let past_us = u64::from(position.sub_ms_us.min(1000));
+    let millis = past_us.saturating_add(delay.as_micros()) / 1000;
+    if let Some(field) = header.as_mut_slice()[at..].first_chunk_mut::<4>() {
+        // The timestamp clock wraps: RFC 7323 section 5.
+        #[expect(clippy::cast_possible_truncation, reason = "modulo 2^32")]
+        let new = u32::from_be_bytes(*field).wrapping_add(millis as u32);
+        *field = guard.clamp(queue, flow, new, millis > 0).to_be_bytes();
     }
-    let outgoing = CheckedTransmit {
-        queue,
-        flow,
-        taken_at: now,
-        echo,
-        header,
-        kind,
-        l5o_plan: TxPieces::new(),
-        quic_encryption: None,
-        segment_size,
-        timestamp,
-    };
-    Some((outgoing, parts))
 }
 
 /// Returns the number of payload bytes of all parts; `None` if it exceeds the limit.
-fn payload_len(parts: &TransmitParts, bytes_max: u32) -> Option<usize> {
+fn payload_len(parts: &[TransmitPart], bytes_max: u32) -> Option<usize> {
     let mut total = 0_usize;
     for part in parts {
         total = total.checked_add(part.len() as usize)?;
@@ -104,6 +107,22 @@ fn payload_len(parts: &TransmitParts, bytes_max: u32) -> Option<usize> {
 }
 
 impl CheckedTransmit {
+    /// Creates the description of a transmit that [`check_transmit`] found to be of `kind`.
+    pub(crate) fn new(queue: usize, now: Instant, transmit: &Transmit, kind: TemplateKind) -> Self {
+        Self {
+            queue,
+            flow: transmit.flow,
+            taken_at: now,
+            echo: transmit.echo,
+            header: transmit.header.clone(),
+            kind,
+            l5o_plan: TxPieces::new(),
+            quic_encryption: None,
+            segment_size: transmit.segment_size,
+            timestamp: transmit.timestamp,
+        }
+    }
+
     /// Returns the sequence number of the first byte (TCP only).
     pub(crate) fn seq(&self) -> SeqNum {
         let field = self.header.as_slice().get(self.header.l4() + 4..);
@@ -115,27 +134,16 @@ impl CheckedTransmit {
         self.segment_size
     }
 
-    /// Combines header and payload. If timestamps are corrected, advances TSval by the time that
-    /// the transmit waited, so that the peer's echo of it measures the network alone (IO-TCP
-    /// section 3.5).
+    /// Combines header and payload, and advances the timestamp if there is a `guard`.
     pub(crate) fn into_run(
         mut self,
         payload: FramePayloads,
         delay: Duration,
-        stamps: Option<&mut TimestampGuard>,
+        guard: Option<&mut TimestampGuard>,
     ) -> TxRun {
-        if let (Some(ts), Some(stamps)) = (self.timestamp, stamps) {
-            let at = usize::from(ts.offset);
-            let past_us = u64::from(ts.sub_ms_us.min(1000));
-            let millis = past_us.saturating_add(delay.as_micros()) / 1000;
-            let field = self.header.as_mut_slice()[at..].first_chunk_mut::<4>();
-            if let Some(field) = field {
-                // The timestamp clock wraps: RFC 7323 section 5.
-                #[expect(clippy::cast_possible_truncation, reason = "modulo 2^32")]
-                let new = u32::from_be_bytes(*field).wrapping_add(millis as u32);
-                let new = stamps.clamp(self.queue, self.flow, new, millis > 0);
-                *field = new.to_be_bytes();
-            }
+        if let (Some(position), Some(guard)) = (self.timestamp, guard) {
+            let by = (self.queue, self.flow);
+            advance_timestamp(&mut self.header, position, delay, by, guard);
         }
         TxRun::new(self.header, self.kind, payload, self.segment_size)
     }
@@ -155,7 +163,7 @@ mod tests {
         LinkCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: 1500 };
 
     fn accepted(transmit: Transmit) -> bool {
-        check_transmit(0, Instant::ZERO, transmit, 1500, RUN_BYTES_MAX).is_some()
+        check_transmit(&transmit, 1500, RUN_BYTES_MAX).is_some()
     }
 
     #[test]
@@ -210,11 +218,12 @@ mod tests {
         let tsval = |past_us: u16, delay_us: u64, correct: bool| {
             let mut t = transmit(FlowId(1), 1, 0);
             t.timestamp = Some(TsvalPosition { offset: TS_AT, sub_ms_us: past_us });
-            let (out, _) = check_transmit(0, Instant::ZERO, t, 1500, RUN_BYTES_MAX).unwrap();
+            let kind = check_transmit(&t, 1500, RUN_BYTES_MAX).unwrap();
+            let out = CheckedTransmit::new(0, Instant::ZERO, &t, kind);
             let mut stamps = correct.then(TimestampGuard::new);
             let delay = Duration::from_micros(delay_us);
             let mut run = out.into_run(FramePayloads::new(), delay, stamps.as_mut());
-            let bytes = bytes_of(&run.next_frame(&CAPS, RUN_BYTES_MAX).frame);
+            let bytes = bytes_of(&run.take_frame(&CAPS));
             let at = usize::from(TS_AT);
             u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap())
         };

@@ -664,10 +664,10 @@ fn buffers_are_shared_and_come_back() {
         places.push(came);
         let frame = RxFrame { packet, checksum: Checksum::Good, segment_size: 0 };
         bed.rig.device.handle_frame(bed.rig.now, frame);
-        let out = bed.rig.device.poll_frame(bed.rig.now).unwrap();
+        let mut out = bed.rig.device.poll_frame(bed.rig.now).unwrap();
         let [FramePayload::Packet { .. }] = &out.payload[..] else { panic!("{out:?}") };
         assert_eq!(out.payload[0].as_slice().as_ptr(), came);
-        bed.rig.device.recycle(out);
+        bed.rig.device.recycle(&mut out);
     }
     assert!(places.iter().all(|&place| place == places[0]), "one buffer did it all");
     let counters = ["pool_taken", "pool_new", "pool_returned"].map(|n| bed.rig.counter(n));

@@ -176,7 +176,7 @@ impl DevicePorts for TimedRings {
         Some(RxFrame { packet, checksum: Checksum::Unchecked, segment_size: 0 })
     }
 
-    fn transmit(&mut self, _: Instant, frame: &TxFrame) -> LinkTxStatus {
+    fn transmit(&mut self, _: Instant, frame: &mut TxFrame) -> LinkTxStatus {
         self.spent += FRAME_OUT;
         let mut bytes = vec![0; frame.len()];
         frame.copy_to(&mut bytes);
@@ -211,13 +211,13 @@ impl HostPorts for TimedRings {
         Some(event)
     }
 
-    fn push_op(&mut self, op: Op) -> Result<(), Op> {
-        if self.ops.len() >= RING {
-            return Err(op);
-        }
+    fn has_op_room(&mut self) -> bool {
+        self.ops.len() < RING
+    }
+
+    fn push_op(&mut self, op: Op) {
         self.spent += OP;
         self.ops.push_back(op);
-        Ok(())
     }
 
     fn push_recycled(&mut self, packet: PacketBuf) {

@@ -148,7 +148,7 @@ impl DevicePorts for DeviceThreadPorts {
         self.link.receive(now, pool)
     }
 
-    fn transmit(&mut self, now: Instant, frame: &TxFrame) -> LinkTxStatus {
+    fn transmit(&mut self, now: Instant, frame: &mut TxFrame) -> LinkTxStatus {
         self.link.transmit(now, frame)
     }
 

@@ -216,8 +216,14 @@ impl HostPorts for HostThreadPorts {
         self.queue.events[device].pop()
     }
 
-    fn push_op(&mut self, op: Op) -> Result<(), Op> {
-        self.queue.ops.push(op)
+    fn has_op_room(&mut self) -> bool {
+        self.queue.ops.free() > 0
+    }
+
+    #[inline]
+    fn push_op(&mut self, op: Op) {
+        let pushed = self.queue.ops.push(op);
+        debug_assert!(pushed.is_ok(), "the caller asked for room");
     }
 
     fn push_recycled(&mut self, packet: PacketBuf) {

@@ -218,8 +218,8 @@ impl FloodTarget {
         for op in self.ops.drain(..) {
             self.device.handle_op(NOW, 0, op);
         }
-        while let Some(frame) = self.device.poll_frame(NOW) {
-            self.device.recycle(black_box(frame));
+        while let Some(mut frame) = self.device.poll_frame(NOW) {
+            self.device.recycle(black_box(&mut frame));
         }
     }
 

@@ -92,7 +92,7 @@ impl<W: Link> Link for LateLink<W> {
         self.inner.capabilities()
     }
 
-    fn transmit(&mut self, now: Instant, frame: &TxFrame) -> LinkTxStatus {
+    fn transmit(&mut self, now: Instant, frame: &mut TxFrame) -> LinkTxStatus {
         self.inner.transmit(now, frame)
     }
 

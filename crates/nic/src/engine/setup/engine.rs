@@ -69,7 +69,8 @@ impl Engine for SetupEngine {
                 return false;
             }
             SetupVerdict::Answer(header) => {
-                out.queue_run(TxRun::from_header(header, FramePayloads::new()))
+                let run = TxRun::from_header(header, FramePayloads::new());
+                run.into_iter().for_each(|run| out.queue_run(run));
             }
             SetupVerdict::Deferred | SetupVerdict::Drop => {}
         }

@@ -155,7 +155,7 @@ impl SpliceEngine {
             // (RFC 5961 section 3.2).
             own_segment(pair, side, back.translation.seq(back.end), None)
         });
-        runs.into_iter().for_each(|run| out.queue_run(run));
+        runs.into_iter().flatten().for_each(|run| out.queue_run(run));
         self.counters.splice_resets_sent += 2;
     }
 
@@ -173,7 +173,9 @@ impl SpliceEngine {
         self.counters.splice_challenges += 1;
         let (way, back) = pair.directions_of(end.side);
         let seq = back.translation.seq(back.end);
-        out.queue_run(own_segment(pair, end.side, seq, Some(way.acked)));
+        if let Some(run) = own_segment(pair, end.side, seq, Some(way.acked)) {
+            out.queue_run(run);
+        }
     }
 }
 

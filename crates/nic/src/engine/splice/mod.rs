@@ -25,7 +25,7 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use abi::link::{FramePayload, FramePayloads, RxFrame, TxFrame};
+use abi::link::{FramePayload, FramePayloads, RxFrame};
 use abi::splice::{SpliceEnd, SpliceId, SpliceLimits};
 use abi::{Checksum, PacketBuf, PacketPool, ReceivedFrame};
 use base::{DeadlineHeap, Instant, internal_error};
@@ -143,8 +143,8 @@ impl SpliceEngine {
     }
 
     /// Reclaims a transmitted frame: buffers that are no longer shared return to the pool.
-    pub(crate) fn recycle(&mut self, frame: TxFrame, pool: &mut PacketPool) {
-        for payload in frame.payload {
+    pub(crate) fn recycle(&mut self, payload: &mut FramePayloads, pool: &mut PacketPool) {
+        for payload in payload.drain(..) {
             let FramePayload::Packet { mut packet, .. } = payload else { continue };
             let Some(inner) = Arc::get_mut(&mut packet) else { continue };
             pool.put(core::mem::replace(inner, PacketBuf::empty()));
@@ -291,10 +291,11 @@ impl SpliceEngine {
         self.counters.splice_cut += u64::from(len > usize::from(translated.payload_max));
         if whole && checksum == Checksum::Good {
             self.counters.splice_checksums_adjusted += 1;
-            out.queue_run(Some(TxRun::from_complete_header(translated.finish(len), payload)));
+            out.queue_run(TxRun::from_complete_header(translated.finish(len), payload));
         } else {
             self.counters.splice_checksums_summed += 1;
-            out.queue_run(TxRun::from_header_segmented(translated.header, payload, size));
+            let run = TxRun::from_header_segmented(translated.header, payload, size);
+            run.into_iter().for_each(|run| out.queue_run(run));
         }
         closed
     }
@@ -361,7 +362,8 @@ impl SpliceEngine {
             }
             self.counters.splice_relayed_packets += 1;
             self.counters.splice_checksums_summed += 1;
-            out.queue_run(TxRun::from_header_segmented(translated.header, FramePayloads::new(), 0));
+            let run = TxRun::from_header_segmented(translated.header, FramePayloads::new(), 0);
+            run.into_iter().for_each(|run| out.queue_run(run));
         }
         out.recycle(frame.packet);
         if lingers {
