@@ -1,10 +1,10 @@
 //! Hashing with a secret key, so that peers cannot choose which keys collide.
 
-use core::hash::{BuildHasher, Hasher};
+use core::hash::BuildHasher;
 
 use base::Prng;
 use siphasher::sip::SipHasher13;
-use tcp_rules::tuple::write_tuple;
+use tcp_rules::tuple::with_bytes;
 use wire::Tuple;
 
 /// Builds SipHash-1-3 hashers with a fixed key.
@@ -20,9 +20,8 @@ impl KeyedHashBuilder {
 impl KeyedHashBuilder {
     /// Returns the hash of a tuple, from one pass over its bytes.
     pub(crate) fn tuple(&self, tuple: &Tuple) -> u64 {
-        let mut hasher = self.build_hasher();
-        write_tuple(tuple, &mut hasher);
-        hasher.finish()
+        let hasher = self.build_hasher();
+        with_bytes(tuple, |bytes| hasher.hash(bytes))
     }
 }
 

@@ -4,7 +4,6 @@
 //! numbers, cookies. [`hash_tuple`] is for bounded tables that are searched for each packet: its
 //! seed prevents chosen collisions, but it must not protect secrets.
 
-use core::hash::Hasher;
 use core::net::IpAddr;
 
 use base::mix;
@@ -16,6 +15,7 @@ pub const BYTES_MAX: usize = 36;
 
 /// Calls `f` with the tuple as bytes, addresses before ports: 12 bytes for IPv4, else
 /// [`BYTES_MAX`], so that the families cannot be confused.
+#[inline]
 pub fn with_bytes<R>(tuple: &Tuple, f: impl FnOnce(&[u8]) -> R) -> R {
     let (local, remote) = (tuple.local, tuple.remote);
     let ports = u32::from(local.port) << 16 | u32::from(remote.port);
@@ -35,11 +35,6 @@ pub fn with_bytes<R>(tuple: &Tuple, f: impl FnOnce(&[u8]) -> R) -> R {
             f(&bytes)
         }
     }
-}
-
-/// Writes the tuple to a hasher in one call.
-pub fn write_tuple(tuple: &Tuple, hasher: &mut impl Hasher) {
-    with_bytes(tuple, |bytes| hasher.write(bytes));
 }
 
 /// Returns a seeded hash of the tuple, by [`mix`].

@@ -115,7 +115,7 @@ impl Streams {
         };
         teardown.late_data = late;
         self.teardown.push(cx.out, hash, teardown);
-        self.table.take_lazy_tcb(id);
+        self.table.drop_lazy_tcb(id);
         self.empty_slot(id);
         true
     }

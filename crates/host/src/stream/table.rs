@@ -368,17 +368,31 @@ impl SocketTable {
 
     /// Removes a quasi-TCB from its slot, and its route.
     pub(crate) fn take_lazy_tcb(&mut self, id: SocketId) -> Option<LazyTcb> {
+        let place = self.vacate_lazy_tcb(id)?;
+        self.lazy_tcbs[place].take()
+    }
+
+    /// Drops a quasi-TCB, and its route.
+    pub(crate) fn drop_lazy_tcb(&mut self, id: SocketId) {
+        if let Some(place) = self.vacate_lazy_tcb(id) {
+            self.lazy_tcbs[place] = None;
+        }
+    }
+
+    /// Empties the slot of a quasi-TCB and removes its route. Returns its index, for the caller to
+    /// remove it.
+    fn vacate_lazy_tcb(&mut self, id: SocketId) -> Option<usize> {
         let place = self.quasi_place(id)?;
-        let quasi = self.lazy_tcbs[place].take()?;
+        let quasi = self.lazy_tcbs[place].as_ref()?;
+        let routed = quasi.routed.then(|| quasi.tcb.tuple(&self.addrs));
         let stream = core::mem::take(&mut self.slots[id.index as usize].stream);
         if let StreamSocket::LazyTcb(place) = stream {
             self.free_lazy_tcbs.push(place);
         }
-        if quasi.routed {
-            let tuple = quasi.tcb.tuple(&self.addrs);
+        if let Some(tuple) = routed {
             self.unroute(&tuple, TupleOwner::Connection(id.index));
         }
-        Some(quasi)
+        Some(place)
     }
 
     /// Adds the route of a quasi-TCB.

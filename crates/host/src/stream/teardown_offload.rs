@@ -23,9 +23,8 @@ pub(crate) struct TeardownOffloadState {
     overloaded: bool,
     /// Connections handed over that have not ended.
     closing: u32,
-    /// Hashes of the tuples of the connections that the device had not taken over when the last
-    /// frame arrived.
-    untaken: VecDeque<u64>,
+    /// Connections that the device had not taken over when the last frame arrived.
+    untaken: UntakenConnections,
     /// Number of connections that the device had taken over by then, modulo 2^32.
     taken_count: u32,
 }
@@ -36,7 +35,7 @@ impl TeardownOffloadState {
             limits: config.teardown_offload.and(capabilities.teardown),
             overloaded: false,
             closing: 0,
-            untaken: VecDeque::new(),
+            untaken: UntakenConnections::new(),
             taken_count: 0,
         }
     }
@@ -44,15 +43,14 @@ impl TeardownOffloadState {
     /// Notes how many connections the device had taken over when a frame arrived, modulo 2^32.
     pub(crate) fn ack_teardowns(&mut self, teardowns: u32) {
         let more = teardowns.wrapping_sub(self.taken_count) as usize;
-        // Clamped: a misbehaving device cannot remove more than there is.
-        self.untaken.drain(..more.min(self.untaken.len()));
+        self.untaken.remove_oldest(more);
         self.taken_count = teardowns;
     }
 
     /// Returns whether the connection of a tuple may have been handed over after the device sent
     /// the frame of [`Self::ack_teardowns`]. Compares hashes only, so false positives are possible.
     pub(crate) fn may_be_untaken(&self, hash: u64) -> bool {
-        self.untaken.contains(&hash)
+        self.untaken.contains(hash)
     }
 
     /// Returns the number of connections that the device tears down.
@@ -75,7 +73,7 @@ impl TeardownOffloadState {
     /// Hands a connection over. Its frames that the device delivers before taking it over are
     /// returned to the device ([`Op::Return`]).
     pub(crate) fn push(&mut self, out: &mut Outbox, hash: u64, teardown: Box<Teardown>) {
-        self.untaken.push_back(hash);
+        self.untaken.push(hash);
         self.closing += 1;
         out.counters.handed_over += 1;
         out.ops.push_back(Op::Teardown(teardown));
@@ -113,6 +111,47 @@ impl TeardownOffloadState {
     }
 }
 
+/// Counters of [`UntakenConnections`]: for the hundreds of connections that are handed over in a
+/// turn.
+const UNTAKEN_COUNTERS: usize = 1024;
+
+/// Hashes of tuples, oldest first, that can be searched: every first frame of a connection that the
+/// device set up is looked up here.
+#[derive(Debug)]
+struct UntakenConnections {
+    hashes: VecDeque<u64>,
+    /// Number of hashes by their lowest bits (a counting Bloom filter with one hash function), so
+    /// that most misses do not search the list.
+    counts: Box<[u32; UNTAKEN_COUNTERS]>,
+}
+
+impl UntakenConnections {
+    fn new() -> Self {
+        Self { hashes: VecDeque::new(), counts: Box::new([0; UNTAKEN_COUNTERS]) }
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "the lowest bits")]
+    const fn counter(hash: u64) -> usize {
+        hash as usize % UNTAKEN_COUNTERS
+    }
+
+    fn push(&mut self, hash: u64) {
+        self.counts[Self::counter(hash)] += 1;
+        self.hashes.push_back(hash);
+    }
+
+    /// Removes the oldest `count` hashes, or all: a misbehaving device cannot remove more.
+    fn remove_oldest(&mut self, count: usize) {
+        for hash in self.hashes.drain(..count.min(self.hashes.len())) {
+            self.counts[Self::counter(hash)] -= 1;
+        }
+    }
+
+    fn contains(&self, hash: u64) -> bool {
+        self.counts[Self::counter(hash)] > 0 && self.hashes.contains(&hash)
+    }
+}
+
 /// Counts a connection that was not handed over, for now.
 pub(crate) const fn count_kept(counters: &mut HostCounters, why: Refusal) {
     *match why {
@@ -120,4 +159,28 @@ pub(crate) const fn count_kept(counters: &mut HostCounters, why: Refusal) {
         Refusal::Overloaded => &mut counters.hand_over_kept_overloaded,
         _ => &mut counters.hand_over_kept_disabled,
     } += 1;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn untaken_connections_are_found_until_they_are_removed() {
+        let mut untaken = UntakenConnections::new();
+        // Every hash shares a counter with others.
+        let hashes: alloc::vec::Vec<u64> = (0..3000).map(|n| n * 512).collect();
+        for (at, &hash) in hashes.iter().enumerate() {
+            untaken.push(hash);
+            if at >= 100 {
+                untaken.remove_oldest(1);
+            }
+            let from = at.saturating_sub(99);
+            assert!(hashes[from..=at].iter().all(|&hash| untaken.contains(hash)));
+            assert!(hashes[..from].iter().all(|&hash| !untaken.contains(hash)));
+        }
+        untaken.remove_oldest(usize::MAX);
+        assert!(hashes.iter().all(|&hash| !untaken.contains(hash)));
+        assert_eq!(untaken.counts.iter().sum::<u32>(), 0);
+    }
 }
