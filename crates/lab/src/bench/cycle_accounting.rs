@@ -28,8 +28,8 @@ use super::experiment::Fields;
 /// Frames that a device receives in one turn. As in the program, it sends their results before it
 /// receives more.
 const BATCH: usize = 256;
-/// Slots of each ring.
-const SLOTS: usize = 4096;
+/// Slots of each ring, as in the program.
+const SLOTS: usize = 512;
 
 /// Virtual time at which runs begin: no timer is due earlier.
 pub(crate) const START: Instant = Instant::from_millis(1000);

@@ -23,8 +23,9 @@ const BACKLOG: usize = 65_536;
 pub(crate) const PORTS: u16 = 8;
 /// Connections opened at the start.
 const OPENING_MAX: u32 = 32;
-/// Slots of the transmit ring, more than are ever needed.
-pub(crate) const TRANSMIT_RING: usize = 65_536;
+/// Slots of the transmit ring, as many as a NIC has at most: all of its memory passes through the
+/// caches.
+pub(crate) const TRANSMIT_RING: usize = 4096;
 /// Interrupt moderation: events within this time are handled together.
 pub(crate) const MODERATION: Duration = Duration::from_micros(10);
 /// Value of all bytes of messages.
