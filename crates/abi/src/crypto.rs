@@ -174,7 +174,7 @@ pub trait Aead: Send + Sync {
 ///
 /// [`Self::seek`] begins a run of adjacent ranges, [`Self::end_run`] ends it. Ranges may have any
 /// length, also zero, and runs any order. Ranges within a run are nearly as fast as whole texts; a
-/// new run costs as much as a few hundred bytes. Dropping it wipes its secrets.
+/// new run costs as much as a few hundred bytes. Dropping it wipes the key.
 pub trait AeadRanges: Send {
     /// Begins a run at `offset` of the text with `nonce`. `sum` covers the ranges of the text that
     /// were processed already; no byte may be added to a sum twice. A previous run is abandoned.

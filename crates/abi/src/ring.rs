@@ -175,16 +175,6 @@ impl<T: Send> RingConsumer<T> {
         Some(unsafe { (*slot.0.get()).assume_init_mut() })
     }
 
-    /// Drops the oldest value in its slot, if there is one.
-    #[cfg(not(loom))]
-    pub fn drop_first(&mut self) {
-        let Some(value) = self.peek() else { return };
-        // SAFETY: the value is initialized, and not used again: the slot leaves head..tail below.
-        unsafe { core::ptr::drop_in_place(value) };
-        self.head = self.head.wrapping_add(1);
-        self.shared.head.0.store(self.head, Ordering::Release);
-    }
-
     /// Returns whether the ring is empty at the moment.
     pub fn is_empty(&mut self) -> bool {
         if self.head == self.tail_seen {
@@ -267,16 +257,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_seen_and_dropped_in_their_slots() {
+    fn the_oldest_value_can_be_changed_in_its_slot() {
         let (mut tx, mut rx) = ring(2);
         let counted = Arc::new(());
         assert!(rx.peek().is_none());
-        rx.drop_first();
         for n in 0..5 {
             assert!(tx.push((n, Arc::clone(&counted))).is_ok());
             rx.peek().unwrap().0 += 10;
             assert_eq!(rx.peek().map(|value| value.0), Some(n + 10));
-            rx.drop_first();
+            assert_eq!(rx.pop().map(|value| value.0), Some(n + 10));
             assert_eq!(Arc::strong_count(&counted), 1);
             assert!(rx.peek().is_none());
         }

@@ -1,9 +1,9 @@
 //! AES-GCM over ranges of a text (NIST SP 800-38D).
 //!
-//! Called by [`crate::Provider`]. Whole texts are aws-lc's. Ranges are encrypted
-//! and hashed in one pass by aws-lc too, as if they were texts of their own ([`GcmRanges`]). Short
-//! ones, and the bytes before the first whole block, take AES in counter mode from the `aes` and
-//! `ctr` crates and GHASH from `polyval`. `examples/speed.rs` measures which is faster.
+//! Called by [`crate::Provider`]. aws-lc encrypts whole texts. It also encrypts and hashes ranges
+//! in one pass, as if they were texts of their own ([`GcmRanges`]). Short ranges, and the bytes
+//! before the first whole block, take AES in counter mode from the `aes` and `ctr` crates and GHASH
+//! from `polyval`. `examples/speed.rs` measures which is faster.
 //!
 //! Invariant: an element of GHASH's field is kept as in POLYVAL, with its bytes reversed (RFC 8452
 //! appendix A). Nonces are 12 bytes, so that the counter of the text's first block is 2.
@@ -504,3 +504,29 @@ const CONTEXT_BYTES_MAX: usize = 1 << 30;
 const POLYVAL_BYTES: usize = 320;
 /// Precomputed powers of the hash key: for the number of blocks in a TLS record.
 const POWERS: usize = 11;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All other tests would also pass if no range were processed by the context.
+    #[test]
+    fn the_context_processes_long_ranges_and_what_follows_them() {
+        let key = Gcm::<Aes128Enc>::new(Suite::Aes128Gcm, &[7; 16]).unwrap();
+        let (field, context, run) = (Arc::clone(key.field()), key.context(), None);
+        let mut ranges = GcmRanges { field, context, run };
+        let in_context = |ranges: &GcmRanges<_>| {
+            ranges.run.as_ref().and_then(|run| run.in_context.as_ref()).map_or(0, |part| part.len)
+        };
+        ranges.seek(&[1; NONCE_BYTES], &AuthSum::default(), 24);
+        ranges.open(&mut [0; 100]);
+        assert_eq!(in_context(&ranges), 0, "too short to begin with");
+        ranges.open(&mut [0; 1448]);
+        // Bytes 124 to 128 complete a block.
+        assert_eq!(in_context(&ranges), 1444);
+        ranges.open(&mut [0; 3]);
+        assert_eq!(in_context(&ranges), 1447);
+        ranges.seal(&mut [0; 300]);
+        assert!((285..=300).contains(&in_context(&ranges)), "another part");
+    }
+}

@@ -218,7 +218,7 @@ impl Link for MemoryLink {
             let frame = &mut flight.frame;
             let Some(mut packet) = pool.take(frame.len()) else {
                 self.counters.mem_rx_too_long += 1;
-                inbox.drop_first();
+                inbox.pop();
                 continue;
             };
             frame.copy_to(packet.as_mut_slice());
@@ -231,7 +231,7 @@ impl Link for MemoryLink {
             let segment_size = if merged { frame.segment_size } else { 0 };
             // If the ring back is full, the payload is dropped here.
             let _ = self.copied.push(core::mem::take(&mut frame.payload));
-            inbox.drop_first();
+            inbox.pop();
             return Some(RxFrame { packet, checksum, segment_size });
         }
         None

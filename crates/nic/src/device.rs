@@ -286,10 +286,9 @@ impl Device {
     /// Puts back a run that was too long for the link as one frame. It is polled next, and from now
     /// on all runs are cut into frames that any segmenting link takes.
     pub fn unpoll_long_frame(&mut self, frame: TxFrame) {
-        let (payload, header) = (frame.payload_len(), frame.header.clone());
+        let header = frame.header.clone();
+        let (packets, bytes) = (frame.packets() as u64, frame.bytes_on_link() as u64);
         let Some(run) = TxRun::from_refused_frame(frame) else { return };
-        let packets = run.packets();
-        let bytes = packets * header.len() as u64 + payload as u64;
         let tx = &mut self.egress.tx;
         tx.tx_long_runs_refused += 1;
         tx.tx_packets -= packets;

@@ -111,7 +111,7 @@ impl SimEventQueue {
         let order = self.next_order;
         self.next_order += 1;
         let slot = self.free.pop().unwrap_or(self.events.len());
-        assert!(slot < 1 << SLOT_BITS, "so many events are not in the future");
+        assert!(slot < 1 << SLOT_BITS, "at most 2^{SLOT_BITS} events are pending");
         match self.events.get_mut(slot) {
             Some(free) => *free = Some(event),
             None => self.events.push(Some(event)),

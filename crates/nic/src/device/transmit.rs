@@ -54,14 +54,7 @@ impl Device {
             let by = (queue, transmit.flow);
             advance_timestamp(&mut transmit.header, position, Duration::ZERO, by, guard);
         }
-        let mut payload = FramePayloads::new();
-        for part in transmit.parts.drain(..) {
-            if let TransmitPart::Host(bytes) = part {
-                if !bytes.is_empty() {
-                    payload.push(FramePayload::Host(bytes));
-                }
-            }
-        }
+        let payload = host_payloads(&mut transmit.parts);
         let header = transmit.header.clone();
         self.egress.queue_run(TxRun::new(header, kind, payload, transmit.segment_size));
         let sent = TransmitOutcome::Sent;
@@ -141,7 +134,7 @@ impl Device {
     }
 
     /// Looks up the payload of a transmit: ready, waiting for the disk, or failed.
-    fn resolve(&mut self, names: usize, parts: TransmitParts, first: bool) -> PendingState {
+    fn resolve(&mut self, names: usize, mut parts: TransmitParts, first: bool) -> PendingState {
         if parts.iter().any(|part| matches!(part, TransmitPart::File(_))) {
             let Some(files) = &mut self.engines.files else {
                 return PendingState::Failed(FileFault::BadExtent);
@@ -152,15 +145,8 @@ impl Device {
                 Err(fault) => PendingState::Failed(fault),
             };
         }
-        let mut resolved = ResolvedPayload::default();
-        for part in parts {
-            if let TransmitPart::Host(bytes) = part {
-                if !bytes.is_empty() {
-                    resolved.payloads.push(FramePayload::Host(bytes));
-                }
-            }
-        }
-        PendingState::Ready(resolved)
+        let payloads = host_payloads(&mut parts);
+        PendingState::Ready(ResolvedPayload { payloads, ..ResolvedPayload::default() })
     }
 
     /// Queues a transmit behind those of its flow.
@@ -343,4 +329,20 @@ impl Device {
         self.egress.tx.tx_echoes += u64::from(outcome == TransmitOutcome::Sent);
         self.egress.emit(queue, Event::TransmitDone(TransmitDone { flow, tag, delay, outcome }));
     }
+}
+
+/// Removes the parts in the host's memory, and returns them as payload of a frame. There are no
+/// other parts.
+#[inline]
+fn host_payloads(parts: &mut TransmitParts) -> FramePayloads {
+    let mut payloads = FramePayloads::new();
+    for part in parts.drain(..) {
+        debug_assert!(matches!(part, TransmitPart::Host(_)), "completed before: {part:?}");
+        if let TransmitPart::Host(bytes) = part {
+            if !bytes.is_empty() {
+                payloads.push(FramePayload::Host(bytes));
+            }
+        }
+    }
+    payloads
 }

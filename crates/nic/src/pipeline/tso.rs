@@ -99,14 +99,6 @@ impl TxRun {
         self.bytes_left == 0
     }
 
-    /// Returns the number of packets that the rest of the run becomes.
-    pub(crate) fn packets(&self) -> u64 {
-        match self.segment_size {
-            0 => 1,
-            size => self.bytes_left.div_ceil(usize::from(size)) as u64,
-        }
-    }
-
     /// Returns the frame of a run that is not segmented. The run is used up.
     #[inline]
     pub(crate) fn take_frame(&mut self, caps: &LinkCaps) -> TxFrame {
@@ -246,6 +238,11 @@ mod tests {
         out
     }
 
+    /// Returns the number of packets that the rest of a segmented run becomes.
+    fn packets_left(run: &TxRun) -> usize {
+        run.bytes_left.div_ceil(usize::from(run.segment_size))
+    }
+
     fn frames(mut run: TxRun, caps: LinkCaps) -> Vec<TxFrame> {
         if !run.is_segmented() {
             return vec![run.take_frame(&caps)];
@@ -310,7 +307,7 @@ mod tests {
         for (version, most) in [(6, 200_000), (4, RUN_BYTES_MAX)] {
             let (mut run, mut at, mut lens) = (long(version), 0_u32, vec![]);
             loop {
-                assert_eq!(run.packets(), (141_000 - u64::from(at)).div_ceil(1448));
+                assert_eq!(packets_left(&run), (141_000 - at as usize).div_ceil(1448));
                 let cut = run.next_frame(&caps, most);
                 let (frame, l4) = (bytes_of(&cut), cut.header.l4());
                 let (segment, _) = TcpHeader::parse(&frame[l4..]).unwrap();
@@ -348,7 +345,7 @@ mod tests {
             let header = udp_header(version);
             let run =
                 TxRun::new(header.clone(), TemplateKind::Udp, payloads(&[1000, 1100, 500]), 1200);
-            assert_eq!(run.packets(), 3);
+            assert_eq!(packets_left(&run), 3);
             let mut whole = vec![];
             for (i, frame) in frames(run, caps).iter().enumerate() {
                 assert_eq!((frame.segment_size, frame.checksum_partial), (0, caps.checksum));

@@ -128,6 +128,7 @@ impl RecordTracker {
         if self.list[index].sum.is_some() || self.run_end != offset {
             self.end_run();
             let message = &mut self.list[index];
+            debug_assert!(message.sum.is_some(), "`end_run` leaves no sum in the cipher");
             let sum = message.sum.take().unwrap_or_default();
             self.cipher.seek(keys, message.number, &message.front, &sum, offset);
         }
@@ -140,7 +141,9 @@ impl RecordTracker {
         if self.list[index].sum.is_none() {
             self.end_run();
         }
-        self.list[index].sum.unwrap_or_default()
+        let sum = self.list[index].sum;
+        debug_assert!(sum.is_some(), "`end_run` leaves no sum in the cipher");
+        sum.unwrap_or_default()
     }
 
     /// Moves the cipher's sum to its message, unless that was given up.
