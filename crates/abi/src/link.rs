@@ -25,6 +25,8 @@ pub enum FramePayload {
         /// Length in bytes.
         len: u32,
     },
+    /// A received frame that is relayed as a whole, with headers rewritten in its buffer.
+    Frame(PacketBuf),
     /// Part of a received frame that is relayed. After sending, the frame's owner may return the
     /// buffer to the device (`Device::recycle` in `nic`) instead of dropping it.
     Packet {
@@ -46,6 +48,7 @@ impl FramePayload {
             Self::Block { block, start, len } => {
                 &block.as_slice()[*start as usize..][..*len as usize]
             }
+            Self::Frame(packet) => packet.as_slice(),
             Self::Packet { packet, start, len } => {
                 &packet.as_slice()[*start as usize..][..*len as usize]
             }
@@ -67,6 +70,9 @@ impl FramePayload {
                 start: *start + from as u32,
                 len: bytes as u32,
             },
+            Self::Frame(packet) => {
+                Self::Host(Bytes::copy_from_slice(&packet.as_slice()[from..from + bytes]))
+            }
             Self::Packet { packet, start, .. } => Self::Packet {
                 packet: Arc::clone(packet),
                 start: *start + from as u32,
@@ -82,9 +88,11 @@ pub type FramePayloads = SmallVec<[FramePayload; 3]>;
 /// A frame to be sent.
 #[derive(Clone, Debug)]
 pub struct TxFrame {
-    /// Ethernet, network and transport headers.
+    /// Ethernet, network and transport headers. Empty if they lie at the front of the payload; see
+    /// [`Self::headers`].
     pub header: PacketHeader,
-    /// Payload, which follows the headers.
+    /// Payload, which follows the headers. That of a relayed frame may begin with them
+    /// ([`FramePayload::Frame`]).
     pub payload: FramePayloads,
     /// Payload bytes of each packet into which the link cuts the frame; zero if it is one packet.
     /// Nonzero only if the link has [`LinkCaps::segmentation`], or for UDP
@@ -96,6 +104,16 @@ pub struct TxFrame {
 }
 
 impl TxFrame {
+    /// Returns bytes that begin with the headers, for those who read their fields: the headers
+    /// alone, or the whole frame if they lie at the front of its payload.
+    #[must_use]
+    pub fn headers(&self) -> &[u8] {
+        match self.payload.first() {
+            Some(frame) if self.header.is_empty() => frame.as_slice(),
+            _ => self.header.as_slice(),
+        }
+    }
+
     /// Returns the length of headers and payload in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -108,7 +126,7 @@ impl TxFrame {
         self.len() == 0
     }
 
-    /// Returns the number of payload bytes.
+    /// Returns the number of payload bytes, including headers at their front.
     #[must_use]
     pub fn payload_len(&self) -> usize {
         self.payload.iter().map(|p| p.as_slice().len()).sum()

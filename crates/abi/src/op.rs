@@ -361,6 +361,13 @@ impl PacketHeader {
         Ok(header)
     }
 
+    /// Describes headers that lie at the front of a frame's payload, with the network header at
+    /// `l3` and the transport header at `l4`. It has no bytes itself.
+    #[must_use]
+    pub const fn in_payload(l3: u8, l4: u8) -> Self {
+        Self { bytes: [0; HEADER_BYTES_MAX], len: 0, l3, l4 }
+    }
+
     /// Returns the header's bytes.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
@@ -386,9 +393,14 @@ impl PacketHeader {
 
     /// Returns the length in bytes.
     #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "a header without bytes is not a thing")]
     pub const fn len(&self) -> usize {
         self.len as usize
+    }
+
+    /// Returns whether the headers lie at the front of the payload.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
     }
 }
 

@@ -12,7 +12,8 @@ use alloc::vec::Vec;
 /// packets (64 KiB and headers).
 const CLASS_BYTES: [usize; 3] = [256, 2048, 66 * 1024];
 
-/// A buffer that holds a received frame.
+/// A buffer that holds a received frame. A clone has a buffer of the same size.
+#[derive(Clone)]
 pub struct PacketBuf {
     data: Box<[u8]>,
     len: usize,

@@ -75,7 +75,7 @@ impl Bridge {
 
     /// Returns the link on which the destination of a frame was last seen.
     fn link_of_destination(&self, frame: &TxFrame) -> Option<usize> {
-        let &address = frame.header.as_slice().first_chunk::<6>()?;
+        let &address = frame.headers().first_chunk::<6>()?;
         self.stations[station_index(address)].filter(|s| s.address == address).map(|s| s.link)
     }
 }

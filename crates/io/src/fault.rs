@@ -199,7 +199,7 @@ impl<W: Link> FaultLink<W> {
     /// Draws the faults of an outgoing frame and queues the resulting frames in `tx`.
     fn inject_tx_faults(&mut self, now: Instant, frame: &TxFrame) {
         let fate = self.tx.draw_faults(&self.config);
-        if fate.drop || (fate.corrupt.is_some() && !is_ip(frame.header.as_slice())) {
+        if fate.drop || (fate.corrupt.is_some() && !is_ip(frame.headers())) {
             self.counters.fault_tx_dropped += 1;
             return;
         }

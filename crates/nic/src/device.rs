@@ -77,7 +77,6 @@ const LOAD_LOW_PERMILLE: u16 = 700;
 /// ```
 pub struct Device {
     config: DeviceConfig,
-    link: LinkCaps,
     receiver: RxPipeline,
     /// Corrects TCP timestamps; `None` if that is disabled.
     timestamp_guard: Option<TimestampGuard>,
@@ -113,7 +112,7 @@ impl Device {
             timestamp_guard: config.correct_timestamps.then(TimestampGuard::new),
             flows: FlowTable::new(config.rss_seed),
             engines: Engines::new(&config),
-            egress: Egress::new(config.queues, config.queue_events_max, link.mtu, pool),
+            egress: Egress::new(config.queues, config.queue_events_max, link, pool),
             run_bytes_max: config.run_bytes_max.max(RUN_BYTES_MAX),
             unsent: VecDeque::new(),
             next_queue: 0,
@@ -121,7 +120,6 @@ impl Device {
             load_is_high: false,
             returned: 0,
             resets: 0,
-            link,
             config,
         }
     }
@@ -132,7 +130,7 @@ impl Device {
         let none = Refusal::Disabled;
         let mut capabilities = Capabilities {
             transmit_bytes_max: self.config.transmit_bytes_max,
-            mtu: self.link.mtu,
+            mtu: self.egress.link.mtu,
             mac: self.config.mac,
             file: Err(none),
             l5o: Err(none),
@@ -258,23 +256,11 @@ impl Device {
         if let Some(frame) = self.unsent.pop_front() {
             return Some(frame);
         }
-        let runs = &mut self.egress.runs;
-        let run = runs.front_mut()?;
-        let frame = if run.is_segmented() {
-            let frame = run.next_frame(&self.link, self.run_bytes_max);
-            if run.is_used_up() {
-                runs.pop_front();
-            }
-            frame
-        } else {
-            let frame = run.take_frame(&self.link);
-            runs.pop_front();
-            frame
-        };
+        let frame = self.egress.runs.next_frame(&self.egress.link, self.run_bytes_max)?;
         let (packets, bytes) = (frame.packets() as u64, frame.bytes_on_link() as u64);
         self.egress.tx.tx_packets += packets;
         self.egress.tx.tx_bytes += bytes;
-        self.engines.on_frame_sent(now, &frame.header, packets, bytes);
+        self.engines.on_frame_sent(now, &frame, packets, bytes);
         Some(frame)
     }
 
@@ -295,7 +281,7 @@ impl Device {
         tx.tx_bytes -= bytes;
         self.engines.on_frame_refused(&header, packets, bytes);
         self.run_bytes_max = RUN_BYTES_MAX;
-        self.egress.runs.push_front(run);
+        self.egress.runs.push_refused(run);
     }
 
     /// Takes the payload of a frame that the link has sent, to reuse the received buffers in it.

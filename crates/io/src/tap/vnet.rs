@@ -38,7 +38,7 @@ pub(super) fn encode(frame: &TxFrame) -> Option<[u8; VNET_BYTES]> {
     if !frame.checksum_partial && frame.segment_size == 0 {
         return Some(out);
     }
-    let header = frame.header.as_slice();
+    let header = frame.headers();
     let (ipv6, protocol) = ip_version_and_protocol(header, frame.header.l3())?;
     let l4 = frame.header.l4();
     if frame.checksum_partial {
@@ -63,7 +63,7 @@ pub(super) fn encode(frame: &TxFrame) -> Option<[u8; VNET_BYTES]> {
             PROTOCOL_UDP => GSO_UDP,
             _ => return None,
         };
-        out[2..4].copy_from_slice(&u16::try_from(header.len()).ok()?.to_ne_bytes());
+        out[2..4].copy_from_slice(&u16::try_from(frame.header.len()).ok()?.to_ne_bytes());
         out[4..6].copy_from_slice(&frame.segment_size.to_ne_bytes());
     }
     Some(out)

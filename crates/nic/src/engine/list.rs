@@ -3,6 +3,7 @@
 //! A new engine is added here and nowhere else in the device. Calls are static, so a default method
 //! of [`Engine`] costs nothing.
 
+use abi::link::TxFrame;
 use abi::{Capabilities, Op, PacketHeader};
 use base::Instant;
 
@@ -100,12 +101,12 @@ macro_rules! engines {
             pub(crate) fn on_frame_sent(
                 &mut self,
                 now: Instant,
-                header: &PacketHeader,
+                frame: &TxFrame,
                 packets: u64,
                 bytes: u64,
             ) {
                 $(if let Some(engine) = &mut self.$name {
-                    Engine::on_frame_sent(engine, now, header, packets, bytes);
+                    Engine::on_frame_sent(engine, now, frame, packets, bytes);
                 })*
             }
 

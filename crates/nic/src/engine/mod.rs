@@ -10,7 +10,7 @@
 //! at once or later. [`crate::flow`] keeps transmits in order.
 
 use abi::l5o::L5oId;
-use abi::link::FramePayloads;
+use abi::link::{FramePayloads, TxFrame};
 use abi::{Capabilities, Event, FileExtent, FileFault, FlowId, Op, PacketHeader, Transmit};
 use base::Instant;
 use smallvec::SmallVec;
@@ -78,8 +78,7 @@ pub(crate) trait Engine: Sized {
     fn process_frame(&mut self, _arrived: &mut OfferedRxFrame<'_>, _out: &mut Egress) {}
 
     /// Handles a frame that is about to leave, as `packets` packets with `bytes` bytes on the wire.
-    fn on_frame_sent(&mut self, _now: Instant, _header: &PacketHeader, _packets: u64, _bytes: u64) {
-    }
+    fn on_frame_sent(&mut self, _now: Instant, _frame: &TxFrame, _packets: u64, _bytes: u64) {}
 
     /// Undoes [`Engine::on_frame_sent`] for a frame that was too long for the link: it leaves in
     /// shorter frames, each announced again.

@@ -8,11 +8,12 @@
 //! Invariant: `echoes` is the number of queued echoes of transmits, because no frame leaves while
 //! one is queued.
 
+use abi::link::LinkCaps;
 use abi::{Event, PacketBuf, PacketPool, ReceivedFrame};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use super::TxRun;
+use super::{RelayedFrame, RunQueue, TxRun};
 use crate::counters::{DeliveryCounters, InternalCounters, TxCounters};
 
 /// Runs that may wait for the link. At the limit the device takes no operations and engines drop
@@ -30,15 +31,15 @@ struct EgressQueue {
 /// Queues of events and packets, and the pool of buffers.
 #[derive(Debug)]
 pub(crate) struct Egress {
-    /// Runs for the link, in order.
-    pub(crate) runs: VecDeque<TxRun>,
+    /// Runs and relayed frames for the link, in order.
+    pub(crate) runs: RunQueue,
     pub(crate) tx: TxCounters,
     pub(crate) delivered: DeliveryCounters,
     /// Internal errors of the device itself, without its engines.
     pub(crate) internal: InternalCounters,
     pub(crate) pool: PacketPool,
-    /// MTU of the link, in bytes.
-    pub(crate) mtu: u16,
+    /// Capabilities of the link.
+    pub(crate) link: LinkCaps,
     queues: Vec<EgressQueue>,
     queue_events_max: usize,
     /// Number of queued events that are echoes of transmits.
@@ -47,16 +48,21 @@ pub(crate) struct Egress {
 
 impl Egress {
     /// Creates empty queues for `queues` hosts.
-    pub(crate) fn new(queues: usize, queue_events_max: usize, mtu: u16, pool: PacketPool) -> Self {
+    pub(crate) fn new(
+        queues: usize,
+        queue_events_max: usize,
+        link: LinkCaps,
+        pool: PacketPool,
+    ) -> Self {
         let mut all = Vec::new();
         all.resize_with(queues, EgressQueue::default);
         Self {
-            runs: VecDeque::new(),
+            runs: RunQueue::default(),
             tx: TxCounters::default(),
             delivered: DeliveryCounters::default(),
             internal: InternalCounters::default(),
             pool,
-            mtu,
+            link,
             queues: all,
             queue_events_max,
             echoes: 0,
@@ -68,7 +74,14 @@ impl Egress {
     pub(crate) fn queue_run(&mut self, run: TxRun) {
         self.tx.tx_transmits += 1;
         self.tx.tx_tso_transmits += u64::from(run.is_segmented());
-        self.runs.push_back(run);
+        self.runs.push(run);
+    }
+
+    /// Queues a relayed frame that is ready for the link.
+    #[inline]
+    pub(crate) fn queue_relayed(&mut self, frame: RelayedFrame) {
+        self.tx.tx_transmits += 1;
+        self.runs.push_relayed(frame);
     }
 
     /// Returns a used buffer to the pool.

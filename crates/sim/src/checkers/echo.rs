@@ -48,7 +48,8 @@ impl EchoOrder {
     pub(crate) fn taken(&mut self, op: &Op) {
         match op {
             Op::Transmit(transmit) => {
-                let Some((tuple, segment)) = tcp(&transmit.header) else { return };
+                let header = &transmit.header;
+                let Some((tuple, segment, _)) = tcp(header.as_slice(), header) else { return };
                 let (next, end) = (segment.seq, segment.seq + transmit.payload_len());
                 if next == end {
                     return;
@@ -63,7 +64,8 @@ impl EchoOrder {
                 }
             }
             Op::Teardown(teardown) => {
-                self.handed_over.extend(tcp(&teardown.header).map(|(tuple, _)| tuple));
+                let header = &teardown.header;
+                self.handed_over.extend(tcp(header.as_slice(), header).map(|(tuple, ..)| tuple));
             }
             Op::Splice(splice) => {
                 self.handed_over.extend(splice.sides.iter().map(|side| side.tuple));
@@ -88,11 +90,11 @@ impl EchoOrder {
     /// # Errors
     /// The frame's bytes are not the next of a transmit whose echo was delivered.
     pub(crate) fn sent(&mut self, frame: &TxFrame) -> Result<(), String> {
-        let len = u32::try_from(frame.payload_len()).unwrap_or(u32::MAX);
-        let Some((tuple, segment)) = tcp(&frame.header).filter(|_| len > 0) else {
+        let Some((tuple, segment, headers)) = tcp(frame.headers(), &frame.header) else {
             return Ok(());
         };
-        if self.handed_over.contains(&tuple) {
+        let len = u32::try_from(frame.len() - headers).unwrap_or(u32::MAX);
+        if len == 0 || self.handed_over.contains(&tuple) {
             return Ok(());
         }
         let seq = segment.seq;
@@ -114,10 +116,10 @@ impl EchoOrder {
     }
 }
 
-/// Returns the connection and the segment of TCP headers; `None` for another protocol. The device
-/// fills in the length fields, so the headers cannot be parsed as a frame yet.
-fn tcp(header: &PacketHeader) -> Option<(Tuple, TcpHeader)> {
-    let bytes = header.as_slice();
+/// Returns the connection, the segment and the length of the TCP headers that begin `bytes`, with
+/// the offsets of `header`; `None` for another protocol. The host leaves the length fields to the
+/// device, so its headers cannot be parsed as a frame yet.
+fn tcp(bytes: &[u8], header: &PacketHeader) -> Option<(Tuple, TcpHeader, usize)> {
     let (network, transport) = (&bytes[header.l3()..header.l4()], &bytes[header.l4()..]);
     let (protocol, local, remote) = match network {
         [first, ..] if first >> 4 == 6 => (network[6], v6(&network[8..24])?, v6(&network[24..40])?),
@@ -126,10 +128,10 @@ fn tcp(header: &PacketHeader) -> Option<(Tuple, TcpHeader)> {
     if protocol != wire::frame::protocol::TCP {
         return None;
     }
-    let (segment, _) = TcpHeader::parse(transport).ok()?;
+    let (segment, len) = TcpHeader::parse(transport).ok()?;
     let local = Endpoint { addr: local, port: segment.source };
     let remote = Endpoint { addr: remote, port: segment.destination };
-    Some((Tuple { local, remote }, segment))
+    Some((Tuple { local, remote }, segment, header.l4() + len))
 }
 
 fn v4(bytes: &[u8]) -> Option<IpAddr> {

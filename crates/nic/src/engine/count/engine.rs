@@ -1,10 +1,11 @@
 //! The engine's interface to the device: one operation, and every frame in both directions.
 
+use abi::link::TxFrame;
 use abi::{Event, Op, PacketHeader, Refusal};
 use base::Instant;
 
 use super::counters::CountCounters;
-use super::{CountEngine, add, tuple_of};
+use super::{CountEngine, add, tuple_of, tuple_of_relayed};
 use crate::config::DeviceConfig;
 use crate::engine::Engine;
 use crate::pipeline::Egress;
@@ -51,9 +52,9 @@ impl Engine for CountEngine {
     }
 
     #[inline]
-    fn on_frame_sent(&mut self, now: Instant, header: &PacketHeader, packets: u64, bytes: u64) {
+    fn on_frame_sent(&mut self, now: Instant, frame: &TxFrame, packets: u64, bytes: u64) {
         if !self.flows.is_empty() {
-            self.count_sent(now, header, packets, bytes);
+            self.count_sent(now, frame, packets, bytes);
         }
     }
 
@@ -88,8 +89,12 @@ impl CountEngine {
         }
     }
 
-    fn count_sent(&mut self, now: Instant, header: &PacketHeader, packets: u64, bytes: u64) {
-        let tuple = tuple_of(header);
+    fn count_sent(&mut self, now: Instant, frame: &TxFrame, packets: u64, bytes: u64) {
+        let tuple = if frame.header.is_empty() {
+            tuple_of_relayed(frame.headers())
+        } else {
+            tuple_of(&frame.header)
+        };
         if let Some(counts) = tuple.and_then(|tuple| self.counts_of(&tuple)) {
             add(&mut counts.sent, now, packets, bytes);
         }

@@ -18,6 +18,7 @@ use abi::{PacketHeader, Refusal};
 use base::Instant;
 use core::net::IpAddr;
 use hashbrown::HashTable;
+use wire::frame::{ParsedFrame, parse, protocol};
 use wire::{Endpoint, Tuple};
 
 use self::counters::CountCounters;
@@ -102,6 +103,19 @@ fn add(traffic: &mut FlowTraffic, now: Instant, frames: u64, bytes: u64) {
     traffic.frames += frames;
     traffic.bytes += bytes;
     traffic.last = Some(now);
+}
+
+/// Returns the tuple of a relayed frame, whose headers are complete; `None` as for [`tuple_of`].
+fn tuple_of_relayed(frame: &[u8]) -> Option<Tuple> {
+    let Ok(ParsedFrame::Ip(ip)) = parse(frame) else { return None };
+    if !matches!(ip.protocol, protocol::TCP | protocol::UDP) {
+        return None;
+    }
+    let local = Endpoint { addr: ip.source, port: u16_at(frame, ip.l4)? };
+    Some(Tuple {
+        local,
+        remote: Endpoint { addr: ip.destination, port: u16_at(frame, ip.l4 + 2)? },
+    })
 }
 
 /// Returns the tuple of a transmitted packet, or `None` if it is neither TCP nor UDP.

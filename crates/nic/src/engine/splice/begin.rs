@@ -59,7 +59,7 @@ impl SpliceEngine {
             self.counters.splice_refused_full += 1;
             return Err(Refusal::TableFull);
         }
-        let mtu = out.mtu;
+        let mtu = out.link.mtu;
         let way = |from, to| {
             SpliceDirection::new(from, to, HeaderTranslation::new(from, to, self.mac, mtu))
         };

@@ -197,8 +197,8 @@ fn own_segment(pair: &SplicedPair, side: usize, seq: SeqNum, ack: Option<SeqNum>
         .and_then(|_| to.tsval(back.ts_recent))
         .map(|value| TcpTimestamps { value, echo: way.ts_recent });
     let segment = TcpSegment {
-        source: to.to.local.port,
-        destination: to.to.remote.port,
+        source: way.tuple.local.port,
+        destination: way.tuple.remote.port,
         seq,
         ack: ack.unwrap_or_default(),
         flags: if ack.is_some() { TcpFlags::ACK } else { TcpFlags::RST },

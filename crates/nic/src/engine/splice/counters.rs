@@ -19,6 +19,9 @@ base::counters! {
         splice_relayed_packets,
         /// Payload bytes relayed.
         splice_relayed_bytes,
+        /// Frames rewritten in their received buffer and sent from it. Not those that the device
+        /// segments, or whose IP version, options or VLAN tag change.
+        splice_relayed_in_place,
         /// Frames whose checksum was updated incrementally.
         splice_checksums_adjusted,
         /// Frames whose checksum was computed, or left to the link, because it was not filled in or

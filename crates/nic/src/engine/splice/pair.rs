@@ -204,6 +204,15 @@ impl SplicedPair {
         Ok(())
     }
 
+    /// Records the TSval of a segment of `side`'s peer that was relayed.
+    pub(super) fn note_tsval(&mut self, side: usize, value: u32) {
+        let (way, back) = self.directions_of_mut(side);
+        way.ts_recent = value;
+        if let Some(sent) = way.translation.tsval(value) {
+            back.translation.note_tsval_sent(sent);
+        }
+    }
+
     /// Records a segment of `side`'s peer that was relayed as `packets` packets with `window` in
     /// its window field. Returns whether both directions are now closed.
     pub(super) fn record(

@@ -15,7 +15,7 @@ use abi::PacketHeader;
 use abi::splice::SpliceSide;
 use base::SeqNum;
 use wire::checksum::ChecksumDelta;
-use wire::emit::{EthernetAddrs, IpHeader, ethernet_ip, set_lengths};
+use wire::emit::{EthernetAddrs, IpHeader, ethernet_ip};
 use wire::frame::protocol;
 use wire::tcp::TcpFlags;
 use wire::{ETHERNET_BYTES, IPV4_BYTES, IPV6_BYTES, TCP_BYTES, Tuple};
@@ -30,6 +30,8 @@ const TIMESTAMP_BYTES: u16 = 12;
 /// Distance by which a timestamp echo or SACK block may be behind the latest one and still be
 /// distinguished from one before the splice.
 const ECHO_REACH: u32 = 1 << 29;
+/// Offset of the checksum in a TCP header.
+pub(super) const CHECKSUM_AT: usize = 16;
 /// Option kinds: end of the list, and no operation (RFC 9293 section 3.2).
 const END: u8 = 0;
 const NOP: u8 = 1;
@@ -55,8 +57,8 @@ pub(super) struct HeaderTranslation {
     sack_floor: SeqNum,
     /// Maximum bytes of options and payload per segment to the receiver.
     segment_room: u16,
-    /// The outgoing connection, seen from this host.
-    pub(super) to: Tuple,
+    /// Source and destination port of outgoing packets.
+    ports: [u8; 4],
     /// Ethernet and IP header of outgoing packets.
     prefix: [u8; PREFIX_BYTES],
     l4: usize,
@@ -78,11 +80,10 @@ struct TimestampOffsets {
     echo_latest: u32,
 }
 
-/// A translated header whose lengths and checksums are still those of the received packet.
+/// Properties of headers that were rewritten. Their TCP checksum is still the received one.
 #[derive(Debug)]
-pub(super) struct TranslatedHeader {
-    pub(super) header: PacketHeader,
-    /// The header's window field.
+pub(super) struct RewrittenHeaders {
+    /// The window field.
     pub(super) window: u16,
     /// TSval as received.
     pub(super) tsval: Option<u32>,
@@ -90,10 +91,6 @@ pub(super) struct TranslatedHeader {
     pub(super) sack_left_out: bool,
     /// Difference of the TCP checksum.
     difference: ChecksumDelta,
-    /// True if the IP header is a new one, whose lengths and identification must be set.
-    rebuilt: bool,
-    /// Maximum payload of a segment with this header.
-    pub(super) payload_max: u16,
 }
 
 /// Reason for which a packet cannot be translated.
@@ -141,7 +138,7 @@ impl HeaderTranslation {
             ecn: from.ecn && to.ecn,
             sack_floor: from.snd_nxt,
             segment_room: to.mss.saturating_add(options).min(fits),
-            to: to.tuple,
+            ports: port_field(&to.tuple),
             prefix,
             l4: ETHERNET_BYTES + ip.len(),
             tcp_sum: tcp_difference(&from.tuple, &to.tuple),
@@ -177,34 +174,75 @@ impl HeaderTranslation {
         &self.prefix[..self.l4]
     }
 
-    /// Translates the headers of a segment. `sent` is the number after the last byte that was
-    /// relayed from the receiver.
+    /// Returns the maximum payload of a segment to the receiver with the options of `segment`.
+    pub(super) fn payload_max(&self, segment: &SplicedSegment) -> u16 {
+        let options = segment.header.len().saturating_sub(TCP_BYTES);
+        self.segment_room.saturating_sub(u16::try_from(options).unwrap_or(0)).max(1)
+    }
+
+    /// Returns whether outgoing packets have the same layout as the received one, so that its
+    /// headers can be rewritten in place: neither the IP version changes, nor are a VLAN tag, IP
+    /// options or extension headers removed.
+    pub(super) fn keeps_layout(&self, frame: &[u8], at: &TransportPosition) -> bool {
+        at.l3 == ETHERNET_BYTES && self.keeps_ip_header(frame, at)
+    }
+
+    fn keeps_ip_header(&self, frame: &[u8], at: &TransportPosition) -> bool {
+        at.l4 - at.l3 == self.l4 - ETHERNET_BYTES
+            && frame.get(at.l3).is_some_and(|byte| byte >> 4 == self.prefix[ETHERNET_BYTES] >> 4)
+    }
+
+    /// Copies the headers of a segment to a header with the layout of outgoing packets, for
+    /// [`Self::rewrite`]; returns whether the IP header is the received one. Otherwise it is a new
+    /// one, whose lengths and identification must be set.
     ///
     /// # Errors
-    /// The reason for which the segment cannot be relayed.
-    pub(super) fn translate(
-        &mut self,
+    /// [`Untranslatable::Malformed`].
+    pub(super) fn copy_headers(
+        &self,
         frame: &[u8],
         at: &TransportPosition,
         segment: &SplicedSegment,
+    ) -> Result<(PacketHeader, bool), Untranslatable> {
+        let tcp = frame.get(segment.header.clone()).ok_or(Untranslatable::Malformed)?;
+        let mut header = PacketHeader::zeroed(self.l4 + tcp.len(), ETHERNET_BYTES, self.l4)
+            .map_err(|_| Untranslatable::Malformed)?;
+        let (prefix, out) = header.as_mut_slice().split_at_mut(self.l4);
+        out.copy_from_slice(tcp);
+        prefix.copy_from_slice(&self.prefix[..self.l4]);
+        let kept = self.keeps_ip_header(frame, at);
+        if kept {
+            prefix[ETHERNET_BYTES..].copy_from_slice(&frame[at.l3..at.l4]);
+        }
+        Ok((header, kept))
+    }
+
+    /// Rewrites the headers of a segment, which begin `headers` and have the layout of outgoing
+    /// packets, except for lengths and the TCP checksum. `kept_ip`: the IP header is the received
+    /// one, whose checksum is updated. `sent` is the number after the last byte that was relayed
+    /// from the receiver.
+    ///
+    /// # Errors
+    /// The reason for which the segment cannot be relayed. Some headers may have been rewritten.
+    #[inline]
+    pub(super) fn rewrite(
+        &mut self,
+        headers: &mut [u8],
+        kept_ip: bool,
+        segment: &SplicedSegment,
         sent: SeqNum,
-    ) -> Result<TranslatedHeader, Untranslatable> {
+    ) -> Result<RewrittenHeaders, Untranslatable> {
         // RFC 791 section 3.2, RFC 8200 section 3: each forwarder decrements it.
         let hop_limit = match segment.hop_limit {
             0 | 1 => return Err(Untranslatable::HopLimit),
             limit => limit - 1,
         };
-        let tcp = frame.get(segment.header.clone()).ok_or(Untranslatable::Malformed)?;
-        let len = self.l4 + tcp.len();
-        let mut header = PacketHeader::zeroed(len, ETHERNET_BYTES, self.l4)
-            .map_err(|_| Untranslatable::Malformed)?;
-        let (prefix, out) = header.as_mut_slice().split_at_mut(self.l4);
-        prefix.copy_from_slice(&self.prefix[..self.l4]);
-        out.copy_from_slice(tcp);
         let class = if self.ecn { segment.class } else { segment.class & !3 };
-        let old_ip = frame.get(at.l3..at.l4).unwrap_or_default();
-        let rebuilt = !self.write_ip(old_ip, class, hop_limit, prefix);
-        let (fixed, options) = out.split_first_chunk_mut().ok_or(Untranslatable::Malformed)?;
+        let len = self.l4 + segment.header.len();
+        let headers = headers.get_mut(..len).ok_or(Untranslatable::Malformed)?;
+        let (prefix, tcp) = headers.split_at_mut(self.l4);
+        self.write_ip(prefix, kept_ip, class, hop_limit);
+        let (fixed, options) = tcp.split_first_chunk_mut().ok_or(Untranslatable::Malformed)?;
         let mut difference = self.tcp_sum;
         let window = self.write_fixed(segment, fixed, &mut difference);
         // Numbers wrap, so the floor follows at a distance.
@@ -212,48 +250,32 @@ impl HeaderTranslation {
         self.sack_floor += ahead.saturating_sub(ECHO_REACH);
         let (tsval, sack_left_out) =
             self.write_options(options, sent, &mut difference).ok_or(Untranslatable::Malformed)?;
-        let options = u16::try_from(options.len()).unwrap_or(0);
-        let payload_max = self.segment_room.saturating_sub(options).max(1);
-        Ok(TranslatedHeader {
-            header,
-            window,
-            tsval,
-            sack_left_out,
-            difference,
-            rebuilt,
-            payload_max,
-        })
+        Ok(RewrittenHeaders { window, tsval, sack_left_out, difference })
     }
 
-    /// Writes the IP fields taken from the received header; the others are in the template. Returns
-    /// false if the packet needs a header of its own because it changes the IP version or loses
-    /// options.
-    fn write_ip(&self, old: &[u8], class: u8, hop_limit: u8, prefix: &mut [u8]) -> bool {
-        let ip = &mut prefix[ETHERNET_BYTES..];
-        let same = old.len() == ip.len() && old[0] >> 4 == ip[0] >> 4;
-        match (same, ip.len()) {
-            (true, IPV4_BYTES) => {
-                // Length, identification, flags, and the checksum, which is updated below.
-                ip[2..12].copy_from_slice(&old[2..12]);
-                (ip[1], ip[8]) = (class, hop_limit);
+    /// Writes the Ethernet header, the addresses, and the fields that each forwarder sets. `kept`:
+    /// the other fields are the received ones.
+    fn write_ip(&self, prefix: &mut [u8], kept: bool, class: u8, hop_limit: u8) {
+        let (ethernet, ip) = prefix.split_at_mut(ETHERNET_BYTES);
+        ethernet.copy_from_slice(&self.prefix[..ETHERNET_BYTES]);
+        let own = &self.prefix[ETHERNET_BYTES..self.l4];
+        if own.len() == IPV4_BYTES {
+            if kept {
                 let mut sum = self.ip_sum;
-                sum.u16(u16::from(old[1]), u16::from(class));
-                sum.u16(u16::from(old[8]) << 8, u16::from(hop_limit) << 8);
-                let checksum = sum.apply(u16::from_be_bytes([old[10], old[11]]));
+                sum.u16(u16::from(ip[1]), u16::from(class));
+                sum.u16(u16::from(ip[8]) << 8, u16::from(hop_limit) << 8);
+                let checksum = sum.apply(u16::from_be_bytes([ip[10], ip[11]]));
                 ip[10..12].copy_from_slice(&checksum.to_be_bytes());
+                ip[12..].copy_from_slice(&own[12..]);
             }
-            (false, IPV4_BYTES) => (ip[1], ip[8]) = (class, hop_limit),
-            _ => {
-                if same {
-                    // The flow label and the length.
-                    ip[1..6].copy_from_slice(&old[1..6]);
-                }
-                ip[0] = 0x60 | class >> 4;
-                ip[1] = ip[1] & 0x0f | class << 4;
-                ip[7] = hop_limit;
-            }
+            (ip[1], ip[8]) = (class, hop_limit);
+        } else {
+            // The flow label, the length and the next header stay.
+            ip[8..].copy_from_slice(&own[8..]);
+            ip[0] = 0x60 | class >> 4;
+            ip[1] = ip[1] & 0x0f | class << 4;
+            ip[7] = hop_limit;
         }
-        same
     }
 
     /// Writes ports, numbers, flags and the window. Returns the window field.
@@ -263,8 +285,7 @@ impl HeaderTranslation {
         out: &mut [u8; TCP_BYTES],
         difference: &mut ChecksumDelta,
     ) -> u16 {
-        out[0..2].copy_from_slice(&self.to.local.port.to_be_bytes());
-        out[2..4].copy_from_slice(&self.to.remote.port.to_be_bytes());
+        out[0..4].copy_from_slice(&self.ports);
         let seq = self.seq(segment.seq);
         difference.u32(segment.seq.0, seq.0, false);
         out[4..8].copy_from_slice(&seq.0.to_be_bytes());
@@ -397,19 +418,19 @@ impl TimestampOffsets {
     }
 }
 
-impl TranslatedHeader {
-    /// Completes the header of a packet with `payload` bytes whose TCP checksum was correct.
-    pub(super) fn finish(mut self, payload: usize) -> PacketHeader {
-        let (l3, l4, end) = (self.header.l3(), self.header.l4(), self.header.len() + payload);
-        let out = self.header.as_mut_slice();
-        if self.rebuilt {
-            set_lengths(out, l3, end, 0);
-        }
-        if let Some(field) = out.get_mut(l4 + 16..).and_then(|f| f.first_chunk_mut::<2>()) {
+impl RewrittenHeaders {
+    /// Updates the checksum of the TCP header at `l4`, which was correct for the received segment.
+    pub(super) fn update_checksum(&self, headers: &mut [u8], l4: usize) {
+        if let Some(field) = headers.get_mut(l4 + CHECKSUM_AT..).and_then(<[u8]>::first_chunk_mut) {
             *field = self.difference.apply(u16::from_be_bytes(*field)).to_be_bytes();
         }
-        self.header
     }
+}
+
+/// Returns the ports of packets that this host sends on a connection.
+fn port_field(tuple: &Tuple) -> [u8; 4] {
+    let ([s0, s1], [d0, d1]) = (tuple.local.port.to_be_bytes(), tuple.remote.port.to_be_bytes());
+    [s0, s1, d0, d1]
 }
 
 fn read(options: &[u8], at: usize) -> Option<u32> {

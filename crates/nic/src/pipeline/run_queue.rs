@@ -1,0 +1,176 @@
+//! Runs and relayed frames that wait for the link, in the order in which they were queued.
+//!
+//! Relayed frames are small, and runs are not, so each kind has a queue of its own. A relayed frame
+//! records how many runs go before it; runs need no such record. [`super::Egress`] owns the queue,
+//! [`crate::Device::poll_frame`] empties it.
+
+use abi::link::{FramePayload, FramePayloads, LinkCaps, TxFrame};
+use abi::{PacketBuf, PacketHeader};
+use alloc::collections::VecDeque;
+
+use super::TxRun;
+use super::rx::TransportPosition;
+
+/// A received frame with rewritten headers, to be sent from its buffer.
+#[derive(Debug)]
+pub(crate) struct RelayedFrame {
+    packet: PacketBuf,
+    /// Offsets of the network and the transport header.
+    l3: u8,
+    l4: u8,
+    /// True if the link has to complete the transport checksum.
+    checksum_partial: bool,
+}
+
+/// Runs and relayed frames in order.
+#[derive(Debug, Default)]
+pub(crate) struct RunQueue {
+    runs: VecDeque<TxRun>,
+    /// Relayed frames, each with the number of runs queued before it since the start.
+    relayed: VecDeque<(u64, RelayedFrame)>,
+    /// Number of runs that have left the queue since the start.
+    runs_sent: u64,
+}
+
+impl RunQueue {
+    /// Returns the number of entries.
+    pub(crate) fn len(&self) -> usize {
+        self.runs.len() + self.relayed.len()
+    }
+
+    /// Returns whether there are no entries.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.runs.is_empty() && self.relayed.is_empty()
+    }
+
+    /// Queues a run.
+    #[inline]
+    pub(crate) fn push(&mut self, run: TxRun) {
+        self.runs.push_back(run);
+    }
+
+    /// Queues a relayed frame.
+    #[inline]
+    pub(crate) fn push_relayed(&mut self, frame: RelayedFrame) {
+        self.relayed.push_back((self.runs_sent + self.runs.len() as u64, frame));
+    }
+
+    /// Puts a run that the link refused before all others. A relayed frame is not refused, so the
+    /// run was the last to leave.
+    pub(crate) fn push_refused(&mut self, run: TxRun) {
+        self.runs_sent -= 1;
+        self.runs.push_front(run);
+    }
+
+    /// Drops all entries.
+    pub(crate) fn clear(&mut self) {
+        self.runs_sent += self.runs.len() as u64;
+        self.runs.clear();
+        self.relayed.clear();
+    }
+
+    /// Returns the next frame for a link with capabilities `link`, which takes runs of
+    /// `run_bytes_max` payload bytes.
+    pub(crate) fn next_frame(&mut self, link: &LinkCaps, run_bytes_max: u32) -> Option<TxFrame> {
+        if self.relayed.front().is_some_and(|(behind, _)| *behind <= self.runs_sent) {
+            return self.relayed.pop_front().map(|(_, frame)| frame.into_frame());
+        }
+        let run = self.runs.front_mut()?;
+        let frame = if run.is_segmented() {
+            let frame = run.next_frame(link, run_bytes_max);
+            if !run.is_used_up() {
+                return Some(frame);
+            }
+            frame
+        } else {
+            run.take_frame(link)
+        };
+        self.runs.pop_front();
+        self.runs_sent += 1;
+        Some(frame)
+    }
+}
+
+impl RelayedFrame {
+    /// Creates the frame in `packet`, with its TCP segment `at` its position. `partial`: the link
+    /// has to complete the checksum.
+    pub(crate) fn new(packet: PacketBuf, at: &TransportPosition, partial: bool) -> Self {
+        // Only frames without VLAN tag, IP options and extension headers are rewritten in place.
+        let offset = |at: usize| u8::try_from(at).unwrap_or(u8::MAX);
+        Self { packet, l3: offset(at.l3), l4: offset(at.l4), checksum_partial: partial }
+    }
+
+    fn into_frame(self) -> TxFrame {
+        let mut payload = FramePayloads::new();
+        payload.push(FramePayload::Frame(self.packet));
+        TxFrame {
+            header: PacketHeader::in_payload(self.l3, self.l4),
+            payload,
+            segment_size: 0,
+            checksum_partial: self.checksum_partial,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::frames::{bytes_of, tcp_header};
+    use abi::PacketPool;
+    use alloc::vec::Vec;
+    use bytes::Bytes;
+    use smallvec::smallvec;
+    use wire::tcp::TcpFlags;
+
+    const LINK: LinkCaps =
+        LinkCaps { mtu: 1500, segmentation: false, udp_segmentation: false, checksum: false };
+
+    fn run(byte: u8, bytes: usize, segment_size: u16) -> TxRun {
+        let payload = smallvec![FramePayload::Host(Bytes::from(alloc::vec![byte; bytes]))];
+        TxRun::from_header_segmented(tcp_header(4, 1, TcpFlags::ACK), payload, segment_size)
+            .unwrap()
+    }
+
+    fn relayed(byte: u8) -> RelayedFrame {
+        let packet = PacketPool::new(1).copy(&[byte; 60]).unwrap();
+        RelayedFrame { packet, l3: 14, l4: 34, checksum_partial: false }
+    }
+
+    /// Returns the last byte of each frame in the queue.
+    fn drain(queue: &mut RunQueue) -> Vec<u8> {
+        core::iter::from_fn(|| queue.next_frame(&LINK, 1 << 16))
+            .filter_map(|frame| bytes_of(&frame).last().copied())
+            .collect()
+    }
+
+    #[test]
+    fn both_kinds_keep_their_order() {
+        let mut queue = RunQueue::default();
+        for round in 0..3 {
+            queue.push_relayed(relayed(1));
+            queue.push(run(2, 2500, 1000));
+            queue.push(run(3, 10, 0));
+            queue.push_relayed(relayed(4));
+            queue.push_relayed(relayed(5));
+            queue.push(run(6, 10, 0));
+            assert_eq!(queue.len(), 6);
+            if round == 1 {
+                queue.clear();
+                assert!(queue.is_empty());
+                continue;
+            }
+            assert_eq!(drain(&mut queue), [1, 2, 2, 2, 3, 4, 5, 6]);
+        }
+    }
+
+    #[test]
+    fn a_refused_run_goes_first() {
+        let mut queue = RunQueue::default();
+        queue.push(run(1, 10, 0));
+        queue.push_relayed(relayed(2));
+        queue.push(run(3, 10, 0));
+        assert!(queue.next_frame(&LINK, 1 << 16).is_some());
+        queue.push_refused(run(1, 10, 0));
+        assert_eq!(drain(&mut queue), [1, 2, 3]);
+    }
+}
