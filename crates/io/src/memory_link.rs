@@ -141,12 +141,12 @@ impl MemoryLink {
         &self.counters
     }
 
-    /// Returns whether the capabilities permit the frame.
-    fn carries(&self, frame: &TxFrame) -> bool {
+    /// Returns whether the capabilities permit the frame, which has `payload` bytes of payload.
+    fn carries(&self, frame: &TxFrame, payload: usize) -> bool {
         let mtu = usize::from(self.caps.mtu);
         let packet_bytes = match usize::from(frame.segment_size) {
-            0 => frame.len(),
-            size => frame.header.len() + size.min(frame.payload_len()),
+            0 => frame.header.len() + payload,
+            size => frame.header.len() + size.min(payload),
         };
         packet_bytes <= mtu + ETHERNET_BYTES
             && (frame.segment_size == 0 || self.caps.segmentation)
@@ -163,16 +163,26 @@ impl MemoryLink {
         {
             return None;
         }
-        let takes = u128::from(bytes) * 1_000_000_000 / u128::from(rate.max(1));
-        let takes = Duration::from_nanos(u64::try_from(takes).unwrap_or(u64::MAX));
-        Some(self.busy_until.max(now) + takes)
+        let takes = multiply_divide(bytes, 1_000_000_000, rate.max(1));
+        Some(self.busy_until.max(now) + Duration::from_nanos(takes))
     }
 }
 
 /// Returns how many bytes a link of `rate` bytes per second sends in `time`.
 fn bytes_in(time: Duration, rate: u64) -> u64 {
-    let bytes = u128::from(time.as_nanos()) * u128::from(rate) / 1_000_000_000;
-    u64::try_from(bytes).unwrap_or(u64::MAX)
+    multiply_divide(time.as_nanos(), rate, 1_000_000_000)
+}
+
+/// Returns `a * b / divisor`, or the largest number if that is larger. A division of 128-bit
+/// numbers takes longer than the rest of a frame's processing, and is rarely needed.
+fn multiply_divide(a: u64, b: u64, divisor: u64) -> u64 {
+    match a.checked_mul(b) {
+        Some(product) => product / divisor,
+        None => {
+            let quotient = u128::from(a) * u128::from(b) / u128::from(divisor);
+            u64::try_from(quotient).unwrap_or(u64::MAX)
+        }
+    }
 }
 
 impl Link for MemoryLink {
@@ -181,7 +191,8 @@ impl Link for MemoryLink {
     }
 
     fn transmit(&mut self, now: Instant, frame: &mut TxFrame) -> LinkTxStatus {
-        if !self.carries(frame) {
+        let payload_len = frame.payload_len();
+        if !self.carries(frame, payload_len) {
             self.counters.mem_tx_refused += 1;
             return LinkTxStatus::Failed;
         }
@@ -189,7 +200,7 @@ impl Link for MemoryLink {
             self.counters.mem_tx_full += 1;
             return LinkTxStatus::Full;
         }
-        let bytes = frame.bytes_on_link() as u64;
+        let bytes = (frame.packets() * frame.header.len() + payload_len) as u64;
         let Some(leaves) = self.transmission_end(now, bytes) else {
             // Tail drop: on a real link, too, the sender is not told.
             self.counters.mem_tx_dropped += 1;
@@ -216,18 +227,20 @@ impl Link for MemoryLink {
         let inbox = self.inbox.get_mut();
         while let Some(flight) = inbox.peek().filter(|flight| flight.arrives <= now) {
             let frame = &mut flight.frame;
-            let Some(mut packet) = pool.take(frame.len()) else {
+            let payload_len = frame.payload_len();
+            let len = frame.header.len() + payload_len;
+            let Some(mut packet) = pool.take(len) else {
                 self.counters.mem_rx_too_long += 1;
                 inbox.pop();
                 continue;
             };
             frame.copy_to(packet.as_mut_slice());
             self.counters.mem_rx_frames += 1;
-            self.counters.mem_rx_bytes += frame.len() as u64;
+            self.counters.mem_rx_bytes += len as u64;
             let checksum =
                 if frame.checksum_partial { Checksum::Partial } else { Checksum::Unchecked };
             // A run that fits one packet is a plain packet.
-            let merged = frame.payload_len() > usize::from(frame.segment_size);
+            let merged = payload_len > usize::from(frame.segment_size);
             let segment_size = if merged { frame.segment_size } else { 0 };
             // If the ring back is full, the payload is dropped here.
             let _ = self.copied.push(core::mem::take(&mut frame.payload));
