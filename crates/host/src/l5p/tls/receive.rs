@@ -29,6 +29,9 @@ use crate::tcp::rcv::TcpReceiveState;
 /// with more is decrypted by the host.
 const PADDING_MAX: usize = 32;
 
+/// Size to which the copy of a record grows, in multiples of the bytes that have arrived.
+const GROWTH_FACTOR: usize = 8;
+
 /// Level and description of an alert: RFC 8446 section 6.
 const ALERT_BYTES: usize = 2;
 
@@ -245,6 +248,11 @@ impl HostTlsSession {
             }
         };
         let at = copied.bytes.len();
+        if copied.bytes.capacity() < at + here {
+            // A record arrives in about ten segments. Each growth is bounded by what the peer has
+            // sent, so that a header alone reserves no memory.
+            copied.bytes.reserve_exact(wanted.min(GROWTH_FACTOR * (at + here)).max(here));
+        }
         copied.bytes.extend_from_slice(piece.bytes());
         if let Some(offload) = &self.offload {
             copied.restored |= offload.restore(&piece, &mut copied.bytes[at..]);
