@@ -43,12 +43,11 @@ use crate::qlog;
 use crate::secrets::{CidGenerator, EndpointSecrets, FreshCids, TokenKey};
 use crate::session::{HandshakeData, QuicTlsClient, QuicTlsServer, VERSION_1, initial_suite};
 
-/// Length of the IPv6 and UDP headers; IPv4's is shorter.
-const IP_UDP_BYTES: u16 = 48;
-/// UDP payload bytes: the minimum that every path must carry (RFC 9000 section 14), and the upper
-/// bound of MTU discovery (quinn-proto's default), which the link's MTU limits further.
-const MTU_MIN: u16 = 1200;
-const MTU_MAX: u16 = 1452;
+/// Lengths of the headers of IPv4 and UDP, and of IPv6 and UDP.
+const IPV4_UDP_BYTES: u16 = 28;
+const IPV6_UDP_BYTES: u16 = 48;
+/// UDP payload bytes that every path must carry (RFC 9000 section 14).
+const PAYLOAD_BYTES_MIN: u16 = 1200;
 /// Unidirectional streams that a peer may have open; HTTP/3 uses three.
 const UNI_STREAMS_MAX: u32 = 16;
 
@@ -153,10 +152,17 @@ fn hkdf_of(provider: &rustls::crypto::CryptoProvider) -> Option<&'static dyn Hkd
     suites.next().map(|suite| suite.hkdf_provider)
 }
 
+/// Returns the UDP payload bytes of the largest packet that a link carries.
+fn payload_bytes(mtu: u16, header_bytes: u16) -> u16 {
+    mtu.saturating_sub(header_bytes).max(PAYLOAD_BYTES_MIN)
+}
+
+/// Returns the transport configuration on a link of this MTU. Path MTU discovery (RFC 9000 section
+/// 14.3) begins at [`PAYLOAD_BYTES_MIN`] and probes up to what the link carries over IPv6.
 fn transport(config: &QuicEndpointConfig, mtu: u16) -> Arc<TransportConfig> {
     let mut transport = TransportConfig::default();
     let mut discovery = MtuDiscoveryConfig::default();
-    discovery.upper_bound(mtu.saturating_sub(IP_UDP_BYTES).clamp(MTU_MIN, MTU_MAX));
+    discovery.upper_bound(payload_bytes(mtu, IPV6_UDP_BYTES));
     transport.mtu_discovery_config(Some(discovery));
     let factory = QuinnControllerFactory { epoch: config.epoch };
     transport.congestion_controller_factory(Arc::new(factory));
@@ -207,6 +213,8 @@ impl QuicEndpoint {
         let (cids, made) = (own.derive(b"cids"), Arc::clone(&fresh));
         let steering = config.steering;
         let mut endpoint = EndpointConfig::new(Arc::new(secrets.derive(b"resets")));
+        // Every u16 MTU leads to a value that quinn-proto accepts: 1,200 to 65,527.
+        let _ = endpoint.max_udp_payload_size(payload_bytes(host.mtu(), IPV4_UDP_BYTES));
         endpoint
             .supported_versions(vec![VERSION_1])
             .rng_seed(Some(own.derive(b"rng").bytes()))
