@@ -667,8 +667,11 @@ impl QuicConnection {
     /// Handles the side effects of a received datagram: key updates and credit of the peer,
     /// acknowledgments, and removal of the connection IDs that the peer retired.
     pub(crate) fn apply_packet_effects(&mut self, cx: &mut QuicEnv<'_>) {
+        self.offload.ensure_rx_keys(&mut cx.device(), &self.shared);
+        if !self.shared.take_has_news() {
+            return;
+        }
         let mut state = self.shared.lock();
-        self.offload.ensure_rx_keys(&mut cx.device(), &state);
         cx.counters.quic_in_disagreed += core::mem::take(&mut state.mismatched);
         for (stream, limit) in state.credit.raised_stream_limits.drain(..) {
             let id = VarInt::from_u64(stream).ok();

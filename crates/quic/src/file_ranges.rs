@@ -142,6 +142,17 @@ impl StreamFileMap {
         holes: &mut Placeholders,
     ) -> bool {
         let end = offset + data.len() as u64;
+        // Nearly always one range covers the whole frame.
+        let last = self.ranges.range_mut(..(stream, end)).next_back();
+        if let Some((_, (place, sent))) = last.filter(|(key, (place, _))| {
+            key.0 == stream && key.1 <= offset && end <= place.start + place.len && offset < end
+        }) {
+            let first = offset - place.start >= *sent;
+            *sent = (*sent).max(end - place.start);
+            let (len, at) = (data.len(), place.offset + (offset - place.start));
+            holes.push(Placeholder { at: data.start, len, file: place.file, offset: at });
+            return first;
+        }
         let before = self.ranges.range(..=(stream, offset)).next_back().map(|(key, _)| *key);
         let from = before.filter(|key| key.0 == stream).unwrap_or((stream, offset));
         let mut first = true;

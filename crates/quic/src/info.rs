@@ -59,10 +59,8 @@ impl QuicConnection {
     /// Returns a snapshot of the connection's state; `port` is the local port.
     pub(crate) fn info(&self, port: u16) -> ConnectionInfo {
         let stats = self.inner.stats();
-        let state = self.shared.lock();
-        let key_updates = state.tx_generation.max(state.rx_generation);
-        let peer_id = state.peer_id;
-        drop(state);
+        let key_updates = self.shared.tx_generation().max(self.shared.rx_generation());
+        let peer_id = self.shared.lock().peer_id;
         let rtt = u64::try_from(stats.path.rtt.as_nanos()).unwrap_or(u64::MAX);
         ConnectionInfo {
             local: (self.inner.local_ip(), port),

@@ -136,9 +136,7 @@ impl ConnectionOffload {
             device.counters.count_refusal(why);
             return false;
         }
-        let state = shared.lock();
-        let added = self.add(device, &state, about).is_some();
-        drop(state);
+        let added = self.add(device, shared, about).is_some();
         if !added {
             // rustls made the keys itself: the cipher is not one of ours.
             self.refused = Some(Refusal::UnknownProtocol);
@@ -150,13 +148,15 @@ impl ConnectionOffload {
     fn add(
         &mut self,
         device: &mut OffloadEnv<'_>,
-        state: &OneRttState,
+        shared: &OneRttShared,
         &OffloadParams { flow, cids, min_rtt }: &OffloadParams<'_>,
     ) -> Option<()> {
+        let (tx_generation, rx_generation) = (shared.tx_generation(), shared.rx_generation());
+        let state = shared.lock();
         let (suite, ours, theirs) =
             (state.suite?, state.tx_header.clone()?, state.rx_header.clone()?);
-        let tx_keys = state.generation(state.tx_generation)?.tx.for_device(state.tx_generation);
-        let rx_keys = state.generation(state.rx_generation)?.rx.for_device(state.rx_generation);
+        let tx_keys = state.generation(tx_generation)?.tx.for_device(tx_generation);
+        let rx_keys = state.generation(rx_generation)?.rx.for_device(rx_generation);
         if self.tx.is_none() {
             let quic = device.host.new_quic_id();
             device.host.quic_add(Box::new(QuicAdd {
@@ -166,9 +166,9 @@ impl ConnectionOffload {
                 suite,
                 header_key: ours.for_device(),
                 keys: tx_keys,
-                next_packet_number: state.tx_next,
+                next_packet_number: shared.tx_next(),
             }));
-            (self.tx, self.tx_generation) = (Some(quic), state.tx_generation);
+            (self.tx, self.tx_generation) = (Some(quic), tx_generation);
         }
         if self.rx.is_none() {
             let quic = device.host.new_quic_id();
@@ -183,21 +183,22 @@ impl ConnectionOffload {
                 suite,
                 header_key: theirs.for_device(),
                 keys: rx_keys,
-                next_packet_number: state.rx_next,
+                next_packet_number: shared.rx_next(),
             }));
-            (self.rx, self.rx_generation) = (Some(quic), state.rx_generation);
+            (self.rx, self.rx_generation) = (Some(quic), rx_generation);
             // The device needs the next generation before the peer's key update (RFC 9001 section
             // 6.3).
-            self.rekey_rx(device, state, state.rx_generation + 1);
+            self.rekey_rx(device, &state, rx_generation + 1);
         }
         device.counters.quic_offloaded += 1;
         Some(())
     }
 
     /// Ensures that the device has the generation after the peer's newest one.
-    pub(crate) fn ensure_rx_keys(&mut self, device: &mut OffloadEnv<'_>, state: &OneRttState) {
-        if self.rx.is_some() && state.rx_generation >= self.rx_generation {
-            self.rekey_rx(device, state, state.rx_generation + 1);
+    pub(crate) fn ensure_rx_keys(&mut self, device: &mut OffloadEnv<'_>, shared: &OneRttShared) {
+        let newest = shared.rx_generation();
+        if self.rx.is_some() && newest >= self.rx_generation {
+            self.rekey_rx(device, &shared.lock(), newest + 1);
         }
     }
 

@@ -10,7 +10,7 @@
 //! uncontended: a connection and its driver run on one thread.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use abi::crypto::{SAMPLE_BYTES, Suite, TAG_BYTES};
@@ -18,7 +18,7 @@ use abi::quic::QuicConnectionId;
 use bytes::BytesMut;
 use quinn_proto::crypto::{CryptoError, HeaderKey, PacketKey};
 use rustls::quic;
-use wire::quic::{QuicFrames, number_len};
+use wire::quic::{QuicFrame, QuicFrames, number_len};
 
 use crate::congestion::PacketNumberNews;
 use crate::credit::Credit;
@@ -43,6 +43,41 @@ pub(crate) struct DeferredPacket {
     pub(crate) generation: u64,
 }
 
+/// Packets that were left in plaintext, have consecutive numbers, and are equal otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct DeferredRun {
+    first: DeferredPacket,
+    /// Number of packets; known when the run has ended.
+    count: u64,
+}
+
+/// Properties of the last packet that was left in plaintext in this batch, to extend its run without
+/// the lock. `len` is zero before the first packet of a batch.
+#[derive(Debug, Default)]
+struct DeferredRunTail {
+    header_len: AtomicUsize,
+    pn_len: AtomicUsize,
+    len: AtomicUsize,
+    generation: AtomicU64,
+}
+
+impl DeferredRunTail {
+    fn set(&self, packet: &DeferredPacket) {
+        self.header_len.store(packet.header_len, Ordering::Relaxed);
+        self.pn_len.store(packet.pn_len, Ordering::Relaxed);
+        self.len.store(packet.len, Ordering::Relaxed);
+        self.generation.store(packet.generation, Ordering::Relaxed);
+    }
+
+    /// Returns whether the packet differs from the last one by nothing but its number.
+    fn matches(&self, packet: &DeferredPacket) -> bool {
+        self.len.load(Ordering::Relaxed) == packet.len
+            && self.header_len.load(Ordering::Relaxed) == packet.header_len
+            && self.pn_len.load(Ordering::Relaxed) == packet.pn_len
+            && self.generation.load(Ordering::Relaxed) == packet.generation
+    }
+}
+
 /// Keys of both directions of one generation.
 #[derive(Clone)]
 pub(crate) struct KeyGeneration {
@@ -54,18 +89,10 @@ pub(crate) struct KeyGeneration {
     pub(crate) rx: Arc<OneRttPacketKeys>,
 }
 
-/// State of a connection's 1-RTT packets.
+/// State of a connection's 1-RTT packets that few packets need.
 #[derive(Default)]
 pub(crate) struct OneRttState {
-    records: Vec<DeferredPacket>,
-    /// One above the number of the last packet built.
-    pub(crate) tx_next: u64,
-    /// Key generation of the last packet built.
-    pub(crate) tx_generation: u64,
-    /// One above the largest packet number decrypted.
-    pub(crate) rx_next: u64,
-    /// Newest key generation of which a packet was decrypted.
-    pub(crate) rx_generation: u64,
+    runs: Vec<DeferredRun>,
     /// Sequence numbers of connection IDs that the peer retired since the driver last took them.
     pub(crate) retired_cids: Vec<u64>,
     pub(crate) suite: Option<Suite>,
@@ -83,6 +110,13 @@ pub(crate) struct OneRttState {
 }
 
 impl OneRttState {
+    /// Ends the last run of packets left in plaintext, before packet number `next`.
+    fn end_run(&mut self, next: u64) {
+        if let Some(run) = self.runs.last_mut().filter(|run| run.count == 0) {
+            run.count = next.saturating_sub(run.first.number);
+        }
+    }
+
     /// Returns the keys of a generation if they are still kept.
     pub(crate) fn generation(&self, number: u64) -> Option<&KeyGeneration> {
         self.generations.iter().find(|generation| generation.number == number)
@@ -97,10 +131,21 @@ impl OneRttState {
     }
 }
 
-/// State shared by a connection's crypto objects and its driver. The atomic fields are read for
-/// every packet and need no lock.
+/// State shared by a connection's crypto objects and its driver. The atomic fields are used for
+/// every packet: plain loads and stores are enough on one thread, and cost less than the lock.
 pub(crate) struct OneRttShared {
     state: Mutex<OneRttState>,
+    /// One above the number of the last packet built.
+    tx_next: AtomicU64,
+    /// Key generation of the last packet built.
+    tx_generation: AtomicU64,
+    /// One above the largest packet number decrypted.
+    rx_next: AtomicU64,
+    /// Newest key generation of which a packet was decrypted.
+    rx_generation: AtomicU64,
+    /// True if `state` has something that the driver has not taken yet.
+    has_news: AtomicBool,
+    run_tail: DeferredRunTail,
     /// True while packets are left in plaintext.
     defer_encryption: AtomicBool,
     /// Number of the packet being handled if the device decrypted it; otherwise [`NOT_DECRYPTED`].
@@ -114,6 +159,12 @@ impl Default for OneRttShared {
     fn default() -> Self {
         Self {
             state: Mutex::default(),
+            tx_next: AtomicU64::new(0),
+            tx_generation: AtomicU64::new(0),
+            rx_next: AtomicU64::new(0),
+            rx_generation: AtomicU64::new(0),
+            has_news: AtomicBool::new(false),
+            run_tail: DeferredRunTail::default(),
             defer_encryption: AtomicBool::new(false),
             decrypted_number: AtomicU64::new(NOT_DECRYPTED),
         }
@@ -129,13 +180,56 @@ impl OneRttShared {
     /// Prepares for building packets, which are left in plaintext if `defer_encryption`.
     pub(crate) fn begin_batch(&self, deferred: bool) {
         self.defer_encryption.store(deferred, Ordering::Relaxed);
-        self.lock().records.clear();
+        self.run_tail.len.store(0, Ordering::Relaxed);
+        self.lock().runs.clear();
     }
 
     /// Moves the records of packets left in plaintext, in order, to `into`, which is cleared first.
     pub(crate) fn take_records(&self, into: &mut Vec<DeferredPacket>) {
         into.clear();
-        into.append(&mut self.lock().records);
+        let mut state = self.lock();
+        state.end_run(self.tx_next());
+        for run in state.runs.drain(..) {
+            let number = run.first.number;
+            let packets =
+                (number..number + run.count).map(|number| DeferredPacket { number, ..run.first });
+            into.extend(packets);
+        }
+        drop(state);
+        self.run_tail.len.store(0, Ordering::Relaxed);
+    }
+
+    /// Returns one above the number of the last packet built.
+    pub(crate) fn tx_next(&self) -> u64 {
+        self.tx_next.load(Ordering::Relaxed)
+    }
+
+    /// Returns the key generation of the last packet built.
+    pub(crate) fn tx_generation(&self) -> u64 {
+        self.tx_generation.load(Ordering::Relaxed)
+    }
+
+    /// Returns one above the largest packet number decrypted.
+    pub(crate) fn rx_next(&self) -> u64 {
+        self.rx_next.load(Ordering::Relaxed)
+    }
+
+    /// Returns the newest key generation of which a packet was decrypted.
+    pub(crate) fn rx_generation(&self) -> u64 {
+        self.rx_generation.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether a packet since the last call left something in the state for the driver.
+    pub(crate) fn take_has_news(&self) -> bool {
+        let has_news = self.has_news.load(Ordering::Relaxed);
+        if has_news {
+            self.has_news.store(false, Ordering::Relaxed);
+        }
+        has_news
+    }
+
+    fn set_has_news(&self) {
+        self.has_news.store(true, Ordering::Relaxed);
     }
 
     /// Announces the datagram handled next: its packet number if the device decrypted it.
@@ -163,20 +257,30 @@ pub(crate) struct OneRttKey {
 
 impl PacketKey for OneRttKey {
     fn encrypt(&self, packet: u64, buf: &mut [u8], header_len: usize) {
-        let mut state = self.shared.lock();
-        let expected = core::mem::replace(&mut state.tx_next, packet + 1);
+        let shared = &*self.shared;
+        let expected = shared.tx_next();
+        shared.tx_next.store(packet + 1, Ordering::Relaxed);
+        shared.tx_generation.store(self.generation, Ordering::Relaxed);
+        let pn_len = buf.first().map_or(0, |first| number_len(*first));
+        let (len, generation) = (buf.len(), self.generation);
+        let built = DeferredPacket { number: packet, header_len, pn_len, len, generation };
+        let deferred = shared.defers_encryption();
+        if deferred && packet == expected && shared.run_tail.matches(&built) {
+            return;
+        }
+        let mut state = shared.lock();
         if packet == expected + 1 {
             state.news.skipped.push(expected);
+            shared.set_has_news();
         }
-        state.tx_generation = self.generation;
-        let pn_len = buf.first().map_or(0, |first| number_len(*first));
         let id = buf.get(1..header_len.saturating_sub(pn_len)).unwrap_or_default();
         if state.peer_id.as_ref().is_none_or(|known| known.as_slice() != id) {
             state.peer_id = QuicConnectionId::new(id);
         }
-        if self.shared.defers_encryption() {
-            let (number, len, generation) = (packet, buf.len(), self.generation);
-            state.records.push(DeferredPacket { number, header_len, pn_len, len, generation });
+        if deferred {
+            state.end_run(expected);
+            state.runs.push(DeferredRun { first: built, count: 0 });
+            shared.run_tail.set(&built);
             return;
         }
         drop(state);
@@ -189,25 +293,33 @@ impl PacketKey for OneRttKey {
         header: &[u8],
         payload: &mut BytesMut,
     ) -> Result<(), CryptoError> {
-        let mut state = self.shared.lock();
-        let len = match self.shared.decrypted() {
+        let shared = &*self.shared;
+        let len = match shared.decrypted() {
             Some(number) if number == packet => {
                 payload.len().checked_sub(TAG_BYTES).ok_or(CryptoError)?
             }
             Some(_) => {
-                state.mismatched += 1;
+                shared.lock().mismatched += 1;
+                shared.set_has_news();
                 return Err(CryptoError);
             }
             None => self.keys.decrypt_packet(packet, header, payload).ok_or(CryptoError)?,
         };
         payload.truncate(len);
-        state.rx_next = state.rx_next.max(packet + 1);
-        state.rx_generation = state.rx_generation.max(self.generation);
+        shared.rx_next.store(shared.rx_next().max(packet + 1), Ordering::Relaxed);
+        let generation = shared.rx_generation().max(self.generation);
+        shared.rx_generation.store(generation, Ordering::Relaxed);
         // quinn-proto handles malformed frames, and the frame types that are unknown here.
         for frame in QuicFrames::new(payload).flatten() {
+            // Most packets have no other frames than these.
+            if matches!(frame, QuicFrame::Stream(_)) {
+                continue;
+            }
+            let mut state = shared.lock();
             state.credit.apply_frame(payload, &frame);
             push_acked_ranges(payload, &frame, &mut state.news.acked);
             state.retired_cids.extend(retired_cid_sequence(payload, &frame));
+            shared.set_has_news();
         }
         Ok(())
     }

@@ -4,7 +4,7 @@
 use abi::FileId;
 use bytes::Bytes;
 use host::Host;
-use quinn_proto::{Dir, ReadError, ReadableError, StreamId, VarInt};
+use quinn_proto::{Chunks, Dir, ReadError, ReadableError, StreamId, VarInt};
 
 use super::{QuicEndpoint, QuicHandle};
 use crate::schedule::Priority;
@@ -45,6 +45,53 @@ impl QuicEndpoint {
         stream: StreamId,
         max: usize,
     ) -> Result<Bytes, StreamReadError> {
+        let mut read = Err(StreamReadError::Blocked);
+        let end = self.read_with(handle, stream, |chunks| {
+            read = next_chunk(chunks, max);
+        });
+        end.and(read)
+    }
+
+    /// Reads the next bytes of a stream in order, at most `max`, and appends them to `chunks` as
+    /// they arrived: in pieces of one packet each. Costs less than a call of [`Self::read`] for each
+    /// piece.
+    ///
+    /// # Errors
+    /// [`StreamReadError`], after the bytes before it were appended, if there are fewer than `max`
+    /// bytes.
+    pub fn read_chunks(
+        &mut self,
+        handle: QuicHandle,
+        stream: StreamId,
+        max: usize,
+        into: &mut Vec<Bytes>,
+    ) -> Result<(), StreamReadError> {
+        let mut read = Ok(());
+        let end = self.read_with(handle, stream, |chunks| {
+            let mut left = max;
+            while left > 0 {
+                match next_chunk(chunks, left) {
+                    Ok(bytes) => {
+                        left -= bytes.len();
+                        into.push(bytes);
+                    }
+                    Err(end) => {
+                        read = Err(end);
+                        return;
+                    }
+                }
+            }
+        });
+        end.and(read)
+    }
+
+    /// Calls `read` for the chunks of a stream.
+    fn read_with(
+        &mut self,
+        handle: QuicHandle,
+        stream: StreamId,
+        read: impl FnOnce(&mut Chunks<'_>),
+    ) -> Result<(), StreamReadError> {
         let Some(connection) = self.get_mut(handle) else { return Err(StreamReadError::NoStream) };
         let mut receive = connection.inner.recv_stream(stream);
         let mut chunks = match receive.read(true) {
@@ -53,16 +100,11 @@ impl QuicEndpoint {
                 return Err(StreamReadError::NoStream);
             }
         };
-        let read = match chunks.next(max) {
-            Ok(Some(chunk)) => Ok(chunk.bytes),
-            Ok(None) => Err(StreamReadError::Finished),
-            Err(ReadError::Blocked) => Err(StreamReadError::Blocked),
-            Err(ReadError::Reset(code)) => Err(StreamReadError::Reset(code.into_inner())),
-        };
+        read(&mut chunks);
         // Reading may free flow control credit, which is announced by the next flush.
         let _ = chunks.finalize();
         self.schedule_flush(handle.index);
-        read
+        Ok(())
     }
 
     /// Asks the peer to stop sending on a stream (STOP_SENDING).
@@ -119,5 +161,15 @@ impl QuicEndpoint {
             connection.reset(host, stream, code);
             self.schedule_flush(handle.index);
         }
+    }
+}
+
+/// Returns the next bytes of a stream, at most `max`.
+fn next_chunk(chunks: &mut Chunks<'_>, max: usize) -> Result<Bytes, StreamReadError> {
+    match chunks.next(max) {
+        Ok(Some(chunk)) => Ok(chunk.bytes),
+        Ok(None) => Err(StreamReadError::Finished),
+        Err(ReadError::Blocked) => Err(StreamReadError::Blocked),
+        Err(ReadError::Reset(code)) => Err(StreamReadError::Reset(code.into_inner())),
     }
 }

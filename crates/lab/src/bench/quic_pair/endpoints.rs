@@ -38,6 +38,8 @@ pub(crate) struct QuicBenchApp {
     /// Something was received since packets were last sent.
     received: bool,
     meter: Option<CycleMeter>,
+    /// Bytes read from a stream; empty between calls.
+    chunks: Vec<Bytes>,
 }
 
 /// Cycles by kind of work.
@@ -166,6 +168,7 @@ impl QuicBenchApp {
             spent: QuicCycles::default(),
             received: false,
             meter,
+            chunks: Vec::new(),
         }
     }
 
@@ -241,19 +244,26 @@ impl QuicBenchApp {
     }
 
     fn read(&mut self, now: Instant, host: &mut Host, (handle, stream): (QuicHandle, StreamId)) {
+        let mut chunks = core::mem::take(&mut self.chunks);
         loop {
-            match self.endpoint.read(handle, stream, READ_BYTES) {
-                Ok(bytes) => self.handle_bytes(handle, stream, &bytes),
+            let end = self.endpoint.read_chunks(handle, stream, READ_BYTES, &mut chunks);
+            for bytes in chunks.drain(..) {
+                self.handle_bytes(handle, stream, &bytes);
+            }
+            match end {
+                Ok(()) => continue,
                 // The stream may have been read to its end since it became readable.
-                Err(StreamReadError::Blocked | StreamReadError::NoStream) => return,
+                Err(StreamReadError::Blocked | StreamReadError::NoStream) => {}
                 Err(StreamReadError::Finished) => {
-                    return self.handle_stream_end(now, host, (handle, stream));
+                    self.handle_stream_end(now, host, (handle, stream));
                 }
                 Err(StreamReadError::Reset(_)) => {
-                    return self.errors.push("stream reset by the peer".to_owned());
+                    self.errors.push("stream reset by the peer".to_owned());
                 }
             }
+            break;
         }
+        self.chunks = chunks;
     }
 
     fn handle_bytes(&mut self, handle: QuicHandle, stream: StreamId, bytes: &Bytes) {
