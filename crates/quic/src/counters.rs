@@ -49,8 +49,8 @@ base::counters! {
         quic_out_datagrams,
         /// Datagrams sent for the device to encrypt.
         quic_out_for_device,
-        /// Batches that the host encrypts because a datagram needs more file extents than a
-        /// transmit may have.
+        /// Datagrams that the host encrypts because they need more file extents than a transmit may
+        /// have.
         quic_out_too_many_extents,
         /// Packets whose file content the host had to read because the device could not.
         quic_out_late,

@@ -11,7 +11,7 @@ use core::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 
 use abi::crypto::TAG_BYTES;
-use abi::quic::{QuicProtect, QuicTxPacket};
+use abi::quic::{QuicId, QuicProtect, QuicTxPacket};
 use abi::{ExtentCount, FileExtent, FileFault, FileLimits, TransmitPart, TransmitParts};
 use base::internal_error;
 use bytes::Bytes;
@@ -218,27 +218,18 @@ impl QuicConnection {
         let has_holes = holes.clone().next().is_some();
         let readable = holes.all(|hole| cx.host.extent_reader(hole.file).is_ok())
             && !(has_holes && self.read_files_on_host);
-        let fits = plans.iter().all(DatagramPlan::fits_a_transmit);
-        cx.counters.quic_out_too_many_extents += u64::from(by_device.is_some() && !fits);
         match by_device {
-            Some(quic) if readable && fits => {
-                let newest = cx.scratch.records.iter().map(|r| r.generation).max().unwrap_or(0);
-                self.offload.ensure_tx_keys(&mut cx.device(), &self.shared, newest);
-                let packets = plans.iter().map(packet_layout).collect();
-                let protect = Some(Box::new(QuicProtect { quic, packets }));
-                cx.counters.quic_out_for_device += plans.len() as u64;
-                let parts = match has_holes {
-                    true => split_parts(&cx.scratch.buffer, plans),
-                    false => [TransmitPart::Host(take_bytes(&mut cx.scratch.buffer))]
-                        .into_iter()
-                        .collect(),
-                };
-                let sealed = unprotected_send(transmit, Bytes::new());
-                let (flow, retransmission, echo) = (self.flow, !first, files_of(plans));
-                let segment_size = segment_size(transmit);
-                let send =
-                    UdpSend { flow, parts, segment_size, retransmission, echo, protect, ..sealed };
-                cx.host.udp_send(cx.now, cx.socket, send);
+            Some(quic) if readable => {
+                // Nearly always there is one run, of datagrams that fit.
+                for run in plans.chunk_by(|a, b| a.fits_a_transmit() == b.fits_a_transmit()) {
+                    match run.first().is_some_and(DatagramPlan::fits_a_transmit) {
+                        true => self.send_by_device(cx, quic, transmit, run, first),
+                        false => {
+                            cx.counters.quic_out_too_many_extents += run.len() as u64;
+                            self.send_separately(cx, DatagramPath::of(transmit), run);
+                        }
+                    }
+                }
             }
             _ if !has_holes => {
                 let mut buffer = core::mem::take(&mut cx.scratch.buffer);
@@ -254,6 +245,34 @@ impl QuicConnection {
             }
             _ => self.send_separately(cx, DatagramPath::of(transmit), plans),
         }
+    }
+
+    /// Sends consecutive datagrams of a batch, which the device encrypts.
+    fn send_by_device(
+        &mut self,
+        cx: &mut QuicEnv<'_>,
+        quic: QuicId,
+        transmit: &Transmit,
+        plans: &[DatagramPlan],
+        first: bool,
+    ) {
+        let newest = plans.iter().filter_map(|plan| Some(plan.packet?.1.generation)).max();
+        self.offload.ensure_tx_keys(&mut cx.device(), &self.shared, newest.unwrap_or(0));
+        let packets = plans.iter().map(packet_layout).collect();
+        let protect = Some(Box::new(QuicProtect { quic, packets }));
+        cx.counters.quic_out_for_device += plans.len() as u64;
+        let has_holes = plans.iter().any(|plan| !plan.placeholders.is_empty());
+        let begin = plans.first().map_or(0, |plan| plan.range.start);
+        let end = plans.last().map_or(0, |plan| plan.range.end);
+        let parts = match has_holes || begin > 0 || end < cx.scratch.buffer.len() {
+            true => split_parts(&cx.scratch.buffer, begin..end, plans),
+            false => [TransmitPart::Host(take_bytes(&mut cx.scratch.buffer))].into_iter().collect(),
+        };
+        let segment_size = if plans.len() > 1 { segment_size(transmit) } else { 0 };
+        let sealed = unprotected_send(transmit, Bytes::new());
+        let (flow, retransmission, echo) = (self.flow, !first, files_of(plans));
+        let send = UdpSend { flow, parts, segment_size, retransmission, echo, protect, ..sealed };
+        cx.host.udp_send(cx.now, cx.socket, send);
     }
 
     /// Encrypts a packet of a datagram as the device would. If that is impossible the datagram is
@@ -401,19 +420,19 @@ fn packet_layout(plan: &DatagramPlan) -> Option<QuicTxPacket> {
     })
 }
 
-/// Splits a batch into host bytes and file extents. The host bytes are few, so they are copied, and
-/// the buffer is reused for the next batch.
-fn split_parts(buffer: &[u8], plans: &[DatagramPlan]) -> TransmitParts {
+/// Splits `range` of a batch, the datagrams of `plans`, into host bytes and file extents. The host
+/// bytes are few, so they are copied, and the buffer is reused for the next batch.
+fn split_parts(buffer: &[u8], range: Range<usize>, plans: &[DatagramPlan]) -> TransmitParts {
     let holes = || plans.iter().flat_map(|plan| &plan.placeholders);
     let filled: usize = holes().map(|hole| hole.len).sum();
-    let mut kept = Vec::with_capacity(buffer.len().saturating_sub(filled));
-    let (mut ends, mut at) = (smallvec::SmallVec::<[usize; 64]>::new(), 0);
+    let mut kept = Vec::with_capacity(range.len().saturating_sub(filled));
+    let (mut ends, mut at) = (smallvec::SmallVec::<[usize; 64]>::new(), range.start);
     for hole in holes() {
         kept.extend_from_slice(buffer.get(at..hole.at).unwrap_or_default());
         ends.push(kept.len());
         at = hole.at + hole.len;
     }
-    kept.extend_from_slice(buffer.get(at..).unwrap_or_default());
+    kept.extend_from_slice(buffer.get(at..range.end).unwrap_or_default());
     let mut kept = Bytes::from(kept);
     let (mut parts, mut from) = (TransmitParts::with_capacity(2 * ends.len() + 1), 0);
     for (hole, to) in holes().zip(ends) {
