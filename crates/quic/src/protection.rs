@@ -51,8 +51,8 @@ struct DeferredRun {
     count: u64,
 }
 
-/// Properties of the last packet that was left in plaintext in this batch, to extend its run without
-/// the lock. `len` is zero before the first packet of a batch.
+/// Properties of the last packet that was left in plaintext in this batch, to extend its run
+/// without the lock. `len` is zero before the first packet of a batch.
 #[derive(Debug, Default)]
 struct DeferredRunTail {
     header_len: AtomicUsize,

@@ -52,9 +52,8 @@ impl QuicEndpoint {
         end.and(read)
     }
 
-    /// Reads the next bytes of a stream in order, at most `max`, and appends them to `chunks` as
-    /// they arrived: in pieces of one packet each. Costs less than a call of [`Self::read`] for each
-    /// piece.
+    /// Reads the next bytes of a stream in order, at most `max`, and appends them to `into` in
+    /// pieces of one packet each. Costs less than a call of [`Self::read`] for each piece.
     ///
     /// # Errors
     /// [`StreamReadError`], after the bytes before it were appended, if there are fewer than `max`

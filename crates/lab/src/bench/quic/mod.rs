@@ -5,9 +5,12 @@
 //! quinn-proto over our stack, and both are measured: the server encrypts and sends files; the
 //! client decrypts, reorders and acknowledges. Four paths, each of which adds to the one before:
 //! all in software; packet protection by the device; reordering by the device; files read by the
-//! device. Then the breakdown of cycles on the software path, as in NiQUIC's figure 2, and the
-//! number of bytes from which offload of a connection pays ([`threshold`]).
+//! device. A fifth row is the bound that the offload cannot pass: quinn-proto alone
+//! ([`quinn_alone`]). Then larger and smaller datagrams; the breakdown of cycles on the software
+//! path, as in NiQUIC's figure 2; and the number of bytes from which offload of a connection pays
+//! ([`threshold`]).
 
+mod quinn_alone;
 mod threshold;
 
 use std::path::Path as FsPath;
@@ -15,10 +18,10 @@ use std::path::Path as FsPath;
 use abi::quic::QuicReorderBounds;
 use base::Duration;
 use clap::{Args, ValueEnum as _};
-use io::memory_link::memory_link_pair;
+use io::memory_link::{MemoryLinkConfig, memory_link_pair};
 use serde_json::{Value, json};
 
-use super::cycle_accounting::{AccountedPair, Usage};
+use super::cycle_accounting::{AccountedPair, Allocations, Cycles, Usage};
 use super::experiment::{
     self, BenchReport, Benchmark, Experiment, Fields, TempFolder, find_figures, median_by, ratio,
     single_run,
@@ -28,6 +31,7 @@ use super::quic_pair::{
 };
 use super::testbed::{self, FileSet, Files};
 use cli::Failure;
+use quinn_alone::QuinnTransfer;
 
 /// Object sizes in bytes: NiQUIC's transfer, and many small ones.
 const SIZES: [u64; 2] = [50_000_000, 10_000];
@@ -43,8 +47,14 @@ const SET_BYTES: u64 = 1_000_000;
 const TRANSMIT_RING: usize = 4096;
 /// Interrupt moderation: events within this time are handled together.
 const MODERATION: Duration = Duration::from_micros(10);
-/// Largest UDP payload that the link carries, in bytes.
-const DATAGRAM_BYTES_MAX: u64 = 1472;
+/// MTU of the link if none is given: that of Ethernet.
+const MTU: u16 = 1500;
+/// MTUs of the table of datagram sizes: path MTU discovery ends at 1,252, 1,452, 8,952 and 65,487
+/// bytes of UDP payload.
+const MTUS: [u16; 4] = [1300, MTU, 9000, u16::MAX];
+/// Minimum size of an object whose request costs little, so that a row of quinn-proto alone, which
+/// has no requests, is comparable.
+const LARGE_OBJECT_BYTES: u64 = 1_000_000;
 
 /// Arguments of `outboard-lab bench quic`.
 #[derive(Debug, Args)]
@@ -61,15 +71,21 @@ pub(crate) struct QuicArgs {
     /// Measure only one path, without ratios, such as for profiling
     #[arg(long, value_enum, value_name = "PATH")]
     path: Option<QuicPath>,
+    /// Measure over a link of this MTU, in bytes
+    #[arg(long, value_name = "BYTES", default_value_t = MTU,
+        value_parser = clap::value_parser!(u16).range(1280..))]
+    mtu: u16,
 }
 
-/// Work that the device does; each path includes the ones before it.
+/// Work that the device does; each path includes the ones before it. The last one has no device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 enum QuicPath {
     Software,
     Protect,
     Reorder,
     File,
+    /// quinn-proto without crypto, host stack, I/O and device
+    QuinnProto,
 }
 
 impl QuicPath {
@@ -79,6 +95,7 @@ impl QuicPath {
             Self::Protect => "protection",
             Self::Reorder => "+ reordering",
             Self::File => "+ files",
+            Self::QuinnProto => "quinn-proto alone",
         }
     }
 }
@@ -89,6 +106,8 @@ struct QuicSetting {
     path: QuicPath,
     connections: u32,
     object_bytes: u64,
+    /// MTU of the link.
+    mtu: u16,
     /// True if cycles are attributed to kinds of work.
     breakdown: bool,
     /// True if each object has a connection of its own, offloaded to the device from its first
@@ -99,7 +118,14 @@ struct QuicSetting {
 impl QuicSetting {
     /// Returns a setting with persistent connections, without a breakdown.
     const fn new(path: QuicPath, connections: u32, object_bytes: u64) -> Self {
-        Self { path, connections, object_bytes, breakdown: false, connection_per_object: false }
+        Self {
+            path,
+            connections,
+            object_bytes,
+            mtu: MTU,
+            breakdown: false,
+            connection_per_object: false,
+        }
     }
 
     /// Returns the object bytes before the measurement: until offload has begun and windows are
@@ -220,6 +246,9 @@ impl Benchmark for QuicArgs {
         }
         let most = counts.iter().copied().max().unwrap_or(1);
         let largest = sizes.iter().copied().max().unwrap_or(1);
+        report.line("\ndatagrams of other sizes:");
+        let groups = mtu_groups(most, largest);
+        let by_mtu = experiment(report, "datagram_sizes", groups, repeats)?;
         report.line("\nsoftware path, with shares of host cycles:");
         let setting =
             QuicSetting { breakdown: true, ..QuicSetting::new(QuicPath::Software, most, largest) };
@@ -228,7 +257,11 @@ impl Benchmark for QuicArgs {
         report.line(format!("{breakdown:#}\n\none connection per object:"));
         let once = experiment(report, "threshold", threshold::groups(), repeats)?;
         let threshold = threshold::find(&once);
-        report.set("headline", headline(&rows, most, largest, &breakdown, &threshold));
+        let mut headline = headline(&rows, self.mtu, most, largest);
+        headline["ratio_all_mtu_9000"] = ratios(&by_mtu, 9000, most, largest).0.into();
+        headline["crypto_share_software"] = breakdown["server"]["crypto"].clone();
+        headline["break_even_bytes"] = threshold["break_even_bytes"].clone();
+        report.set("headline", headline);
         report.set("breakdown", breakdown);
         report.set("threshold", threshold);
         Ok(())
@@ -255,35 +288,103 @@ impl QuicArgs {
         let paths: Vec<QuicPath> =
             paths.filter(|&p| self.path.is_none_or(|path| path == p)).collect();
         let both = sizes.iter().flat_map(|&size| counts.iter().map(move |&count| (size, count)));
-        let group =
-            |(size, count)| paths.iter().map(|&path| QuicSetting::new(path, count, size)).collect();
+        let group = |(size, count)| {
+            let paths = paths.iter().filter(|&&path| is_comparable(path, size));
+            let setting =
+                |&path| QuicSetting { mtu: self.mtu, ..QuicSetting::new(path, count, size) };
+            paths.map(setting).collect()
+        };
         both.map(group).collect()
     }
 }
 
-fn headline(
+/// Returns groups for datagram sizes: without offload, with all of it, and quinn-proto alone.
+fn mtu_groups(connections: u32, object_bytes: u64) -> Vec<Vec<QuicSetting>> {
+    let group = |mtu| {
+        let paths = [QuicPath::Software, QuicPath::File, QuicPath::QuinnProto];
+        let paths = paths.into_iter().filter(|&path| is_comparable(path, object_bytes));
+        let setting =
+            |path| QuicSetting { mtu, ..QuicSetting::new(path, connections, object_bytes) };
+        paths.map(setting).collect()
+    };
+    MTUS.map(group).into()
+}
+
+/// Returns whether a path can be compared at this object size.
+fn is_comparable(path: QuicPath, object_bytes: u64) -> bool {
+    path != QuicPath::QuinnProto || object_bytes >= LARGE_OBJECT_BYTES
+}
+
+/// Returns the server's cost of the software path, divided by that of all offloads, and by that of
+/// quinn-proto alone.
+fn ratios(
     rows: &[QuicRow],
+    mtu: u16,
     connections: u32,
     object_bytes: u64,
-    breakdown: &Value,
-    threshold: &Value,
-) -> Value {
+) -> (Option<f64>, Option<f64>) {
+    let server = |path| {
+        let wanted = (path, mtu, connections, object_bytes);
+        let found =
+            find_figures(rows, |s| (s.path, s.mtu, s.connections, s.object_bytes) == wanted);
+        found.map(|figures| figures.host_per_byte(&figures.server))
+    };
+    let software = server(QuicPath::Software);
+    (ratio(software, server(QuicPath::File)), ratio(software, server(QuicPath::QuinnProto)))
+}
+
+fn headline(rows: &[QuicRow], mtu: u16, connections: u32, object_bytes: u64) -> Value {
     let find = |path| {
         let wanted = (path, connections, object_bytes);
         find_figures(rows, |s| (s.path, s.connections, s.object_bytes) == wanted)
     };
     let server = |path| find(path).map(|figures| figures.host_per_byte(&figures.server));
     let client = |path| find(path).map(|figures| figures.host_per_byte(&figures.client));
+    let (ratio_all, ratio_bound) = ratios(rows, mtu, connections, object_bytes);
     json!({
-        "ratio_all": ratio(server(QuicPath::Software), server(QuicPath::File)),
+        "ratio_all": ratio_all,
+        "ratio_bound": ratio_bound,
         "ratio_file": ratio(server(QuicPath::Reorder), server(QuicPath::File)),
         "ratio_client": ratio(client(QuicPath::Software), client(QuicPath::Reorder)),
-        "crypto_share_software": breakdown["server"]["crypto"],
-        "break_even_bytes": threshold["break_even_bytes"],
+        "ratio_client_bound": ratio(client(QuicPath::Software), client(QuicPath::QuinnProto)),
+        "quinn_server_cycles_per_byte": server(QuicPath::QuinnProto),
+        "quinn_client_cycles_per_byte": client(QuicPath::QuinnProto),
+    })
+}
+
+/// Measures quinn-proto alone, whose cycles are reported as those of two hosts.
+fn measure_quinn(setting: QuicSetting) -> Result<QuicFigures, Failure> {
+    let cost = quinn_alone::measure(&QuinnTransfer {
+        connections: setting.connections,
+        mtu: setting.mtu,
+        warm_bytes: setting.warm_bytes(),
+        measured_bytes: setting.measured_bytes(),
+    })?;
+    let elapsed = Duration::from_nanos(u64::try_from(cost.elapsed.as_nanos()).unwrap_or(u64::MAX));
+    let usage = |host| QuicEndUsage {
+        machine: Usage {
+            elapsed,
+            cycles: Cycles { host, ..Cycles::default() },
+            allocations: Allocations::default(),
+            host_packets: cost.packets,
+            device_packets: 0,
+            counters: [("tx_packets", cost.packets)].into(),
+        },
+        spent: QuicCycles::default(),
+    };
+    Ok(QuicFigures {
+        bytes: cost.bytes,
+        objects: cost.bytes / setting.object_bytes,
+        server: usage(cost.server_cycles),
+        client: usage(cost.client_cycles),
+        lost: 0,
     })
 }
 
 fn measure(setting: QuicSetting, files: &mut FileSet<'_>) -> Result<QuicFigures, Failure> {
+    if setting.path == QuicPath::QuinnProto {
+        return measure_quinn(setting);
+    }
     let mut pair = build(setting, files.of_size(setting.object_bytes)?, files.folder)?;
     pair.start();
     let bytes = |p: &QuicPair| p.client.app.received().1;
@@ -303,6 +404,9 @@ fn measure(setting: QuicSetting, files: &mut FileSet<'_>) -> Result<QuicFigures,
 }
 
 fn took_path(setting: QuicSetting, figures: &QuicFigures) -> bool {
+    if setting.path == QuicPath::QuinnProto {
+        return figures.bytes >= setting.measured_bytes();
+    }
     let moved = |name: &str| figures.server.machine.moved(name);
     let (sealed, opened) = (moved("quic_tx_sealed"), moved("quic_rx_opened"));
     let files = moved("quic_file_bytes_offloaded");
@@ -310,7 +414,7 @@ fn took_path(setting: QuicSetting, figures: &QuicFigures) -> bool {
         false => sealed == 0 && opened == 0,
         // The host protects the packets of handshakes.
         true if setting.connection_per_object => {
-            sealed * DATAGRAM_BYTES_MAX >= figures.bytes && opened > 0
+            sealed * u64::from(setting.mtu) >= figures.bytes && opened > 0
         }
         true => sealed * 10 >= figures.packets() * 9 && opened > 0,
     };
@@ -330,6 +434,7 @@ fn fields(QuicRow { setting, figures }: &QuicRow, software: &QuicRow) -> Fields 
     Fields::new()
         .show("object", "object_bytes", setting.object_bytes)
         .show("conns", "connections", setting.connections)
+        .show("MTU", "mtu", setting.mtu)
         .show("path", "path", setting.path.name())
         .column("server c/B", per_byte(figures))
         .column("client c/B", figures.host_per_byte(client))
@@ -352,7 +457,8 @@ fn lost(pair: &QuicPair) -> u64 {
 
 /// Returns the two machines of a run.
 fn build(setting: QuicSetting, files: Files, folder: &FsPath) -> Result<QuicPair, Failure> {
-    let (server_link, client_link) = memory_link_pair(&testbed::link_config(TRANSMIT_RING));
+    let link = MemoryLinkConfig { mtu: setting.mtu, ..testbed::link_config(TRANSMIT_RING) };
+    let (server_link, client_link) = memory_link_pair(&link);
     let tls = tls()?;
     let reorder =
         QuicReorderBounds { packets: 64, bytes: 128 * 1024, time: Duration::from_millis(1) };
