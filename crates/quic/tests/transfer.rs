@@ -15,7 +15,7 @@ use model_network::{ModelAbilities, QuicModelNetwork, file_byte};
 use outboard_quic::{Dir, QuicEvent, QuicHandle, StreamEvent, StreamId, StreamReadError};
 
 const ALL: ModelAbilities =
-    ModelAbilities { quic: true, decrypts: true, refuses: None, files: true };
+    ModelAbilities { quic: true, decrypts: true, refuses: None, files: true, link_mtu: None };
 
 /// A connection on whose first stream the server sends bytes and a file.
 struct FileExchange {
@@ -337,6 +337,22 @@ fn device_sends_the_datagrams_beside_one_with_many_extents() {
     assert!(by_device >= 40_000 / 1452, "{counters:?}");
     assert_eq!((counters.quic_file_failures, counters.quic_offloaded), (0, 1));
     close(&mut w, &e);
+}
+
+/// The path's MTU bounds the datagrams, and the probes above it cost no window.
+#[test]
+fn datagrams_grow_to_the_mtu_of_the_path() {
+    for (link, path, want) in [(9000, usize::MAX, 8900..=8952), (9000, 1500, 1400..=1472)] {
+        let link_mtu = Some(link);
+        let client = ModelAbilities { link_mtu, ..ModelAbilities::default() };
+        let mut w = QuicModelNetwork::with(ModelAbilities { link_mtu, ..ALL }, client, |_| {});
+        w.path_mtu = path;
+        let e = exchange(&mut w, 3_000_000);
+        e.check(3_000_000);
+        let info = w.server.endpoint.info(e.server.unwrap()).expect("a connection");
+        assert!(want.contains(&info.stats.path.current_mtu), "{:?}", info.stats.path);
+        assert_eq!(info.reductions[0] - info.reductions[1], 0, "{:?}", info.stats.path);
+    }
 }
 
 /// Equal seeds repeat a run.

@@ -43,6 +43,8 @@ pub(crate) struct ModelAbilities {
     pub(crate) refuses: Option<Refusal>,
     /// The device reads files.
     pub(crate) files: bool,
+    /// MTU of the link; `None` for 1,500.
+    pub(crate) link_mtu: Option<u16>,
 }
 
 struct ModelKeys {
@@ -338,6 +340,8 @@ pub(crate) struct QuicModelNetwork {
     in_flight: VecDeque<(Instant, bool, Vec<u8>)>,
     /// Frames whose number is a multiple of this are lost.
     pub(crate) lose_every: Option<u64>,
+    /// Largest IP packet that the path carries, if it is smaller than the links' MTU.
+    pub(crate) path_mtu: usize,
     /// Loss rate of frames to the client, in parts per million.
     pub(crate) loss_ppm: u64,
     /// Rate of late frames to the client in parts per million, and their extra delay.
@@ -358,7 +362,7 @@ fn node(
 ) -> QuicModelNode {
     let capabilities = Capabilities {
         transmit_bytes_max: 65_416,
-        mtu: 1500,
+        mtu: able.link_mtu.unwrap_or(1500),
         mac: [2, 0, 0, 0, 0, last],
         file: if able.files { Ok(FileLimits { files_max: 9 }) } else { Err(Refusal::Disabled) },
         l5o: Err(Refusal::NotSupported),
@@ -433,6 +437,7 @@ impl QuicModelNetwork {
             server,
             in_flight: flying,
             lose_every: None,
+            path_mtu: usize::MAX,
             loss_ppm: 0,
             late,
             rate: 0,
@@ -500,6 +505,10 @@ impl QuicModelNetwork {
             for frame in frames {
                 self.frames += 1;
                 if self.lose_every.is_some_and(|every| self.frames % every == 0) {
+                    continue;
+                }
+                // A frame begins with 14 bytes of Ethernet.
+                if frame.len().saturating_sub(14) > self.path_mtu {
                     continue;
                 }
                 if from_server && self.loss_ppm > 0 && self.prng.below(1_000_000) < self.loss_ppm {

@@ -7,7 +7,7 @@ use outboard_quic::{Dir, QuicEvent, QuicHandle, StreamEvent, StreamId, StreamRea
 use crate::model_network::{ModelAbilities, QuicModelNetwork};
 
 pub(crate) const DEVICE: ModelAbilities =
-    ModelAbilities { quic: true, decrypts: true, refuses: None, files: true };
+    ModelAbilities { quic: true, decrypts: true, refuses: None, files: true, link_mtu: None };
 /// Extra delay of the late packets, on a path with a round-trip time of 10 ms.
 const LATE: Duration = Duration::from_micros(6500);
 pub(crate) const BYTES: u64 = 40_000_000;
