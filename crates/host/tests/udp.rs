@@ -2,7 +2,8 @@
 
 use abi::quic::{QuicDecrypted, QuicId, QuicProtect, QuicTxPacket};
 use abi::{
-    Checksum, Event, FileExtent, FileId, FlowId, Op, PacketPool, ReceivedFrame, TransmitPart,
+    Checksum, Event, FileExtent, FileId, FileLimits, FlowId, Op, PacketPool, ReceivedFrame,
+    TransmitPart,
 };
 use bytes::Bytes;
 use outboard_host::{ListenError, Notice, UdpId, UdpReceived, UdpSend};
@@ -157,9 +158,13 @@ fn packet_protection_follows_its_packet() {
     let extent = |offset| TransmitPart::File(FileExtent { file: FileId(1), offset, len: 2 });
     let packet = |number| Some(QuicTxPacket { begin: 0, pn_offset: 9, pn_len: 1, number });
     let mut batch = send(b"a", 3);
-    batch.parts =
-        (0..9).flat_map(|i| [TransmitPart::Host(Bytes::from_static(b"h")), extent(i)]).collect();
-    let packets = (0..9).map(|i| if i == 8 { None } else { packet(i) }).collect();
+    let most = u32::try_from(FileLimits::EXTENTS_PER_TRANSMIT_MAX).unwrap();
+    batch.parts = (0..=u64::from(most))
+        .flat_map(|i| [TransmitPart::Host(Bytes::from_static(b"h")), extent(i)])
+        .collect();
+    let packets = (0..=u64::from(most))
+        .map(|i| if i == u64::from(most) { None } else { packet(i) })
+        .collect();
     batch.protect = Some(Box::new(QuicProtect { quic: QuicId(1), packets }));
     // Resolve the neighbor first.
     let now = t.now();
@@ -171,7 +176,7 @@ fn packet_protection_follows_its_packet() {
         let protect = transmit.quic.as_ref().map(|p| p.packets.to_vec());
         seen.push((transmit.payload_len(), transmit.segment_size, protect));
     }
-    // A transmit has at most eight extents. The host has encrypted the ninth datagram itself.
-    let first = (0..8).map(packet).collect::<Vec<_>>();
-    assert_eq!(seen, [(24, 3, Some(first)), (3, 0, None)]);
+    // The host has encrypted the datagram that follows the last extent of a transmit itself.
+    let first = (0..most.into()).map(packet).collect::<Vec<_>>();
+    assert_eq!(seen, [(3 * most, 3, Some(first)), (3, 0, None)]);
 }

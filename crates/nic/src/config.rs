@@ -314,7 +314,8 @@ mod tests {
         }
         .clamped(RUN_BYTES_MAX);
         assert_eq!((config.block_pages, config.reads_in_flight_max), (1, 1));
-        assert_eq!(config.memory_bytes_max, (15 + 16) * PAGE_BYTES);
+        let extents = FileLimits::EXTENTS_PER_TRANSMIT_MAX;
+        assert_eq!(config.memory_bytes_max, (15 + 2 * extents) * PAGE_BYTES);
         let config = FileConfig { block_pages: usize::MAX, ..FileConfig::default() };
         assert_eq!(config.clamped(RUN_BYTES_MAX).block_pages, BLOCK_PAGES_MAX);
     }

@@ -2,7 +2,7 @@
 
 use abi::aligned::PAGE_BYTES;
 use abi::link::TxFrame;
-use abi::{FileExtent, FileFault, FileId, Op, TransmitOutcome, TransmitPart};
+use abi::{FileExtent, FileFault, FileId, FileLimits, Op, TransmitOutcome, TransmitPart};
 use alloc::vec;
 use alloc::vec::Vec;
 use proptest::prelude::*;
@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use super::rig::{Rig, content, extent};
 use crate::FileConfig;
 
-/// Blocks of one page, and the least memory that the largest transmit needs: 31 pages.
+/// Blocks of one page, and the least memory that the largest transmit needs: [`TINY_PAGES`].
 fn tiny() -> FileConfig {
     FileConfig {
         memory_bytes_max: 0,
@@ -21,15 +21,33 @@ fn tiny() -> FileConfig {
     }
 }
 
-const TINY_PAGES: u64 = 31;
+/// Fifteen pages of content, and two for each extent.
+const TINY_PAGES: u64 = 15 + 2 * FileLimits::EXTENTS_PER_TRANSMIT_MAX as u64;
+/// Pages that the tests share.
+const FREE_PAGES: u64 = 31;
 
-fn rig() -> Rig {
+/// Returns a device with [`FREE_PAGES`], and frames whose blocks occupy the others.
+fn rig() -> (Rig, Vec<TxFrame>) {
     let mut rig = Rig::new(tiny());
     rig.put("a", 100 * PAGE_BYTES, 1);
     rig.open(0, 1, "a").unwrap();
+    let others = TINY_PAGES - FREE_PAGES;
+    rig.put("b", usize::try_from(page(others)).unwrap(), 2);
+    rig.open(0, 2, "b").unwrap();
+    let mut frames = vec![];
+    for at in 0..others {
+        let transmit = extent(99, 99, 2, page(at), 4096);
+        rig.device.handle_op(rig.now, 0, Op::Transmit(transmit));
+        rig.requests.extend(rig.device.poll_disk());
+        complete_without_polling(&mut rig);
+        while let Some(frame) = rig.next_frame() {
+            frames.push(frame);
+        }
+    }
+    assert_eq!(rig.counter("file_memory_bytes"), page(others));
     rig.moved(&[]);
     rig.events.clear();
-    rig
+    (rig, frames)
 }
 
 fn page(at: u64) -> u64 {
@@ -38,7 +56,7 @@ fn page(at: u64) -> u64 {
 
 #[test]
 fn transmits_wait_in_order_for_memory() {
-    let mut rig = rig();
+    let (mut rig, _others) = rig();
     // 14 pages each: two fit into 31, the third waits with a part of the blocks that it needs.
     for i in 0..4_u32 {
         rig.send(0, extent(u64::from(i), i, 1, page(u64::from(i) * 14), 14 * 4096));
@@ -47,7 +65,7 @@ fn transmits_wait_in_order_for_memory() {
         rig.moved(&["file_memory_"]),
         [
             "file_memory_waits +1",
-            alloc::format!("file_memory_bytes +{}", page(TINY_PAGES)).as_str(),
+            alloc::format!("file_memory_bytes +{}", page(FREE_PAGES)).as_str(),
         ]
     );
     rig.complete_all();
@@ -59,7 +77,7 @@ fn transmits_wait_in_order_for_memory() {
 
 #[test]
 fn unheld_blocks_are_evicted_first() {
-    let mut rig = rig();
+    let (mut rig, _others) = rig();
     rig.send(0, extent(1, 1, 1, 0, 10 * 4096));
     rig.complete_all();
     rig.send(0, extent(1, 2, 1, page(20), 10 * 4096));
@@ -86,14 +104,15 @@ fn unheld_blocks_are_evicted_first() {
 
 #[test]
 fn an_evicted_block_of_a_changed_file_is_not_sent_again() {
-    let mut rig = rig();
+    let (mut rig, others) = rig();
+    drop(others);
     rig.send(0, extent(1, 1, 1, 0, 4096));
     rig.complete_all();
-    for i in 1..4 {
+    for i in 1..6 {
         rig.send(0, extent(1, 2, 1, page(i * 15), 15 * 4096));
         rig.complete_all();
     }
-    assert_eq!(rig.counter("file_held_bytes"), page(31));
+    assert_eq!(rig.counter("file_held_bytes"), page(TINY_PAGES));
     rig.put("a", 100 * PAGE_BYTES, 2);
     rig.outcomes();
     let mut again = extent(1, 9, 1, 0, 4096);
@@ -105,7 +124,7 @@ fn an_evicted_block_of_a_changed_file_is_not_sent_again() {
 
 #[test]
 fn frames_in_flight_keep_their_blocks() {
-    let mut rig = rig();
+    let (mut rig, _others) = rig();
     rig.device.handle_op(rig.now, 0, Op::Transmit(extent(1, 1, 1, 0, 15 * 4096)));
     let poll = |rig: &mut Rig| rig.requests.extend(rig.device.poll_disk());
     // Completes reads without polling frames, as if the link were blocked.
@@ -152,7 +171,7 @@ fn straddle(at: u64) -> TransmitPart {
 /// it took them, the two would wait for each other.
 #[test]
 fn transmits_waiting_for_memory_keep_order() {
-    let mut rig = rig();
+    let (mut rig, _others) = rig();
     let straddles = |tag: u32, flow: u64, first: u64, n: u64| {
         let mut t = super::rig::echoed(flow, tag);
         t.parts.extend((0..n).map(|i| straddle(first + 2 * i)));

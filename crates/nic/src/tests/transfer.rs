@@ -2,7 +2,10 @@
 
 use abi::disk::{DiskCompletion, DiskRequest};
 use abi::link::LinkCaps;
-use abi::{Event, FileAccess, FileFault, FileId, FileKind, FlowId, Op, Refusal, TransmitOutcome};
+use abi::{
+    Event, FileAccess, FileFault, FileId, FileKind, FileLimits, FlowId, Op, Refusal,
+    TransmitOutcome,
+};
 use alloc::string::String;
 use alloc::vec::Vec;
 use base::Instant;
@@ -150,11 +153,11 @@ fn nonexistent_extents_are_refused() {
         assert_eq!(rig.outcomes(), [(tag, dropped(FileFault::BadExtent))]);
     }
     let mut many = extent(7, 7, 1, 0, 1);
-    for _ in 0..8 {
+    for _ in 0..FileLimits::EXTENTS_PER_TRANSMIT_MAX {
         many.parts.push(many.parts[0].clone());
     }
     rig.send(0, many);
-    assert_eq!(rig.outcomes(), [(7, dropped(FileFault::BadExtent))], "nine extents");
+    assert_eq!(rig.outcomes(), [(7, dropped(FileFault::BadExtent))], "an extent too many");
     assert_eq!(rig.moved(&["file_", "tx_"]), ["tx_dropped_file +7", "file_bad_extents +7"]);
 }
 

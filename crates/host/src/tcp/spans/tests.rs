@@ -112,11 +112,11 @@ fn head_and_body_share_a_transmit() {
 #[test]
 fn a_transmit_has_as_many_extents_as_the_device_takes() {
     let mut map = SpanMap::<Infallible>::new();
-    for offset in 0..20 {
+    for offset in 0..40 {
         map.push_plain(StreamSource::Device { file: FILE, offset: offset * 100 }, 10);
     }
     let most = FileLimits::EXTENTS_PER_TRANSMIT_MAX;
-    let (sent, seen) = parts(&map, 1, 200);
+    let (sent, seen) = parts(&map, 1, 400);
     assert_eq!((sent as usize, seen.len()), (10 * most, most));
 }
 

@@ -1,7 +1,7 @@
 //! Parts from files, and encrypted parts.
 
 use abi::l5o::{L5oContent, L5oDirection, L5oId, RecordRange};
-use abi::{FileExtent, FileId, Transmit};
+use abi::{FileExtent, FileId, FileLimits, Transmit};
 use smallvec::smallvec;
 use wire::tls::TlsRecordRun;
 
@@ -127,7 +127,9 @@ fn files_that_are_not_open_are_refused_and_nothing_is_pinned() {
     hand_over(&mut rig, teardown);
     let all = refused(&mut rig);
     assert_eq!((all[0].0, format!("{:?}", all[0].1)), (Refusal::DoesNotFit, before));
-    let many = Teardown { parts: (0..9).map(|i| extent(i, 1)).collect(), ..teardown_of(&[]) };
+    let most = FileLimits::EXTENTS_PER_TRANSMIT_MAX as u64;
+    let parts = (0..=most).map(|i| extent(i, 1)).collect();
+    let many = Teardown { parts, ..teardown_of(&[]) };
     hand_over(&mut rig, many);
     assert_eq!(refused(&mut rig)[0].0, Refusal::DoesNotFit);
     rig.close(0, 1);
