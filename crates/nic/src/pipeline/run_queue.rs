@@ -96,6 +96,7 @@ impl RelayedFrame {
     /// has to complete the checksum.
     pub(crate) fn new(packet: PacketBuf, at: &TransportPosition, partial: bool) -> Self {
         // Only frames without VLAN tag, IP options and extension headers are rewritten in place.
+        debug_assert!(at.l3 < at.l4 && at.l4 <= usize::from(u8::MAX), "{at:?}");
         let offset = |at: usize| u8::try_from(at).unwrap_or(u8::MAX);
         Self { packet, l3: offset(at.l3), l4: offset(at.l4), checksum_partial: partial }
     }
