@@ -14,6 +14,8 @@ use alloc::sync::Arc;
 /// Value of [`DeviceConfig::transmit_bytes_max`] for long transmits: four frames of 64 KiB (the
 /// longest of most links), which is also the disk's longest read, and room for a response's head.
 pub const LONG_TRANSMIT_BYTES: u32 = (256 + 8) * 1024;
+/// Default of [`L5oConfig::ddp_buffers_max`]: 32 queues with 128 commands each.
+pub const DDP_BUFFERS_MAX: u32 = 4096;
 /// Maximum number of payload bytes of a packet, or of a run that is passed to a segmenting link as
 /// one frame: with the longest headers, the IP packet's length still fits in 16 bits (RFC 791
 /// section 3.1).
@@ -201,8 +203,8 @@ impl L5oConfig {
             tls_rx: true,
             nvme_tcp_tx: true,
             nvme_tcp_rx: true,
-            // 32 queues with 128 commands each; 256 commands of a megabyte.
-            ddp_buffers_max: 4096,
+            ddp_buffers_max: DDP_BUFFERS_MAX,
+            // 256 commands of a megabyte.
             ddp_buffer_bytes_max: 256 << 20,
             ddp_io_threshold: 4096,
             window_bytes_max: 64 << 20,

@@ -31,10 +31,11 @@ mod device;
 mod engine;
 mod flow;
 mod pipeline;
+pub mod table_memory;
 
 pub use config::{
-    DeviceConfig, FileConfig, L5oConfig, LONG_TRANSMIT_BYTES, QuicConfig, SetupConfig,
-    SpliceConfig, TeardownConfig,
+    DDP_BUFFERS_MAX, DeviceConfig, FileConfig, L5oConfig, LONG_TRANSMIT_BYTES, QuicConfig,
+    SetupConfig, SpliceConfig, TeardownConfig,
 };
 pub use device::Device;
 pub use engine::ALARMS;

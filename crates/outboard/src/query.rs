@@ -48,11 +48,66 @@ pub(crate) fn stat(args: &StatArgs) -> Result<(), Failure> {
 /// # Errors
 /// Fails if no instance answers.
 pub(crate) fn ss(args: &QueryArgs) -> Result<(), Failure> {
-    let answer = query_instance(args.control.as_deref(), &args.link, "ss", ANSWER_TIMEOUT)?;
+    let query = |order| query_instance(args.control.as_deref(), &args.link, order, ANSWER_TIMEOUT);
+    let answer = query("ss")?;
     match args.json {
         true => print(&format!("{answer:#}\n")),
-        false => print(&tables(&answer)),
+        false => print(&format!("{}{}", tables(&answer), device_tables(&query("stat")?))),
     }
+}
+
+/// A table of the device.
+struct DeviceTable {
+    name: &'static str,
+    /// Gauge of its entries. That of their maximum ends with `_max`.
+    used: &'static str,
+    /// Counters of entries for which there was no room: the device's, and those of a host that knew
+    /// so and did not ask.
+    refused: &'static [&'static str],
+}
+
+const DEVICE_TABLES: [DeviceTable; 5] = [
+    DeviceTable { name: "contexts", used: "l5o_contexts", refused: &["l5o_refused"] },
+    DeviceTable { name: "quic entries", used: "quic_entries", refused: &["quic_refused_full"] },
+    DeviceTable {
+        name: "splices",
+        used: "splice_pairs",
+        refused: &["splice_refused_full", "splice_declined_full"],
+    },
+    DeviceTable {
+        name: "closures",
+        used: "teardown_flows",
+        refused: &["teardown_refused_table_full", "hand_over_kept_full"],
+    },
+    DeviceTable {
+        name: "nvme buffers",
+        used: "nvme_tcp_buffers",
+        refused: &["rx_nvmeotcp_ddp_setup_fail"],
+    },
+];
+
+/// Returns a table of the devices' tables, from the answer to `stat`.
+fn device_tables(counters: &Value) -> String {
+    let mut text = String::new();
+    for (queue, of_device) in counters["nic"].as_object().into_iter().flatten() {
+        let of_host = &counters["host"][queue];
+        for DeviceTable { name, used, refused } in &DEVICE_TABLES {
+            let max = of_device[format!("{used}_max")].as_u64();
+            // A device has no gauges of an offload that is off.
+            let (Some(used), Some(max)) = (of_device[*used].as_u64(), max) else { continue };
+            if text.is_empty() {
+                let _ = writeln!(
+                    text,
+                    "\n{:<12} {:<5} {:>9} {:>9} {:>9}",
+                    "Table", "Queue", "used", "max", "refused"
+                );
+            }
+            let count = |name| [of_device, of_host].map(|of| of[name].as_u64().unwrap_or(0));
+            let refused: u64 = refused.iter().flat_map(count).sum();
+            let _ = writeln!(text, "{name:<12} {queue:<5} {used:>9} {max:>9} {refused:>9}");
+        }
+    }
+    text
 }
 
 /// Returns tables of TCP connections, of QUIC connections, and of pairs that the device splices.
@@ -277,6 +332,25 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn tables_of_enabled_offloads_are_shown() {
+        let counters = json!({
+            "nic": { "q0": {
+                "l5o_contexts": 3, "l5o_contexts_max": 4, "l5o_refused": 2,
+                "splice_pairs": 5, "splice_pairs_max": 5, "splice_refused_full": 1,
+                "teardown_flows": 1,
+            } },
+            "host": { "q0": { "splice_declined_full": 6 } },
+        });
+        let text = device_tables(&counters);
+        let lines: Vec<Vec<&str>> =
+            text.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
+        let head = vec!["Table", "Queue", "used", "max", "refused"];
+        let rows = ["contexts q0 3 4 2", "splices q0 5 5 7"].map(|row| row.split(' ').collect());
+        assert_eq!(lines, [vec![head], rows.to_vec()].concat());
+        assert_eq!(device_tables(&json!({ "nic": {} })), "");
+    }
 
     /// QUIC connections have a table of their own and are not in that of TCP.
     #[test]

@@ -151,8 +151,9 @@ impl<'a, A, M> Builder<'a, A, M> {
         Self { open_disk: Some(Box::new(open)), ..self }
     }
 
-    /// Sets a function that changes the configurations of each queue's device and host after the
-    /// options were applied: for engines that need crypto, and for limits.
+    /// Sets a function that changes the configurations of each queue's device and host: for engines
+    /// that need crypto, and for the host's limits. The limits of the device's tables are applied
+    /// after it.
     #[must_use]
     pub fn configure(
         self,
@@ -252,6 +253,7 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
         if let Some(configure) = &self.configure {
             configure(index, &mut device_config, &mut host_config);
         }
+        self.options.limits.apply(self.options.queues, &mut device_config);
         let device = Device::new(device_config, link.capabilities());
         let mut host = Host::new(host_config, &device.capabilities(), clock::entropy());
         let app =

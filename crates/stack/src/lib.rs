@@ -29,6 +29,7 @@ mod alarms;
 mod builder;
 pub mod control;
 mod hooks;
+mod limits;
 mod link;
 pub mod listener;
 mod log;
@@ -41,6 +42,7 @@ mod threads;
 pub use alarms::alarms;
 pub use builder::{Builder, QueueSetup};
 pub use cli::{Failure, exit_code};
+pub use limits::LimitOptions;
 pub use link::{LinkName, open_links};
 pub use options::{
     CongestionControl, FaultOptions, Offloads, StackOptions, Switch, ThreadsPerQueue,

@@ -17,6 +17,7 @@ use host::{Cidr, CongestionAlgorithm};
 use io::fault::FaultConfig;
 use nic::{DeviceConfig, FileConfig};
 
+use crate::limits::LimitOptions;
 use crate::link::LinkName;
 
 /// Options common to all stacks.
@@ -54,6 +55,9 @@ pub struct StackOptions {
     /// End the first slow start of TCP when the round-trip time grows (HyStart++, RFC 9406)
     #[arg(long, value_enum, default_value_t = Switch::On)]
     pub tcp_hystart: Switch,
+    /// Limits of connections and tables.
+    #[command(flatten)]
+    pub limits: LimitOptions,
     /// Faults to inject.
     #[command(flatten)]
     pub faults: FaultOptions,
@@ -173,6 +177,18 @@ impl StackOptions {
         }
     }
 
+    /// Returns the maximum number of TCP connections of each queue.
+    #[must_use]
+    pub fn tcp_connections_max(&self) -> usize {
+        self.limits.tcp_connections_max(self.queues)
+    }
+
+    /// Returns the maximum number of QUIC connections of each queue.
+    #[must_use]
+    pub fn quic_connections_max(&self) -> usize {
+        self.limits.quic_connections_max(self.queues)
+    }
+
     /// Returns the configuration of a device, without the engines that need a disk or crypto.
     pub(crate) fn device_config(&self, rss_seed: u64) -> DeviceConfig {
         // A locally administered address (second bit), derived from the IP address so that the
@@ -201,6 +217,7 @@ impl StackOptions {
         let mut config = host::HostConfig {
             addrs: self.addr.clone(),
             gateways: self.gateway.clone(),
+            connections_max: self.tcp_connections_max(),
             answers: queue == 0,
             file_offload: asked(self.offload.file),
             setup_offload: asked(self.offload.setup),

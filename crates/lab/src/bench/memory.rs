@@ -1,9 +1,12 @@
-//! `outboard-lab bench memory`: bytes of host memory per idle established connection.
+//! `outboard-lab bench memory`: bytes of host memory per idle established connection, and of device
+//! memory per entry of its tables.
 //!
 //! Opens connections, downloads files on each, lets them idle for a while, then drops everything
 //! except the server's host stack and application. The result is the amount by which the heap
 //! shrinks when these are dropped too: TCBs, tables, timers, their containers, and the allocator's
 //! overhead.
+
+mod device_entries;
 
 use std::path::Path;
 
@@ -17,6 +20,7 @@ use super::cycle_accounting::AccountedPair;
 use super::experiment::{BenchReport, Benchmark, TempFolder};
 use super::testbed::FileSet;
 use cli::Failure;
+use device_entries::DeviceEntry;
 
 /// Time for which connections idle before the measurement; less than the server's keep-alive.
 const IDLE: Duration = Duration::from_secs(10);
@@ -44,6 +48,13 @@ impl Benchmark for MemoryArgs {
         report.line(format!(
             "host memory per connection: {idle:.0} bytes (stack, application, timers)"
         ));
+        report.line("device memory per entry that has carried no packet:");
+        let entries = device_entries::measure()?;
+        for DeviceEntry { entry, bytes, .. } in &entries {
+            report.line(format!("{bytes:>7.0} bytes  {entry}"));
+        }
+        let rows = entries.iter().map(DeviceEntry::to_json).collect::<Vec<_>>();
+        report.set("device_entries", rows);
         report.set("headline", json!({ "host_bytes_per_idle_connection": idle }));
         report.set("connections", self.connections);
         Ok(())

@@ -207,7 +207,8 @@ fn a_host_that_does_not_listen_loses_frames() {
     assert_eq!(events.len(), 3);
     assert!(device.can_take_op());
     let mut counted = base::counters::collect_counters(|f| device.visit(f));
-    counted.retain(|(_, value)| *value > 0);
+    // Gauges of the limits of tables do not move.
+    counted.retain(|(name, value)| *value > 0 && !name.ends_with("_max"));
     let bytes = 3 * packet(4, 6, b"hello").len() as u64;
     let expected = [
         ("rx_packets", 3),

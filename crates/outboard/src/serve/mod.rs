@@ -234,6 +234,7 @@ fn configure(args: &ServeArgs, steering: Option<QuicSteering>, device: &mut Devi
     });
     device.quic = (args.http3 && quic).then(|| QuicConfig::new(Arc::new(crypto::Provider)));
     device.quic_steering = steering;
+    device.splice = None;
 }
 
 /// Returns a random seed of 32 bytes from the operating system.
@@ -297,6 +298,7 @@ fn quic_config(
         steering: steering.map(|steering| (steering, queue.index)),
         qlog: args.qlog.clone().map(qlog_files),
         idle_timeout: Duration::from_secs(args.keepalive_timeout.into()),
+        connections_max: args.stack.quic_connections_max(),
         ..quic::QuicEndpointConfig::new(Arc::new(crypto::Provider), clock::std_epoch(), seed)
     }
 }
@@ -325,6 +327,7 @@ fn content_config(
         added_fields: args.header.clone(),
         cache_control: args.cache_control.clone(),
         precompressed: args.precompressed,
+        connections_max: args.stack.tcp_connections_max(),
         ..content::ContentServerConfig::default()
     }
 }

@@ -435,6 +435,8 @@ impl L5oEngine {
         self.nvme_tx.visit(f);
         self.nvme_tcp.visit(f);
         f("l5o_contexts", (self.contexts.len() + self.nvme_tcp.len()) as u64);
+        f("l5o_contexts_max", self.config.contexts_max.into());
+        f("nvme_tcp_buffers_max", self.config.ddp_buffers_max.into());
         f("l5o_messages_open", self.rx_scratch.tracked_messages as u64);
         f("l5o_output_bytes", self.outputs.bytes() as u64);
     }

@@ -205,6 +205,7 @@ impl QuicEngine {
     pub(crate) fn visit_counters(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.counters.visit(f);
         f("quic_entries", self.table.len() as u64);
+        f("quic_entries_max", self.config.entries_max.into());
         f("quic_routes", self.table.routes() as u64);
         f("quic_waiting", self.waiting.len() as u64);
         f("quic_waiting_bytes", self.waiting_bytes);

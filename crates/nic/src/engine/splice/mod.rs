@@ -175,6 +175,7 @@ impl SpliceEngine {
     pub(crate) fn visit_counters(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.counters.visit(f);
         f("splice_pairs", self.pairs.len() as u64);
+        f("splice_pairs_max", self.config.pairs_max.into());
         f("splice_lingering", self.lingering.len() as u64);
         f("splice_kept_frames", self.kept as u64);
     }

@@ -259,6 +259,7 @@ impl TeardownEngine {
     pub(crate) fn visit_counters(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.counters.visit(f);
         f("teardown_flows", self.flows.len() as u64);
+        f("teardown_flows_max", self.config.flows_max.into());
         f("teardown_time_wait", self.time_wait.len() as u64);
     }
 

@@ -1,0 +1,178 @@
+//! Bytes of device memory for an entry of each of the device's tables.
+//!
+//! Fills a table of a [`Device`] by operations alone, and divides what the heap of the process has
+//! grown by, which includes the memory of aws-lc, by the number of entries. [`nic::table_memory`]
+//! has the same figures as constants, from which the limits of the tables follow. Entries that have
+//! carried packets can need more: incomplete records, kept frames and unacknowledged bytes have
+//! limits of their own.
+
+use std::sync::Arc;
+
+use abi::crypto::Suite;
+use abi::l5o::{L5oCreate, L5oDirection, L5oId, L5oState, TlsState};
+use abi::link::LinkCaps;
+use abi::quic::{QuicAdd, QuicConnectionId, QuicDirection, QuicId, QuicKeys, QuicRouteKey};
+use abi::splice::{Splice, SpliceId, SpliceSide, SpliceTimestamps};
+use abi::{FlowId, Op};
+use base::{Duration, Instant, SeqNum};
+use host::TlsVersion;
+use io::heap::allocated_bytes;
+use nic::table_memory::{CONTEXT_BYTES, QUIC_ENTRY_BYTES, SPLICE_PAIR_BYTES};
+use nic::{Device, DeviceConfig, L5oConfig, QuicConfig};
+use serde_json::{Value, json};
+use wire::{Endpoint, Tuple};
+
+use cli::Failure;
+
+/// Number of entries to measure with: enough that the growth of a table by halves is seen on
+/// average, at three quarters of a power of two.
+const ENTRIES: u32 = 3 << 13;
+const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+
+/// A kind of entry, the bytes of one, and the bytes from which limits follow.
+#[derive(Clone, Debug)]
+pub(super) struct DeviceEntry {
+    pub(super) entry: &'static str,
+    pub(super) bytes: f64,
+    bytes_assumed: u32,
+}
+
+impl DeviceEntry {
+    pub(super) fn to_json(&self) -> Value {
+        json!({ "entry": self.entry, "bytes": self.bytes, "bytes_assumed": self.bytes_assumed })
+    }
+}
+
+/// Kinds of entries by the constants of their size, with the gauge of their number.
+const CONTEXT: (&str, u32) = ("l5o_contexts", CONTEXT_BYTES);
+const QUIC_ENTRY: (&str, u32) = ("quic_entries", QUIC_ENTRY_BYTES);
+const SPLICE_PAIR: (&str, u32) = ("splice_pairs", SPLICE_PAIR_BYTES);
+
+/// Measures each kind of entry.
+pub(super) fn measure() -> Result<Vec<DeviceEntry>, Failure> {
+    const AES_128: Suite = Suite::Aes128Gcm;
+    const AES_256: Suite = Suite::Aes256Gcm;
+    const CHACHA: Suite = Suite::ChaCha20Poly1305;
+    let mut entries = Vec::new();
+    let mut add = |entry, (gauge, bytes_assumed), op: &dyn Fn(u32) -> Op| {
+        let bytes = bytes_of(gauge, op)?;
+        if bytes > f64::from(bytes_assumed) {
+            return Err(Failure::System(format!(
+                "{entry}: {bytes:.0} bytes, but nic::table_memory has {bytes_assumed}"
+            )));
+        }
+        entries.push(DeviceEntry { entry, bytes, bytes_assumed });
+        Ok(())
+    };
+    add("TLS transmit context, AES-128-GCM", CONTEXT, &|n| {
+        tls_context(AES_128, n, L5oDirection::Transmit)
+    })?;
+    for (name, suite) in [
+        ("TLS receive context, AES-128-GCM", AES_128),
+        ("TLS receive context, AES-256-GCM", AES_256),
+        ("TLS receive context, ChaCha20-Poly1305", CHACHA),
+    ] {
+        add(name, CONTEXT, &|n| tls_context(suite, n, L5oDirection::Receive(tuple(1, n))))?;
+    }
+    add("QUIC transmit entry, AES-128-GCM", QUIC_ENTRY, &|n| {
+        quic_entry(AES_128, n, QuicDirection::Transmit)
+    })?;
+    add("QUIC receive entry, AES-128-GCM", QUIC_ENTRY, &|n| {
+        quic_entry(AES_128, n, quic_receive(n))
+    })?;
+    add("splice pair", SPLICE_PAIR, &splice)?;
+    Ok(entries)
+}
+
+/// Returns the bytes of the heap for each of [`ENTRIES`] entries, added by `op`. The gauge
+/// `gauge` shows that the device has them.
+fn bytes_of(gauge: &str, op: &dyn Fn(u32) -> Op) -> Result<f64, Failure> {
+    let mut device = device();
+    let before = allocated_bytes();
+    for n in 0..ENTRIES {
+        device.handle_op(Instant::ZERO, 0, op(n));
+        while device.poll_event().is_some() {}
+    }
+    let bytes = allocated_bytes().saturating_sub(before);
+    let mut entries = 0;
+    device.visit(&mut |name, value| entries += if name == gauge { value } else { 0 });
+    if entries != u64::from(ENTRIES) {
+        return Err(Failure::System(format!("{gauge} is {entries}, not {ENTRIES}")));
+    }
+    Ok(bytes as f64 / f64::from(ENTRIES))
+}
+
+fn device() -> Device {
+    let crypto = Arc::new(crypto::Provider);
+    let config = DeviceConfig {
+        l5o: Some(L5oConfig::new(crypto.clone())),
+        quic: Some(QuicConfig::new(crypto)),
+        file: None,
+        ..DeviceConfig::new(MAC)
+    };
+    let link = LinkCaps { segmentation: true, udp_segmentation: true, checksum: true, mtu: 1500 };
+    Device::new(config, link)
+}
+
+/// Returns the tuple of connection `n` to the local address that ends with `local`.
+fn tuple(local: u8, n: u32) -> Tuple {
+    let [_, _, high, low] = n.to_be_bytes();
+    Tuple {
+        local: Endpoint { addr: [10, 0, 0, local].into(), port: 443 },
+        remote: Endpoint { addr: [10, 1 + local, 0, high].into(), port: 1024 + u16::from(low) },
+    }
+}
+
+fn tls_context(suite: Suite, n: u32, direction: L5oDirection) -> Op {
+    let state =
+        TlsState { version: TlsVersion::Tls13, suite, key: [1; 32].into(), iv: [2; 12], number: 0 };
+    Op::L5oCreate(Box::new(L5oCreate {
+        context: L5oId(n.into()),
+        flow: FlowId(n.into()),
+        direction,
+        tcpsn: SeqNum(0),
+        state: L5oState::Tls(state),
+    }))
+}
+
+fn quic_receive(n: u32) -> QuicDirection {
+    let mut id = [7; 8];
+    id[..4].copy_from_slice(&n.to_be_bytes());
+    let routes = QuicConnectionId::new(&id).map(|id| QuicRouteKey::Id { port: 443, id });
+    QuicDirection::Receive {
+        routes: routes.into_iter().collect(),
+        reorder: Some(quic::QuicEndpointConfig::REORDER),
+    }
+}
+
+fn quic_entry(suite: Suite, n: u32, direction: QuicDirection) -> Op {
+    Op::QuicAdd(Box::new(QuicAdd {
+        quic: QuicId(n.into()),
+        flow: FlowId(n.into()),
+        direction,
+        suite,
+        header_key: [3; 32].into(),
+        keys: QuicKeys { phase: false, key: [4; 32].into(), iv: [5; 12] },
+        next_packet_number: 0,
+    }))
+}
+
+fn splice(n: u32) -> Op {
+    let side = |local| SpliceSide {
+        tuple: tuple(local, n),
+        next_hop_mac: [2, 0, 0, 0, 0, 9],
+        snd_nxt: SeqNum(1),
+        rcv_nxt: SeqNum(1),
+        peer_scale: 7,
+        own_scale: 7,
+        peer_window: 1 << 16,
+        own_window: 1 << 16,
+        mss: 1448,
+        sack: true,
+        ecn: false,
+        timestamps: Some(SpliceTimestamps { tsval: 1, ts_recent: 1 }),
+    };
+    let id = SpliceId(n.into());
+    let sides = [side(1), side(2)];
+    Op::Splice(Box::new(Splice { id, sides, idle_timeout: Duration::from_secs(300) }))
+}
