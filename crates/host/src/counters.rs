@@ -172,6 +172,8 @@ base::counters! {
         tls_tx_device_refused: alarm,
         /// Receive contexts that the device refused.
         tls_rx_device_refused: alarm,
+        /// Contexts requested again after the device's table was full.
+        tls_device_asked_again,
         /// Connections that lost their transmit contexts: the device dropped a transmit for lack of
         /// one. The host encrypts from then on.
         tls_tx_device_lost: alarm,
@@ -306,6 +308,8 @@ base::counters! {
         /// Calls declined at once: a socket is already being spliced, or both arguments are the
         /// same socket.
         splice_declined_busy,
+        /// Calls declined at once: the device has no room for another pair.
+        splice_declined_full,
         /// Pairs that became sockets again: the device refused or was reset, or one of the
         /// connections ended.
         splice_refused,

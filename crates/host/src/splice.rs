@@ -21,7 +21,9 @@ use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
 use abi::link::RxFrame;
-use abi::splice::{Splice, SpliceClosed, SpliceEnd, SpliceId, SpliceSide, SpliceTimestamps};
+use abi::splice::{
+    Splice, SpliceClosed, SpliceEnd, SpliceId, SpliceLimits, SpliceSide, SpliceTimestamps,
+};
 use abi::{Checksum, Op, Refusal};
 use base::{Duration, Instant, SeqNum, internal_error};
 use wire::Tuple;
@@ -49,7 +51,7 @@ const RETRY: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub(crate) struct Splices {
     /// `Ok` if the device splices, or the reason for a refusal.
-    offload: Result<(), Refusal>,
+    offload: Result<SpliceLimits, Refusal>,
     /// Number of identifiers assigned so far.
     ids_assigned: u64,
     /// Pairs that the host still owns.
@@ -99,7 +101,7 @@ impl core::fmt::Debug for HeldSegment {
 }
 
 impl Splices {
-    pub(crate) fn new(offload: Result<(), Refusal>) -> Self {
+    pub(crate) fn new(offload: Result<SpliceLimits, Refusal>) -> Self {
         Self {
             offload,
             ids_assigned: 0,
@@ -115,7 +117,17 @@ impl Splices {
 
     /// Returns whether the device splices, or why not.
     pub(crate) const fn offload(&self) -> Result<(), Refusal> {
-        self.offload
+        match self.offload {
+            Ok(_) => Ok(()),
+            Err(why) => Err(why),
+        }
+    }
+
+    /// Returns whether the device's table is full of this host's pairs: those it has, and those
+    /// that it will be asked to take. The device may be full before, of other hosts' pairs.
+    fn is_full(&self) -> bool {
+        let pairs = self.live.len() + self.pairs.len();
+        self.offload.is_ok_and(|limits| pairs >= limits.pairs_max as usize)
     }
 
     /// Returns the time at which to call [`Self::advance`] even if nothing happens.
@@ -273,6 +285,8 @@ impl Splices {
             (&mut c.splice_declined_options, Refusal::OptionsDiffer)
         } else if a == b || self.is_splicing(a.index) || self.is_splicing(b.index) {
             (&mut c.splice_declined_busy, Refusal::DoesNotFit)
+        } else if self.is_full() {
+            (&mut c.splice_declined_full, Refusal::TableFull)
         } else {
             return Ok(());
         };

@@ -620,6 +620,14 @@ fn splices_declined_by_the_host() {
     assert_eq!(bed.nsplice(), Err(SpliceError::NotConnected(SocketError::Reset)));
     assert_eq!(bed.take_counter_changes(&[]), ["splice_declined_not_connected +3"]);
 
+    let mut bed = SpliceHostFixture::new(Ok(SpliceLimits { pairs_max: 1 }), |_| {});
+    (0..4).for_each(|_| bed.connect_peer(true));
+    bed.nsplice().unwrap();
+    bed.take_counter_changes(&[]);
+    let [c, d] = [bed.conns[2].socket, bed.conns[3].socket];
+    assert_eq!(bed.host.nsplice(bed.now, c, d, IDLE), refused(Refusal::TableFull));
+    assert_eq!(bed.take_counter_changes(&[]), ["splice_declined_full +1"]);
+
     let mut bed = SpliceHostFixture::pair();
     bed.nsplice().unwrap();
     assert_eq!(bed.nsplice(), refused(Refusal::DoesNotFit), "once is enough");

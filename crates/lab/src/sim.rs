@@ -246,7 +246,7 @@ const SUMMARY_COUNTERS: [(&str, &str); 135] = [
     ("proxy_relayed", "pairs relayed by proxy hosts"),
     ("proxy_relayed_bytes_down", "bytes relayed to clients by proxy hosts"),
     ("splice_refused", "splices refused, pairs returned to the host"),
-    ("splice_refused_full", "splices refused: device table full"),
+    ("splice_declined_full", "splices not requested: device table full"),
     ("splice_kept_packets", "frames held during the start of a splice"),
     ("splice_reset_by_peer", "spliced pairs reset by a peer"),
     ("proxy_splices_lost", "spliced pairs lost in device resets"),

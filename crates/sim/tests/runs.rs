@@ -53,7 +53,7 @@ const COUNTED: [&str; 30] = [
     "link_pair_bytes_compared",
     "proxy_relayed_bytes_down",
     "splice_kept_packets",
-    "splice_refused_full",
+    "splice_declined_full",
     "splice_dropped_blind_reset",
     "splice_dropped_out_of_window",
     "splice_reset_by_peer",

@@ -88,17 +88,25 @@ impl TlsDeviceNetwork {
         let mut net = TwoMachineNetwork::new(Instant::from_millis(1000), client, server);
         net.link = faithful();
         net.server.host().listen(ListenConfig { addr: None, port: 443, backlog: 8 }).unwrap();
+        let mut network = Self(net);
+        network.connect(version, suite, number);
+        network
+    }
+
+    /// Connects, and attaches session keys.
+    fn connect(&mut self, version: TlsVersion, suite: Suite, number: u64) {
         let remote = Endpoint { addr: [10, 0, 0, 1].into(), port: 443 };
-        net.client.app.socket = Some(net.client.host().connect(net.now, remote).unwrap());
-        net.settle();
+        let now = self.now;
+        self.client.app.socket = Some(self.client.host().connect(now, remote).unwrap());
+        self.settle();
         let crypto: Arc<dyn CryptoProvider> = Arc::new(crypto::Provider);
         let keys = session_keys(version, suite, number, &crypto);
+        let Self(net) = self;
         for (end, keys) in [&mut net.client, &mut net.server].into_iter().zip(keys) {
             let socket = end.app.socket.unwrap();
             end.host().attach_tls(net.now, socket, &keys).unwrap();
         }
         net.settle();
-        Self(net)
     }
 
     /// Sends from the client over a link with `tamper`, until nothing is left to do.
@@ -229,7 +237,45 @@ fn a_full_table() {
     sim.wait_for(want.len());
     assert_eq!(sim.server.app.read, want);
     assert_eq!(sim.server.count("rx_tls_decrypted_packets"), 0);
-    assert_eq!(tls_of(&mut sim.server).rx_records, [0; 3], "nothing was expected of the device");
+    assert_eq!(tls_of(&mut sim.server).rx_records[..2], [0; 2]);
+    // The host asks again at each doubling.
+    let asked = sim.server.count("tls_device_asked_again");
+    assert!((1..=2).contains(&asked), "{asked}");
+    assert_eq!(sim.server.count("tls_rx_device_refused"), 1 + asked);
+}
+
+/// When another connection has ended, a session gets the context that was refused: the receive
+/// context with room for three contexts, with room for two the transmit context as well.
+#[test]
+fn refused_contexts_are_requested_again() {
+    for contexts_max in [2, 3] {
+        let small = L5oConfig { contexts_max, ..engine() };
+        let mut sim = TlsDeviceNetwork::open(TlsVersion::Tls13, Suite::Aes128Gcm, Some(small));
+        let first = sim.server.app.socket.unwrap();
+        sim.connect(TlsVersion::Tls13, Suite::Aes128Gcm, 0);
+        let second = sim.server.app.socket.unwrap();
+        assert_ne!(first, second);
+        let info = tls_of(&mut sim.server);
+        assert_eq!(info.tx_offload.is_err(), contexts_max == 2);
+        assert_eq!(info.rx_offload, Err(Refusal::TableFull));
+        let now = sim.now;
+        sim.server.host().abort(now, first);
+        sim.settle();
+        for _ in 0..20 {
+            let now = sim.now;
+            sim.server.host().send(now, second, Bytes::from(text(10_000))).unwrap();
+            sim.send(&text(10_000));
+        }
+        sim.wait_for(200_000);
+        let info = tls_of(&mut sim.server);
+        assert_eq!((info.tx_offload, info.rx_offload), (Ok(()), Ok(())));
+        assert_eq!(sim.server.count("tls_device_asked_again"), 4 - u64::from(contexts_max));
+        assert!(sim.server.count("tx_tls_encrypted_bytes") > 100_000);
+        assert!(sim.server.count("tls_rx_records_full") > 10);
+        for app in [&sim.client.app, &sim.server.app] {
+            assert!(app.read == text(10_000).repeat(20));
+        }
+    }
 }
 
 /// docs/properties.md, property 5: a device reset in mid-record loses no data, and offload resumes.

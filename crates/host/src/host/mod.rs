@@ -133,7 +133,7 @@ impl Host {
             services: Services {
                 streams: Streams::new(table, TeardownOffloadState::new(&config, capabilities)),
                 accept: Accept::new(&config, capabilities, &mut prng),
-                splices: Splices::new(config.splice_offload.and(capabilities.splice).map(drop)),
+                splices: Splices::new(config.splice_offload.and(capabilities.splice)),
                 udp: UdpSockets::new(&config, capabilities),
                 extents: Extents::default(),
                 ending: ShutdownStage::default(),

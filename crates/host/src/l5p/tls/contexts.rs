@@ -10,6 +10,7 @@ use abi::l5o::{L5oCreate, L5oDirection, L5oId, L5oState, ResyncRequest};
 use abi::nvme_tcp::TlsCarrier;
 use abi::{Op, Refusal};
 
+use super::rx_offload::next_request_at;
 use super::{HostTlsSession, TlsQueuedData};
 use crate::l5p::L5pConnection;
 use crate::tcp::conn::TcpEnv;
@@ -31,6 +32,7 @@ impl HostTlsSession {
             Err(why) => Some(why),
         };
         self.tx_refused = refused;
+        self.tx_request_at = None;
         let end = conn.snd.spans.end();
         let wanted = refused.is_none() && follows;
         let context = wanted.then(|| cx.out.new_context());
@@ -74,6 +76,20 @@ impl HostTlsSession {
         }
     }
 
+    /// Requests contexts again that the device refused because its table was full, if due.
+    pub(super) fn request_again(&mut self, conn: &mut L5pConnection, cx: &mut TcpEnv<'_>) {
+        let edge = conn.rcv.edge();
+        if self.offload.as_ref().is_some_and(|offload| offload.is_request_due(edge)) {
+            cx.out.counters.tls_device_asked_again += 1;
+            self.install_rx(conn, cx);
+        }
+        let due = self.tx_request_at.is_some_and(|at| at <= conn.snd.spans.end());
+        if due && conn.state.may_write() && !conn.snd.fin {
+            cx.out.counters.tls_device_asked_again += 1;
+            self.install_tx(conn, cx, true);
+        }
+    }
+
     /// Drops former contexts, answers the device's questions, and requests a postponed context.
     pub(super) fn follow(&mut self, conn: &L5pConnection, cx: &mut TcpEnv<'_>) {
         let Some(mut offload) = self.offload.take_if(|o| o.must_follow()) else { return };
@@ -114,7 +130,7 @@ impl HostTlsSession {
         why: Refusal,
     ) {
         if let Some(offload) = self.offload.as_deref_mut().filter(|o| o.is_current(context)) {
-            offload.handle_refused(why);
+            offload.handle_refused(why, conn.rcv.edge());
             cx.out.counters.tls_rx_sw += 1;
             cx.out.counters.tls_rx_device_refused += 1;
             return;
@@ -122,6 +138,7 @@ impl HostTlsSession {
         // The context may be one of older keys: the host encrypts records under these as well.
         if conn.drop_contexts(cx, Some((context, why))).encryption {
             self.tx_refused = Some(why);
+            self.tx_request_at = next_request_at(why, conn.snd.spans.end());
             cx.out.counters.tls_tx_sw += 1;
             cx.out.counters.tls_tx_device_refused += 1;
         }

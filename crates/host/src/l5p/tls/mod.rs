@@ -119,6 +119,8 @@ pub(crate) struct HostTlsSession {
     offload: Option<Box<TlsRxOffload>>,
     /// Reason for which the device does not encrypt.
     tx_refused: Option<Refusal>,
+    /// Sent bytes at which a device whose table was full is asked again.
+    tx_request_at: Option<u64>,
     /// Records that the device decrypted completely, partially, and not at all.
     rx_records: [u64; 3],
     queue: VecDeque<TlsQueuedData>,
@@ -176,6 +178,7 @@ impl HostTlsSession {
             decrypted_bytes: 0,
             offload: None,
             tx_refused: None,
+            tx_request_at: None,
             rx_records: [0; 3],
             queue: VecDeque::new(),
             queued: 0,
@@ -301,6 +304,7 @@ impl HostTlsSession {
             self.begin(conn, cx);
             self.receive(conn, cx);
             self.follow(conn, cx);
+            self.request_again(conn, cx);
             self.transmit(conn, cx);
         } else if matches!(conn.state, TcpState::TimeWait | TcpState::Closed) {
             // Records that arrived before the end can still be read.

@@ -32,6 +32,8 @@ const OLD_CONTEXTS_MAX: usize = 64;
 /// Bound on the contexts that a connection requests per second, against peers that change their
 /// keys again and again.
 const CONTEXTS_PER_SECOND: u32 = 64;
+/// Minimum of the bytes from which the time of a repeated request is computed: a record.
+const REQUEST_BYTES_MIN: u64 = 1 << 14;
 /// Undecrypted records before the first hint to the device, and the maximum between two hints:
 /// Linux's `TLS_DEVICE_RESYNC_NH_START_IVAL` and `_MAX_IVAL`.
 const HINT_AFTER: (u32, u32) = (2, 128);
@@ -71,6 +73,8 @@ pub(super) struct TlsRxOffload {
     former: VecDeque<FormerRxContext>,
     creation_limit: RateLimiter,
     mode: ResyncMode,
+    /// Received bytes at which a device whose table was full is asked again.
+    request_at: Option<u64>,
     /// Position about which the device asked.
     asked: Option<u64>,
     log: Option<Box<ResyncLog>>,
@@ -88,6 +92,7 @@ impl TlsRxOffload {
             former: VecDeque::new(),
             creation_limit: RateLimiter::new(CONTEXTS_PER_SECOND),
             mode: ResyncMode::StreamScan,
+            request_at: None,
             asked: None,
             log: None,
             undecrypted: 0,
@@ -129,6 +134,7 @@ impl TlsRxOffload {
         cx: &mut TcpEnv<'_>,
         next: RecordBoundary,
     ) {
+        self.request_at = None;
         let limits = match cx.out.offloads.l5o {
             Ok(limits) if limits.tls_rx => limits,
             Ok(_) => return self.context = Err(Refusal::NotSupported),
@@ -171,9 +177,16 @@ impl TlsRxOffload {
         self.keys = keys;
     }
 
-    /// Notes that the device refused the context, which thus never decrypted anything.
-    pub(super) fn handle_refused(&mut self, why: Refusal) {
+    /// Notes that the device refused the context, which thus never decrypted anything, when
+    /// `received` bytes had arrived.
+    pub(super) fn handle_refused(&mut self, why: Refusal, received: u64) {
         self.context = Err(why);
+        self.request_at = next_request_at(why, received);
+    }
+
+    /// Returns whether the device is to be asked again, after `received` bytes.
+    pub(super) fn is_request_due(&self, received: u64) -> bool {
+        self.request_at.is_some_and(|at| at <= received)
     }
 
     /// Notes that the device has lost its contexts, except those that it creates from operations
@@ -392,6 +405,13 @@ impl TlsRxOffload {
             }
         }
     }
+}
+
+/// Returns the bytes at which to request again a context that was refused after `carried` bytes of
+/// its direction: twice as many if the device's table was full, as for QUIC, so that the requests
+/// of a connection cost little however long there is no room. `None` for never.
+pub(super) fn next_request_at(why: Refusal, carried: u64) -> Option<u64> {
+    (why == Refusal::TableFull).then(|| carried.max(REQUEST_BYTES_MIN).saturating_mul(2))
 }
 
 fn respond(out: &mut Outbox, context: L5oId, tcpsn: SeqNum, number: Option<u64>) {
