@@ -320,6 +320,46 @@ fn redis_with_and_without_keep_alive() {
     assert_eq!(stat.get("proxy_connects_local"), 0, "{stat:?}");
 }
 
+/// Offloads that a listener or a route excludes, by the counters of both halves.
+#[test]
+fn offloads_by_listener_and_route() {
+    let (files, scratch) = (Files::new(TMP), Files::new(TMP));
+    files.fill("64.bin", 64);
+    let netns = Netns::new();
+    let _nginx = ThirdPartyServer::nginx(&netns, scratch.path(), files.path(), &PORTS[..1], "");
+    let config = format!(
+        "[[listener]]\nlisten = ':80'\nmode = 'http'\ndefault = 'a'\n\
+         [[listener.route]]\nhost = 'relayed'\nbackend = 'a'\nsplice = false\n\
+         [[listener.route]]\nhost = 'host'\nbackend = 'a'\nsplice = false\ntear-down = false\n\
+         [[listener]]\nlisten = ':81'\nmode = 'http'\ndefault = 'a'\nset-up = false\n\
+         [[backend]]\nname = 'a'\nservers = ['{PEER}:{}']\n",
+        PORTS[0]
+    );
+    let path = scratch.write("proxy.toml", config);
+    let server = TestServer::proxy(netns, &["--config", &path.to_string_lossy()]);
+    // Port and host, then connections that the device accepts, splices, and closes. A client that
+    // closes first leaves the last FIN to the proxy.
+    for (port, host, offloaded) in [
+        (80, "other", [1, 1, 0]),
+        (80, "relayed", [1, 0, 1]),
+        (80, "host", [1, 0, 0]),
+        (81, "other", [0, 1, 0]),
+    ] {
+        let before = server.stat();
+        let url = format!("http://{}:{port}/64.bin", interop::ADDR);
+        let header = format!("Host: {host}");
+        run(&mut server.command("curl"), &["-sf", "-o", "/dev/null", "-H", &header, &url]);
+        let names = ["proxy_splices_closed", "proxy_relays_closed"];
+        let mut after = server.stat();
+        while names.iter().all(|name| after.moved(&before, name) == 0) {
+            after = server.stat();
+        }
+        let moved = ["setup_accepted", "splice_begun", "handed_over"]
+            .map(|name| after.moved(&before, name));
+        assert_eq!(moved, offloaded, "port {port}, host {host}: {after:?}");
+    }
+}
+
 #[test]
 fn config_reload_keeps_connections() {
     let (files, scratch) = (Files::new(TMP), Files::new(TMP));

@@ -7,7 +7,7 @@
 
 use apps::proxy::{
     ForwardingPolicy, HashBy, HealthCheckConfig, InsertedFields, LoadBalancing, Proxy, ProxyConfig,
-    ProxyLimits, ProxyListener, ProxyMode, ProxyPool, ProxyTable,
+    ProxyLimits, ProxyListener, ProxyMode, ProxyOffloads, ProxyPool, ProxyTable,
 };
 use base::{Duration, Instant, Prng};
 use host::{Host, TcpConfig};
@@ -176,6 +176,7 @@ impl ProxyScenario {
             },
             policy: ForwardingPolicy::Append,
             keep_alive: self.keep_alive || self.mode != ProxyMode::Http,
+            offloads: ProxyOffloads::ALL,
         };
         let limits = ProxyLimits {
             connect_timeout: self.connect_timeout,

@@ -130,6 +130,39 @@ impl Default for ProxyPool {
     }
 }
 
+/// Connection offloads that a listener or a route permits; the device must provide them as well.
+/// AccelTCP section 1: some flows need the host, such as those whose responses are inspected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProxyOffloads {
+    /// The device may accept connections. Of a route this has no meaning: it is found later.
+    pub setup: bool,
+    /// The device may close the connections to client and backend.
+    pub teardown: bool,
+    /// The device may relay between client and backend.
+    pub splice: bool,
+}
+
+impl ProxyOffloads {
+    /// All offloads.
+    pub const ALL: Self = Self { setup: true, teardown: true, splice: true };
+
+    /// Returns the offloads that both permit.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self {
+            setup: self.setup && other.setup,
+            teardown: self.teardown && other.teardown,
+            splice: self.splice && other.splice,
+        }
+    }
+}
+
+impl Default for ProxyOffloads {
+    fn default() -> Self {
+        Self::ALL
+    }
+}
+
 /// Assignment of requests to a pool.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct ProxyRoute {
@@ -140,6 +173,8 @@ pub struct ProxyRoute {
     pub path: String,
     /// Index of the pool.
     pub pool: usize,
+    /// Offloads of these connections, besides those that the listener excludes.
+    pub offloads: ProxyOffloads,
 }
 
 /// Header fields that are added to requests.
@@ -189,6 +224,8 @@ pub struct ProxyListener {
     /// True if a connection may carry several requests. All of them go to the backend of the first,
     /// which is the only one that is parsed. If false, the backend is told to close.
     pub keep_alive: bool,
+    /// Offloads of its connections.
+    pub offloads: ProxyOffloads,
 }
 
 /// Reason for which a listener cannot be opened.
@@ -365,6 +402,7 @@ mod tests {
             insert: InsertedFields::default(),
             policy: ForwardingPolicy::Append,
             keep_alive: true,
+            offloads: ProxyOffloads::ALL,
         };
         let pool = |&name: &&str| ProxyPool { name: name.to_owned(), ..ProxyPool::default() };
         ProxyTable {

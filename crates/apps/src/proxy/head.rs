@@ -15,7 +15,7 @@ use self::fields::{ConnectionOptions, ForwardingField, HeaderFieldKind};
 use self::target::{Authority, ForwardedTarget};
 use super::config::{ForwardingPolicy, HashBy, InsertedFields, ProxyLimits, ProxyListener};
 use super::maglev::hash_name;
-use super::route;
+use super::route::{self, RouteTarget};
 use crate::content::request::{self, HttpRequest, ParsedRequest, decimal};
 use crate::content::status::HttpStatus;
 
@@ -33,9 +33,9 @@ pub(crate) struct ProxyRequestEnv<'a> {
 /// Action on a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ProxyDecision {
-    /// Send `head` to a backend of `pool`.
+    /// Send `head` to `target`.
     Forward {
-        pool: usize,
+        target: RouteTarget,
         head: Vec<u8>,
         /// Hash of the requested name, if there is one.
         hash: Option<u64>,
@@ -73,10 +73,10 @@ pub(crate) fn decide(bytes: &[u8], about: &ProxyRequestEnv<'_>) -> ProxyDecision
     let mut path = Vec::with_capacity(request.target.len() + 1);
     message.target.write(&mut path);
     let path = String::from_utf8_lossy(&path);
-    match route::find_pool(about.listener, &name, &path) {
-        Some(pool) => {
+    match route::find_target(about.listener, &name, &path) {
+        Some(target) => {
             let hash = (!name.is_empty()).then(|| hash_name(name.as_bytes()));
-            ProxyDecision::Forward { pool, head: message.write(about), hash, is_head }
+            ProxyDecision::Forward { target, head: message.write(about), hash, is_head }
         }
         None => ProxyDecision::Refuse { status: HttpStatus::NotFound, is_head },
     }

@@ -35,8 +35,8 @@ use host::{
 
 pub use config::{
     ForwardingPolicy, HashBy, HealthCheckConfig, InsertedFields, ListenerError, LoadBalancing,
-    ProxyBackend, ProxyConfig, ProxyLimits, ProxyListener, ProxyMode, ProxyPool, ProxyRoute,
-    ProxyTable, check_listeners,
+    ProxyBackend, ProxyConfig, ProxyLimits, ProxyListener, ProxyMode, ProxyOffloads, ProxyPool,
+    ProxyRoute, ProxyTable, check_listeners,
 };
 pub use counters::ProxyCounters;
 
@@ -98,7 +98,8 @@ impl Proxy {
             shared.remark(now, why);
             shared.counters.proxy_tables_refused += 1;
         })?;
-        let modes: Vec<ProxyMode> = shared.table.listeners.iter().map(|l| l.mode).collect();
+        let options = |l: &ProxyListener| (l.mode, l.offloads);
+        let before: Vec<_> = shared.table.listeners.iter().map(options).collect();
         let wanted = shared.table.replace_listeners(&mut table);
         self.listeners.resize(wanted.len(), ListenerState { id: None, open: false });
         // Listeners are closed first: a new one may use the same port.
@@ -111,9 +112,9 @@ impl Proxy {
         let listeners = wanted.into_iter().zip(&table.listeners).enumerate();
         for (port, (index, (is_wanted, listener))) in self.listeners.iter_mut().zip(listeners) {
             if port.open {
-                let changed = modes.get(index) != Some(&listener.mode);
+                let changed = before.get(index) != Some(&options(listener));
                 let id = port.id.filter(|_| changed);
-                id.into_iter().for_each(|id| set_options(host, id, listener.mode));
+                id.into_iter().for_each(|id| set_options(host, id, listener));
             } else if is_wanted && !self.draining {
                 // The addresses were checked, so this fails only if another application on the host
                 // has the port.
@@ -212,14 +213,15 @@ impl ListenerState {
 
 fn listen(host: &mut Host, l: &ProxyListener, backlog: usize) -> Result<ListenerId, ListenError> {
     let id = host.listen(ListenConfig { addr: l.addr, port: l.port, backlog })?;
-    host.set_listener_option(id, ListenerOption::TeardownOffload(true));
-    set_options(host, id, l.mode);
+    set_options(host, id, l);
     Ok(id)
 }
 
-fn set_options(host: &mut Host, id: ListenerId, mode: ProxyMode) {
+fn set_options(host: &mut Host, id: ListenerId, l: &ProxyListener) {
+    let ProxyOffloads { setup, teardown, .. } = l.offloads;
     // In TCP mode the protocol may be one in which the server sends first.
-    let speaks_first = mode != ProxyMode::Tcp;
+    let speaks_first = l.mode != ProxyMode::Tcp;
+    host.set_listener_option(id, ListenerOption::TeardownOffload(teardown));
     host.set_listener_option(id, ListenerOption::DeferAccept(speaks_first));
-    host.set_listener_option(id, ListenerOption::SetupOffload(speaks_first));
+    host.set_listener_option(id, ListenerOption::SetupOffload(speaks_first && setup));
 }

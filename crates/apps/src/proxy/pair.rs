@@ -15,15 +15,16 @@ use bytes::Bytes;
 use host::{SocketError, SpliceEnd, SpliceError, SpliceMeta};
 use wire::Endpoint;
 
-use super::config::{LoadBalancing, ProxyListener, ProxyMode};
+use super::config::{LoadBalancing, ProxyListener, ProxyMode, ProxyOffloads};
 use super::head::{self, ProxyDecision};
 use super::maglev::{hash_addr, hash_name};
 use super::pool::{BackendId, NoBackend};
+use super::proxy_protocol;
+use super::route::{self, RouteTarget};
 use super::shared::{PairTimes, ProxyLogRecord, ProxyShared, ResponseStatusLine, SocketOwner};
 use super::sni::{self, ClientHelloName};
 use super::sockets::ProxySockets;
 use super::termination::{Termination, TerminationCause, TerminationStage};
-use super::{proxy_protocol, route};
 use crate::content::gather::{HeadLimits, gather_head};
 use crate::content::status::HttpStatus;
 
@@ -80,6 +81,7 @@ pub(crate) struct ProxyPair<I> {
     phase: ProxyPairPhase,
     /// Slot of the pool, once it is known; `None` if the pool is gone.
     pool: Option<usize>,
+    offloads: ProxyOffloads,
     /// The backend that counts this pair's connection.
     backend_id: Option<BackendId>,
     tried: Vec<BackendId>,
@@ -112,7 +114,7 @@ pub(crate) struct ProxyPair<I> {
 /// Result of reading a head.
 enum Routing {
     More,
-    Pool(usize),
+    Target(RouteTarget),
     Answer(HttpStatus),
     Alert(u8),
 }
@@ -135,6 +137,7 @@ impl<I: Copy + Eq> ProxyPair<I> {
             listener,
             phase: ProxyPairPhase::Head,
             pool: None,
+            offloads: ProxyOffloads::ALL,
             backend_id: None,
             tried: Vec::new(),
             hash: hash_addr(remote.addr),
@@ -158,8 +161,8 @@ impl<I: Copy + Eq> ProxyPair<I> {
         cx: &mut ProxyPairEnv<'_, S>,
     ) -> PairAction {
         let listener = cx.shared.table.listeners.get(self.listener);
-        match listener.map(|listener| (listener.mode, listener.default)) {
-            Some((ProxyMode::Tcp, Some(pool))) => self.begin_connecting(cx, pool),
+        match listener.map(|listener| (listener.mode, route::default_target(listener))) {
+            Some((ProxyMode::Tcp, Some(target))) => self.begin_connecting(cx, target),
             Some((ProxyMode::Tcp, None)) | None => {
                 self.set_termination(TerminationCause::Proxy, TerminationStage::Request);
                 self.reset_both_sides(cx)
@@ -227,7 +230,7 @@ impl<I: Copy + Eq> ProxyPair<I> {
             Some(ProxyMode::Tcp) | None => return self.reset_both_sides(cx),
         };
         match found {
-            Routing::Pool(pool) => self.begin_connecting(cx, pool),
+            Routing::Target(target) => self.begin_connecting(cx, target),
             Routing::Answer(status) => {
                 self.set_termination(TerminationCause::Proxy, TerminationStage::Request);
                 self.answer(cx, status)
@@ -267,11 +270,11 @@ impl<I: Copy + Eq> ProxyPair<I> {
             self.requested = line.trim_ascii_end().to_vec();
         }
         match decision {
-            ProxyDecision::Forward { pool, head, hash, is_head } => {
+            ProxyDecision::Forward { target, head, hash, is_head } => {
                 self.is_head = is_head;
                 self.buffer = head;
-                self.choose_hash(cx, pool, hash);
-                Routing::Pool(pool)
+                self.choose_hash(cx, target.pool, hash);
+                Routing::Target(target)
             }
             ProxyDecision::Refuse { status, is_head } => {
                 self.is_head = is_head;
@@ -347,12 +350,12 @@ impl<I: Copy + Eq> ProxyPair<I> {
         }
         let listener = cx.shared.table.listeners.get(self.listener);
         match listener
-            .and_then(|l: &ProxyListener| route::find_pool(l, name.trim_end_matches('.'), ""))
+            .and_then(|l: &ProxyListener| route::find_target(l, name.trim_end_matches('.'), ""))
         {
-            Some(pool) => {
+            Some(target) => {
                 let hash = (!name.is_empty()).then(|| hash_name(name.as_bytes()));
-                self.choose_hash(cx, pool, hash);
-                Routing::Pool(pool)
+                self.choose_hash(cx, target.pool, hash);
+                Routing::Target(target)
             }
             None => {
                 cx.shared.counters.proxy_hellos_unrouted += 1;
@@ -361,15 +364,19 @@ impl<I: Copy + Eq> ProxyPair<I> {
         }
     }
 
-    /// Begins to connect to a backend of the pool with this index in the table.
+    /// Begins to connect to a backend of the target's pool.
     fn begin_connecting<S: ProxySockets<Id = I>>(
         &mut self,
         cx: &mut ProxyPairEnv<'_, S>,
-        pool: usize,
+        RouteTarget { pool, offloads }: RouteTarget,
     ) -> PairAction {
         cx.shared.counters.proxy_routed += 1;
         self.times.routed = Some(cx.now);
         self.pool = cx.shared.pools.get(pool).copied();
+        self.offloads = offloads;
+        if !offloads.teardown {
+            cx.host.keep_teardown(cx.now, self.client);
+        }
         self.phase = ProxyPairPhase::Connecting;
         self.connect(cx, None)
     }
@@ -409,6 +416,9 @@ impl<I: Copy + Eq> ProxyPair<I> {
             self.release_backend(cx);
             return self.reply_no_backend(cx, None);
         };
+        if !self.offloads.teardown {
+            cx.host.keep_teardown(cx.now, socket);
+        }
         self.backend = Some(socket);
         cx.shared.owners.set(S::index(socket), socket, SocketOwner::Pair(self.index));
         self.deadline = cx.now + cx.shared.table.limits.connect_timeout;

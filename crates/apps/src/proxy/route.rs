@@ -4,18 +4,37 @@
 //! treats `/%61` as `/a` does so after the choice. Routes select backends; they are no access
 //! control.
 
-use super::config::{ProxyListener, ProxyRoute};
+use super::config::{ProxyListener, ProxyOffloads, ProxyRoute};
 
-/// Returns the pool for a name and a path, both of which may be empty; `None` if neither a route
-/// matches nor a default exists.
-pub(crate) fn find_pool(listener: &ProxyListener, name: &str, path: &str) -> Option<usize> {
+/// Destination of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RouteTarget {
+    /// Index of the pool.
+    pub(crate) pool: usize,
+    /// Offloads that listener and route permit.
+    pub(crate) offloads: ProxyOffloads,
+}
+
+/// Returns the destination for a name and a path, both of which may be empty; `None` if neither a
+/// route matches nor a default exists.
+pub(crate) fn find_target(listener: &ProxyListener, name: &str, path: &str) -> Option<RouteTarget> {
     let fitting = listener.routes.iter().filter_map(|route| {
         let host = host_rank(&route.host, name)?;
         path_fits(&route.path, path).then_some(((host, route.path.len()), route))
     });
     // The first of equals; `max_by_key` would return the last.
     let best = fitting.reduce(|best, next| if next.0 > best.0 { next } else { best });
-    best.map(|(_, ProxyRoute { pool, .. })| *pool).or(listener.default)
+    match best {
+        Some((_, ProxyRoute { pool, offloads, .. })) => {
+            Some(RouteTarget { pool: *pool, offloads: listener.offloads.and(*offloads) })
+        }
+        None => default_target(listener),
+    }
+}
+
+/// Returns the destination of connections that no route matches.
+pub(crate) fn default_target(listener: &ProxyListener) -> Option<RouteTarget> {
+    Some(RouteTarget { pool: listener.default?, offloads: listener.offloads })
 }
 
 /// Returns the rank of a pattern if it matches a name: exact names rank highest, then patterns with
@@ -65,6 +84,7 @@ mod tests {
             host: (*host).to_owned(),
             path: (*path).to_owned(),
             pool,
+            offloads: ProxyOffloads::ALL,
         };
         ProxyListener {
             addr: None,
@@ -75,6 +95,7 @@ mod tests {
             insert: InsertedFields::default(),
             policy: ForwardingPolicy::Append,
             keep_alive: true,
+            offloads: ProxyOffloads::ALL,
         }
     }
 
@@ -90,7 +111,7 @@ mod tests {
             ("a.example", "/api"),
         ];
         let listener = listener(&all, Some(99));
-        let find = |name, path| find_pool(&listener, name, path).unwrap();
+        let find = |name, path| find_target(&listener, name, path).unwrap().pool;
         assert_eq!(find("a.example", "/"), 1);
         assert_eq!(find("c.example", "/img/x"), 2, "the name before the path");
         assert_eq!(find("x.b.example", "/"), 3);
@@ -107,8 +128,24 @@ mod tests {
 
     #[test]
     fn no_route() {
-        assert_eq!(find_pool(&listener(&[("a", "")], None), "b", "/"), None);
-        assert_eq!(find_pool(&listener(&[], Some(3)), "", ""), Some(3));
+        assert_eq!(find_target(&listener(&[("a", "")], None), "b", "/"), None);
+        let target = RouteTarget { pool: 3, offloads: ProxyOffloads::ALL };
+        assert_eq!(find_target(&listener(&[], Some(3)), "", ""), Some(target));
+    }
+
+    #[test]
+    fn route_and_listener_restrict_offloads() {
+        let mut listener = listener(&[("a", ""), ("b", "")], Some(2));
+        listener.offloads.setup = false;
+        listener.routes[1].offloads.splice = false;
+        let offloads = |name| {
+            let ProxyOffloads { setup, teardown, splice } =
+                find_target(&listener, name, "/").unwrap().offloads;
+            (setup, teardown, splice)
+        };
+        assert_eq!(offloads("a"), (false, true, true));
+        assert_eq!(offloads("b"), (false, true, false));
+        assert_eq!(offloads("c"), (false, true, true));
     }
 
     #[test]

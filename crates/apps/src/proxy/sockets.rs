@@ -22,6 +22,8 @@ pub(crate) trait ProxySockets: Connections {
         idle_timeout: Duration,
     ) -> Result<SpliceId, SpliceError>;
     fn take_splice(&mut self, id: SpliceId) -> Option<SpliceMeta>;
+    /// Keeps the tear-down of a connection on the host.
+    fn keep_teardown(&mut self, now: Instant, id: Self::Id);
 }
 
 impl ProxySockets for Host {
@@ -46,5 +48,9 @@ impl ProxySockets for Host {
 
     fn take_splice(&mut self, id: SpliceId) -> Option<SpliceMeta> {
         Self::take_splice(self, id)
+    }
+
+    fn keep_teardown(&mut self, now: Instant, id: SocketId) {
+        self.set_option(now, id, SocketOption::TeardownOffload(false));
     }
 }

@@ -213,6 +213,7 @@ fn build(setting: SpliceSetting) -> Result<AccountedPair<Proxy, ProxyPeers>, Fai
         insert: proxy::InsertedFields::default(),
         policy: proxy::ForwardingPolicy::Append,
         keep_alive: true,
+        offloads: proxy::ProxyOffloads::ALL,
     };
     let ports = 80..80 + PORTS;
     let table = ProxyTable {

@@ -9,11 +9,15 @@
 //! headers = ["x-forwarded-for", "x-forwarded-proto", "forwarded", "via"]
 //! header-policy = "append"         # or "replace": remove such fields of clients
 //! keep-alive = true                # false with "replace": one request per connection
+//! set-up = true                    # false: the host accepts the connections
+//! tear-down = true                 # false: the host closes them
+//! splice = true                    # false: the host relays, and sees all bytes
 //!
 //! [[listener.route]]
 //! host = "api.example.com"         # or "*.example.com"; any host if omitted
 //! path = "/v1"                     # any path if omitted
 //! backend = "api"
+//! splice = false                   # tear-down as well; true is limited by the listener
 //!
 //! [[backend]]
 //! name = "web"
@@ -42,7 +46,7 @@ use std::path::Path;
 
 use apps::proxy::{
     ForwardingPolicy, HashBy, HealthCheckConfig, InsertedFields, LoadBalancing, ProxyLimits,
-    ProxyListener, ProxyMode, ProxyPool, ProxyRoute,
+    ProxyListener, ProxyMode, ProxyOffloads, ProxyPool, ProxyRoute,
 };
 use base::Duration;
 use serde::Deserialize;
@@ -71,6 +75,9 @@ struct ListenerTable {
     headers: Vec<Spanned<String>>,
     header_policy: Option<Spanned<String>>,
     keep_alive: Option<Spanned<bool>>,
+    set_up: Option<bool>,
+    tear_down: Option<bool>,
+    splice: Option<bool>,
     #[serde(default)]
     route: Vec<RouteTable>,
 }
@@ -82,6 +89,8 @@ struct RouteTable {
     host: String,
     path: Option<Spanned<String>>,
     backend: Spanned<String>,
+    tear_down: Option<bool>,
+    splice: Option<bool>,
 }
 
 #[derive(Deserialize)]
@@ -120,18 +129,18 @@ fn config_error<T>(at: &Spanned<T>, what: impl Into<String>) -> ProxyFileError {
     ProxyFileError(at.span().start, what.into())
 }
 
-/// Reads the file.
+/// Reads the file. Limits that it lacks are those of `usual`.
 ///
 /// # Errors
 /// One line: the file, the line number, and the fault.
-pub(super) fn read(path: &Path) -> Result<ProxyPlan, String> {
+pub(super) fn read(path: &Path, usual: &ProxyLimits) -> Result<ProxyPlan, String> {
     let shown = path.display();
     let text = std::fs::read_to_string(path).map_err(|e| format!("cannot read {shown}: {e}"))?;
-    parse(&text).map_err(|(line, what)| format!("{shown}:{line}: {what}"))
+    parse(&text, usual).map_err(|(line, what)| format!("{shown}:{line}: {what}"))
 }
 
 /// Parses the text. An error has its line number.
-pub(super) fn parse(text: &str) -> Result<ProxyPlan, (usize, String)> {
+pub(super) fn parse(text: &str, usual: &ProxyLimits) -> Result<ProxyPlan, (usize, String)> {
     let line_of = |at: usize| {
         let before = text.as_bytes().get(..at).unwrap_or_default();
         before.iter().filter(|b| **b == b'\n').count() + 1
@@ -140,10 +149,10 @@ pub(super) fn parse(text: &str) -> Result<ProxyPlan, (usize, String)> {
         let what = e.message().lines().collect::<Vec<_>>().join(", ");
         (line_of(e.span().map_or(0, |span| span.start)), what)
     })?;
-    plan(file).map_err(|ProxyFileError(at, what)| (line_of(at), what))
+    plan(file, usual).map_err(|ProxyFileError(at, what)| (line_of(at), what))
 }
 
-fn plan(file: ProxyConfigFile) -> Result<ProxyPlan, ProxyFileError> {
+fn plan(file: ProxyConfigFile, usual: &ProxyLimits) -> Result<ProxyPlan, ProxyFileError> {
     let mut pools: Vec<PoolPlan> = Vec::new();
     for table in &file.backend {
         if pools.iter().any(|plan| plan.pool.name == *table.name.get_ref()) {
@@ -162,7 +171,7 @@ fn plan(file: ProxyConfigFile) -> Result<ProxyPlan, ProxyFileError> {
     if listeners.is_empty() {
         return Err(ProxyFileError(0, "no [[listener]] defined".to_owned()));
     }
-    Ok(ProxyPlan { listeners, pools, limits: limits(&file.limits) })
+    Ok(ProxyPlan { listeners, pools, limits: limits(&file.limits, usual) })
 }
 
 fn listener(table: &ListenerTable, pools: &[PoolPlan]) -> Result<ProxyListener, ProxyFileError> {
@@ -204,7 +213,9 @@ fn listener(table: &ListenerTable, pools: &[PoolPlan]) -> Result<ProxyListener, 
             return Err(config_error(at, "path must start with a slash"));
         }
         let host = route.host.trim_end_matches('.').to_ascii_lowercase();
-        routes.push(ProxyRoute { host, path: path.to_owned(), pool: find(&route.backend)? });
+        let offloads = offloads(None, route.tear_down, route.splice);
+        let pool = find(&route.backend)?;
+        routes.push(ProxyRoute { host, path: path.to_owned(), pool, offloads });
     }
     Ok(ProxyListener {
         addr: listen.addr,
@@ -218,7 +229,17 @@ fn listener(table: &ListenerTable, pools: &[PoolPlan]) -> Result<ProxyListener, 
             .keep_alive
             .as_ref()
             .map_or(policy == ForwardingPolicy::Append, |keep| *keep.get_ref()),
+        offloads: offloads(table.set_up, table.tear_down, table.splice),
     })
+}
+
+/// Returns the offloads of a table: all that it does not exclude.
+fn offloads(set_up: Option<bool>, tear_down: Option<bool>, splice: Option<bool>) -> ProxyOffloads {
+    ProxyOffloads {
+        setup: set_up.unwrap_or(true),
+        teardown: tear_down.unwrap_or(true),
+        splice: splice.unwrap_or(true),
+    }
 }
 
 fn policy(table: &ListenerTable, mode: ProxyMode) -> Result<ForwardingPolicy, ProxyFileError> {
@@ -349,8 +370,7 @@ fn check_text(text: &str) -> Result<(), String> {
     }
 }
 
-fn limits(table: &LimitsTable) -> ProxyLimits {
-    let usual = ProxyLimits::default();
+fn limits(table: &LimitsTable, usual: &ProxyLimits) -> ProxyLimits {
     let ms = |given: Option<u32>, usual| given.map_or(usual, |ms| Duration::from_millis(ms.into()));
     let size = |given: Option<u32>, usual| given.map_or(usual, |n| n as usize);
     let head_bytes_max = size(table.head_bytes_max, usual.head_bytes_max);
@@ -391,7 +411,7 @@ servers = ['10.0.0.1:80']
     #[test]
     fn the_example_of_the_documentation() {
         let text = format!("{}\n[[backend]]\nname = 'api'\nservers = []\n", example());
-        let plan = parse(&text).unwrap();
+        let plan = parse(&text, &ProxyLimits::default()).unwrap();
         let listener = &plan.listeners[0];
         assert_eq!(
             (listener.port, listener.mode, listener.default),
@@ -402,6 +422,9 @@ servers = ['10.0.0.1:80']
             ("api.example.com", 1)
         );
         assert!(listener.insert.via && listener.insert.forwarded && listener.keep_alive);
+        assert_eq!(listener.offloads, ProxyOffloads::ALL);
+        let no_splice = ProxyOffloads { splice: false, ..ProxyOffloads::ALL };
+        assert_eq!(listener.routes[0].offloads, no_splice);
         assert_eq!(plan.pools[0].members.len(), 3);
         assert_eq!(plan.pools[0].pool.check.path, "/health");
         assert_eq!(plan.limits, ProxyLimits::default());
@@ -412,7 +435,7 @@ servers = ['10.0.0.1:80']
     fn errors_have_their_line() {
         let change = |from: &str, to: &str| {
             assert!(SMALL.contains(from), "{from}");
-            parse(&SMALL.replace(from, to)).unwrap_err()
+            parse(&SMALL.replace(from, to), &ProxyLimits::default()).unwrap_err()
         };
         for (from, to, line, what) in [
             ("mode = 'http'", "mode = 'htpp'", 3, "unknown mode `htpp`"),
@@ -436,11 +459,27 @@ servers = ['10.0.0.1:80']
             ),
             ("mode = 'http'", "mode = 'tcp'\nroute = [{backend = 'a'}]", 3, "mode tcp requires"),
             ("mode = 'http'", "mode = 'http'\nroute = [{path = 'x', backend = 'a'}]", 4, "slash"),
+            // The route is not known when the connection is accepted.
+            (
+                "mode = 'http'",
+                "mode = 'http'\nroute = [{set-up = false, backend = 'a'}]",
+                4,
+                "unknown field `set-up`",
+            ),
         ] {
             let (at, said) = change(from, to);
             assert!(at == line && said.contains(what), "{to}: {at}: {said}");
             assert!(!said.contains('\n'), "{said}");
         }
-        assert_eq!(parse("").unwrap_err(), (1, "no [[listener]] defined".to_owned()));
+        let empty = parse("", &ProxyLimits::default());
+        assert_eq!(empty, Err((1, "no [[listener]] defined".to_owned())));
+    }
+
+    #[test]
+    fn limits_of_the_file_replace_those_of_the_options() {
+        let usual = ProxyLimits { connections_max: 5, retries: 9, ..ProxyLimits::default() };
+        let text = format!("{SMALL}\n[limits]\nretries = 1\n");
+        let limits = parse(&text, &usual).unwrap().limits;
+        assert_eq!((limits.connections_max, limits.retries), (5, 1));
     }
 }

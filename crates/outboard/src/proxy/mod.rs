@@ -13,7 +13,7 @@ use std::sync::mpsc::{Sender, channel};
 
 use apps::proxy::{
     self, ForwardingPolicy, HashBy, HealthCheckConfig, InsertedFields, LoadBalancing, Proxy,
-    ProxyLimits, ProxyListener, ProxyMode, ProxyPool, ProxyTable,
+    ProxyLimits, ProxyListener, ProxyMode, ProxyOffloads, ProxyPool, ProxyTable,
 };
 use base::Duration;
 use io::bridge::Bridge;
@@ -77,7 +77,7 @@ fn read_plan(args: &ProxyArgs) -> Result<ProxyPlan, Failure> {
         return Err(Failure::Usage("--backend-link is the same as --link; omit it".to_owned()));
     }
     let plan = match &args.config {
-        Some(path) => file::read(path).map_err(Failure::NoInput)?,
+        Some(path) => file::read(path, &limits(args)).map_err(Failure::NoInput)?,
         None => plan_from_options(args)?,
     };
     check_plan_listeners(args, plan)
@@ -113,7 +113,7 @@ fn check(args: &ProxyArgs) -> Result<(), Failure> {
 
 /// Reads the configuration file again.
 fn reload(args: &ProxyArgs, path: &Path, plans: &Sender<ProxyPlan>) {
-    match file::read(path).and_then(|new| check_plan_listeners(args, new)) {
+    match file::read(path, &limits(args)).and_then(|new| check_plan_listeners(args, new)) {
         Ok(new) => {
             eprintln!("outboard: SIGHUP: reloaded {}", path.display());
             // The receiving thread runs until the process ends.
@@ -200,18 +200,26 @@ fn plan_from_options(args: &ProxyArgs) -> Result<ProxyPlan, Failure> {
         policy,
         // Only the first request of a connection is inspected.
         keep_alive: policy == ForwardingPolicy::Append,
+        offloads: ProxyOffloads::ALL,
     };
-    let seconds = |s: u32| Duration::from_secs(s.into());
     Ok(ProxyPlan {
         listeners: args.listen.iter().map(listener).collect(),
         pools: vec![PoolPlan { pool, members: args.backend.clone() }],
-        limits: ProxyLimits {
-            head_timeout: seconds(args.header_timeout),
-            connect_timeout: seconds(args.connect_timeout),
-            idle_timeout: seconds(args.idle_timeout),
-            ..ProxyLimits::default()
-        },
+        limits: limits(args),
     })
+}
+
+/// Returns the limits of the options.
+fn limits(args: &ProxyArgs) -> ProxyLimits {
+    let seconds = |s: u32| Duration::from_secs(s.into());
+    ProxyLimits {
+        // A client has a connection of its own and one to a backend.
+        connections_max: (args.stack.tcp_connections_max() / 2).max(1),
+        head_timeout: seconds(args.header_timeout),
+        connect_timeout: seconds(args.connect_timeout),
+        idle_timeout: seconds(args.idle_timeout),
+        ..ProxyLimits::default()
+    }
 }
 
 /// Configures device and host for a proxy.

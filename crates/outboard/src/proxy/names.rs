@@ -174,6 +174,7 @@ fn weight_share(weight: u16, addrs: usize) -> u32 {
 mod tests {
     use super::super::file;
     use super::*;
+    use apps::proxy::ProxyLimits;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU8, Ordering};
     use std::sync::mpsc::channel;
@@ -183,7 +184,7 @@ mod tests {
             "[[listener]]\nlisten = ':80'\nmode = 'tcp'\ndefault = 'a'\n[[backend]]\nname = 'a'\n\
              servers = ['10.0.0.200:80', '{server}']\n"
         );
-        file::parse(&text).unwrap()
+        file::parse(&text, &ProxyLimits::default()).unwrap()
     }
 
     fn last_bytes(table: &ProxyTable) -> Vec<u8> {
@@ -237,7 +238,8 @@ mod tests {
         let server = resolver::tests::services_of(&[(10, 60, 1), (10, 20, 2), (20, 0, 3)]);
         let text = "[[listener]]\nlisten = ':80'\nmode = 'tcp'\ndefault = 'a'\n[[backend]]\n\
                     name = 'a'\nservers = ['srv:_http._tcp.app.example']\n";
-        let mut names = BackendResolver::new(Some(server), file::parse(text).unwrap());
+        let mut names =
+            BackendResolver::new(Some(server), file::parse(text, &ProxyLimits::default()).unwrap());
         let table = names.table();
         assert_eq!(last_bytes(&table), [1, 2, 3]);
         let backends = table.pools[0].backends.iter();

@@ -1,11 +1,11 @@
 //! Heads of requests, and the heads that their backends get.
 
 use super::*;
-use crate::proxy::config::{ProxyMode, ProxyRoute};
+use crate::proxy::config::{ProxyMode, ProxyOffloads, ProxyRoute};
 use proptest::prelude::*;
 
 fn listener(insert: InsertedFields, keep_alive: bool) -> ProxyListener {
-    let route = ProxyRoute { host: "b.example".into(), path: String::new(), pool: 1 };
+    let route = ProxyRoute { host: "b.example".into(), pool: 1, ..ProxyRoute::default() };
     ProxyListener {
         addr: None,
         port: 80,
@@ -15,6 +15,7 @@ fn listener(insert: InsertedFields, keep_alive: bool) -> ProxyListener {
         insert,
         policy: ForwardingPolicy::Append,
         keep_alive,
+        offloads: ProxyOffloads::ALL,
     }
 }
 
@@ -38,7 +39,9 @@ fn decide_bytes(bytes: &[u8], listener: &ProxyListener, client: &str) -> ProxyDe
 
 fn forwarded(bytes: &str, insert: InsertedFields, keep_alive: bool) -> (usize, String) {
     match decide_at(bytes, &listener(insert, keep_alive), "10.77.0.1") {
-        ProxyDecision::Forward { pool, head, .. } => (pool, String::from_utf8(head).unwrap()),
+        ProxyDecision::Forward { target, head, .. } => {
+            (target.pool, String::from_utf8(head).unwrap())
+        }
         other => panic!("{other:?}"),
     }
 }

@@ -26,7 +26,7 @@ impl<I: Copy + Eq> ProxyPair<I> {
             cx.shared.counters.proxy_relayed += 1;
             return PairAction::Keep;
         }
-        if !cx.shared.config.splice {
+        if !cx.shared.config.splice || !self.offloads.splice {
             cx.shared.counters.proxy_relayed += 1;
             return self.relay(cx);
         }

@@ -11,7 +11,8 @@ use wire::tls::fatal_alert;
 
 use super::*;
 use crate::proxy::config::{
-    HealthCheckConfig, InsertedFields, ProxyListener, ProxyMode, ProxyPool, ProxyRoute,
+    HealthCheckConfig, InsertedFields, ProxyListener, ProxyMode, ProxyOffloads, ProxyPool,
+    ProxyRoute,
 };
 use crate::proxy::sni::tests::client_hello;
 use fake::{FakeSocketId, ProxyTestBed, end, listener, pool, table};
@@ -102,7 +103,8 @@ fn head_one_byte_at_a_time() {
 fn routes_by_host_and_path_with_fields_added() {
     let mut table = table(ProxyMode::Http, 1);
     table.pools.push(ProxyPool { name: "q".into(), backends: vec![end(99, 1).into()], ..pool(0) });
-    let route = ProxyRoute { host: "b".into(), path: "/x".into(), pool: 1 };
+    let route =
+        ProxyRoute { host: "b".into(), path: "/x".into(), pool: 1, ..ProxyRoute::default() };
     let insert = InsertedFields { x_forwarded_for: true, ..InsertedFields::default() };
     table.listeners =
         vec![ProxyListener { routes: vec![route], insert, ..listener(ProxyMode::Http) }];
@@ -455,7 +457,7 @@ fn tls_by_name() {
         backends: vec![end(99, 443).into()],
         ..pool(0)
     });
-    let route = ProxyRoute { host: "*.b.example".into(), path: String::new(), pool: 1 };
+    let route = ProxyRoute { host: "*.b.example".into(), pool: 1, ..ProxyRoute::default() };
     table.listeners = vec![ProxyListener { routes: vec![route], ..listener(ProxyMode::Tls) }];
     let config = ProxyConfig { splice: false, ..ProxyConfig::default() };
     for record in [3, 1000] {
@@ -559,6 +561,35 @@ fn spliced_to_the_end() {
         ),
         "{line}"
     );
+}
+
+/// AccelTCP section 1: flows whose responses the host must see are not offloaded.
+#[test]
+fn routes_without_offloads() {
+    let offloads = ProxyOffloads { splice: false, teardown: false, ..ProxyOffloads::ALL };
+    let route = ProxyRoute { host: "b".into(), offloads, ..ProxyRoute::default() };
+    let mut table = table(ProxyMode::Http, 1);
+    table.listeners[0].routes = vec![route];
+    let mut bed = ProxyTestBed::with(ProxyConfig::default(), table);
+    let client = bed.accept();
+    bed.receive(client, "GET / HTTP/1.1\r\nHost: b\r\n\r\n");
+    let backend = bed.establish();
+    bed.receive(backend, "HTTP/1.1 200 OK\r\n\r\n");
+    assert_eq!(status(&bed.text(client)), "200");
+    assert_eq!(bed.sockets.app_state.spliced, []);
+    assert_eq!(bed.sockets.app_state.teardown_kept, [client, backend]);
+    let other = bed.accept();
+    bed.receive(other, GET);
+    let backend = bed.establish();
+    assert_eq!(bed.sockets.app_state.spliced, [(other, backend)]);
+    assert_eq!(bed.sockets.app_state.teardown_kept.len(), 2);
+    bed.assert_moved(&[
+        ("proxy_accepted", 2),
+        ("proxy_routed", 2),
+        ("proxy_connects", 2),
+        ("proxy_relayed_bytes_down", 19),
+        ("proxy_relayed", 1),
+    ]);
 }
 
 #[test]

@@ -11,7 +11,8 @@ use crate::connections::Connections;
 use crate::connections::fake::FakeConnections;
 pub(crate) use crate::connections::fake::FakeSocketId;
 use crate::proxy::config::{
-    ForwardingPolicy, InsertedFields, ProxyConfig, ProxyListener, ProxyMode, ProxyPool, ProxyTable,
+    ForwardingPolicy, InsertedFields, ProxyConfig, ProxyListener, ProxyMode, ProxyOffloads,
+    ProxyPool, ProxyTable,
 };
 use crate::proxy::sockets::ProxySockets;
 
@@ -26,6 +27,8 @@ pub(crate) struct FakeBackends {
     pub(crate) splice: Option<SpliceError>,
     pub(crate) spliced: Vec<(FakeSocketId, FakeSocketId)>,
     meta: Option<SpliceMeta>,
+    /// Sockets whose tear-down stays on the host.
+    pub(crate) teardown_kept: Vec<FakeSocketId>,
 }
 
 pub(crate) type FakeSockets = FakeConnections<FakeBackends>;
@@ -66,6 +69,10 @@ impl ProxySockets for FakeSockets {
     fn take_splice(&mut self, _: SpliceId) -> Option<SpliceMeta> {
         self.app_state.meta.take()
     }
+
+    fn keep_teardown(&mut self, _: Instant, id: FakeSocketId) {
+        self.app_state.teardown_kept.push(id);
+    }
 }
 
 /// A proxy, its sockets and a clock.
@@ -85,6 +92,7 @@ pub(crate) fn listener(mode: ProxyMode) -> ProxyListener {
         insert: InsertedFields::default(),
         policy: ForwardingPolicy::Append,
         keep_alive: true,
+        offloads: ProxyOffloads::ALL,
     }
 }
 
