@@ -59,6 +59,8 @@ pub(crate) struct StreamApp {
     /// Bytes that each connection has written or read.
     done: BTreeMap<SocketId, u64>,
     established: u32,
+    /// Connections that have read a byte.
+    begun: u32,
     prng: Prng,
     /// Bytes read by all connections.
     pub(crate) bytes: u64,
@@ -95,6 +97,7 @@ impl StreamApp {
             file: None,
             done: BTreeMap::new(),
             established: 0,
+            begun: 0,
             prng: Prng::new(5),
             bytes: 0,
             errors: Vec::new(),
@@ -104,6 +107,11 @@ impl StreamApp {
     /// Returns whether every connection is established.
     pub(crate) const fn is_up(&self) -> bool {
         self.established == self.params.connections
+    }
+
+    /// Returns whether every connection has read a byte.
+    pub(crate) const fn has_begun(&self) -> bool {
+        self.begun == self.params.connections
     }
 
     /// Handles an established connection: attaches TLS, if it is used.
@@ -174,6 +182,7 @@ impl StreamApp {
                 self.errors.push(format!("wrong byte at {}", *done + at));
                 return;
             }
+            self.begun += u32::from(*done == 0);
             *done += len as u64;
             self.bytes += len as u64;
             host.consume(socket, len);

@@ -107,7 +107,8 @@ pub(crate) fn make_content(folder: &Path) -> Result<(), Failure> {
 }
 
 /// Runs streams with faults of the packets on the measured machine's link, and measures
-/// `measured_bytes` after `warm_bytes`. With `out_of_order`, the device decrypts records in any
+/// `measured_bytes` after `warm_bytes`, when every stream has transferred some: sessions are created
+/// before the measurement. With `out_of_order`, the device decrypts records in any
 /// order; otherwise it follows the paper's algorithm. The content is in `folder`.
 ///
 /// # Errors
@@ -123,7 +124,8 @@ pub(crate) fn measure(
     pair.start();
     let read = |p: &StreamPair| p.server.app.bytes + p.client.app.bytes;
     let is_up = |p: &StreamPair| p.server.app.is_up() && p.client.app.is_up();
-    pair.run_until(|p| is_up(p) && read(p) >= warm_bytes)?;
+    let has_begun = |p: &StreamPair| p.server.app.has_begun() || p.client.app.has_begun();
+    pair.run_until(|p| is_up(p) && has_begun(p) && read(p) >= warm_bytes)?;
     let (before, bytes) = (pair.server_usage(), read(&pair));
     pair.run_until(|p| read(p) >= bytes + measured_bytes)?;
     Ok(StreamFigures { bytes: read(&pair) - bytes, used: pair.server_usage().since(&before) })
