@@ -207,6 +207,26 @@ fn requests_of_1_mib() {
     FioMatrixCell::all(4).iter().for_each(FioMatrixCell::run);
 }
 
+/// Random reads of a cold namespace read only the requested pages, with and without the page cache.
+#[test]
+fn random_reads_read_only_their_pages() {
+    for (options, direct) in [(&[][..], 0), (&["--direct-io"][..], 1)] {
+        let lab = FioFixture::start(options);
+        let mut fio = lab.initiator("fio");
+        fio.args(["--requests", "4000", "--writes", "0", "--json", "--bs", "4096"]);
+        fio.args(["--size", &DISK.to_string(), "--data-digest"]);
+        run_for_output(&mut fio);
+        let stat = lab.server.stat();
+        let (read, sent) = (stat.get("file_disk_read_bytes"), stat.get("file_bytes"));
+        assert!(sent >= 4000 * 4096, "the device sends from the file: {sent}");
+        assert!(read <= sent + sent / 10, "{read} bytes read for {sent}");
+        // A file system without direct I/O is used through the page cache.
+        let opens = stat.get("disk_direct_opens") + stat.get("disk_direct_refused");
+        assert!(opens >= direct && (direct == 1 || opens == 0), "{stat:?}");
+        lab.server.stop();
+    }
+}
+
 /// Kills the target twice; `fio` continues and finds all written data. Returns `fio`'s counters.
 fn run_with_target_kills(target: &[&str], initiator: &[&str]) -> Counters {
     let mut lab = FioFixture::start(target);

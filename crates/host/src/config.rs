@@ -140,6 +140,10 @@ pub struct TcpConfig {
     pub receive_bytes_max: u32,
     /// Maximum host memory of a connection's send stream, in bytes. File spans need none.
     pub send_bytes_max: usize,
+    /// Acknowledged bytes of a file after which the device is told to release them; the rest is
+    /// reported when nothing is in flight. IO-TCP section 3.5 has 32 KiB; a transmit may have eight
+    /// times that, and each report costs an operation.
+    pub file_ack_bytes: u64,
     /// Initial window in segments (RFC 6928).
     pub initial_window: u32,
     /// End the first slow start when the round-trip time rises: HyStart++ (RFC 9406).
@@ -219,6 +223,7 @@ impl Default for TcpConfig {
             algorithm: CongestionAlgorithm::Cubic,
             receive_bytes_max: 1 << 20,
             send_bytes_max: 1 << 20,
+            file_ack_bytes: 256 << 10,
             initial_window: 10,
             hystart: true,
             rto_min: Duration::from_millis(200),

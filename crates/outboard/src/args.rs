@@ -7,9 +7,9 @@ use std::str::FromStr;
 use apps::content::{AddedField, CacheControl};
 use clap::{Args, Parser, Subcommand};
 use host::Cidr;
-use io::disk::DiskKind;
 use stack::{LinkName, StackOptions, Switch};
 
+use crate::file_args::FileArgs;
 use crate::proxy::{BackendSpec, ListenArg};
 
 /// Split transport stack: the host controls connections, a NIC processes their bytes
@@ -82,12 +82,9 @@ pub(crate) struct ServeArgs {
     /// Send FILE.br or FILE.gz instead of FILE if it exists and the client accepts the encoding
     #[arg(long)]
     pub(crate) precompressed: bool,
-    /// Device memory for file content, in MiB
-    #[arg(long, default_value_t = 256, value_name = "MIB")]
-    pub(crate) file_memory: u32,
-    /// Backend for reading files
-    #[arg(long, value_enum, default_value_t = DiskArg::Auto)]
-    pub(crate) disk: DiskArg,
+    /// Reading of files.
+    #[command(flatten)]
+    pub(crate) files: FileArgs,
     /// End transfers of a file on any change of its metadata (chmod, link, append), not only if the
     /// bytes to send may have changed
     #[arg(long)]
@@ -290,28 +287,6 @@ impl FromStr for ErrorPageArg {
                 let known = ERROR_STATUSES.map(|status| status.to_string()).join(" ");
                 Err(format!("unknown error status `{code}`; expected one of {known}"))
             }
-        }
-    }
-}
-
-/// Backends for reading files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum DiskArg {
-    /// io_uring, or threads if the kernel refuses it
-    Auto,
-    /// io_uring only
-    Uring,
-    /// Thread pool
-    Threads,
-}
-
-impl DiskArg {
-    /// Returns the backend.
-    pub(crate) const fn kind(self) -> DiskKind {
-        match self {
-            Self::Auto => DiskKind::Auto,
-            Self::Uring => DiskKind::Uring,
-            Self::Threads => DiskKind::Threads,
         }
     }
 }

@@ -7,6 +7,7 @@
 
 mod alarms;
 mod args;
+mod file_args;
 mod nvme;
 mod proxy;
 mod query;

@@ -9,7 +9,7 @@ use base::Instant;
 use cli::Failure;
 use host::{Application, Host};
 use io::clock::{self, MonotonicClock};
-use io::disk::{ChangeRule, Disk, DiskKind};
+use io::disk::{Disk, DiskKind};
 use io::link::Link;
 use nic::{Device, DeviceConfig};
 use quic::ConnectionInfo;
@@ -140,7 +140,7 @@ impl<'a, A, M> Builder<'a, A, M> {
     #[must_use]
     pub fn folder(self, root: &'a Path) -> Self {
         self.disk(move || {
-            let disk = io::disk::open_disk_with(root, DiskKind::Auto, ChangeRule::Content);
+            let disk = io::disk::open_disk(root, DiskKind::Auto);
             disk.map_err(|e| Failure::NoInput(e.to_string()))
         })
     }
@@ -248,7 +248,7 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
             device_config.run_bytes_max = io::tap::run_bytes_max();
         }
         if self.open_disk.is_some() {
-            device_config.file = self.options.offload.file_config(FILE_MEMORY_MIB);
+            device_config.file = self.options.offload.file.then(nic::FileConfig::default);
         }
         if let Some(configure) = &self.configure {
             configure(index, &mut device_config, &mut host_config);
@@ -270,6 +270,3 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
         self.open_disk.as_ref().map_or_else(|| Ok(NoDisk::boxed()), |open| open())
     }
 }
-
-/// Device memory for file content, in MiB, unless [`Builder::configure`] changes it.
-const FILE_MEMORY_MIB: u32 = 256;

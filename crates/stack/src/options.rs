@@ -15,7 +15,7 @@ use base::Duration;
 use clap::{Args, Parser, ValueEnum};
 use host::{Cidr, CongestionAlgorithm};
 use io::fault::FaultConfig;
-use nic::{DeviceConfig, FileConfig};
+use nic::DeviceConfig;
 
 use crate::limits::LimitOptions;
 use crate::link::LinkName;
@@ -281,14 +281,6 @@ impl Offloads {
         quic: false,
         nvme: false,
     };
-
-    /// Returns the configuration of the file engine with this much memory for content, or `None` if
-    /// it is disabled.
-    #[must_use]
-    pub fn file_config(&self, memory_mib: u32) -> Option<FileConfig> {
-        let memory_bytes_max = (memory_mib as usize) << 20;
-        self.file.then(|| FileConfig { memory_bytes_max, ..FileConfig::default() })
-    }
 
     fn names(self) -> impl Iterator<Item = &'static str> {
         [

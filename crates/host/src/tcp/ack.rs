@@ -212,9 +212,6 @@ impl<T: TxTransforms> TcpConnection<T> {
     /// Frees acknowledged bytes, and reports acknowledged file ranges to the device a threshold at
     /// a time (IO-TCP section 3.5).
     fn advance_una(&mut self, cx: &mut TcpEnv<'_>, una: u64) {
-        /// The paper has 32 KB; a transmit is eight times that, and each report costs the host an
-        /// operation.
-        const REPORT_BYTES: u64 = 256 * 1024;
         self.snd.una = una;
         self.snd.progress_at = cx.now;
         self.snd.probes = 0;
@@ -234,7 +231,7 @@ impl<T: TxTransforms> TcpConnection<T> {
         if idle && !self.timers.is_set(TcpTimer::Idle) {
             self.arm_idle(cx.now);
         }
-        if idle || unreported.len >= REPORT_BYTES {
+        if idle || unreported.len >= cx.config.file_ack_bytes {
             report(unreported);
         } else {
             self.snd.unreported_acked = unreported;

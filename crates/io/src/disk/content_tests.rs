@@ -191,12 +191,16 @@ fn an_append_does_not_hide_what_was_rewritten_before() {
     });
 }
 
+fn strict(kind: DiskKind) -> DiskOptions {
+    DiskOptions { kind, rule: ChangeRule::Strict, ..DiskOptions::default() }
+}
+
 #[test]
 fn strict_disks_take_every_touch_for_a_change() {
     for kind in KINDS {
         for (what, touch) in TOUCHES {
             let dir = tree();
-            let disk = open_disk_with(&dir.path().join("root"), kind, ChangeRule::Strict).unwrap();
+            let disk = open_disk_with(&dir.path().join("root"), strict(kind)).unwrap();
             let mut asker = DiskTester::with(disk);
             let mut subject = PromisedFile::open(&dir, &mut asker);
             subject.assert_kept("nothing");
@@ -204,7 +208,7 @@ fn strict_disks_take_every_touch_for_a_change() {
             subject.assert_changed(what);
         }
         let dir = tree();
-        let disk = open_disk_with(&dir.path().join("root"), kind, ChangeRule::Strict).unwrap();
+        let disk = open_disk_with(&dir.path().join("root"), strict(kind)).unwrap();
         let mut asker = DiskTester::with(disk);
         let mut subject = PromisedFile::open(&dir, &mut asker);
         subject.append(b"more");

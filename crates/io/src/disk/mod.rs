@@ -11,7 +11,7 @@
 //! an invalid one is answered with [`abi::FileFault::BadExtent`]. The metadata of a read's answer
 //! was taken after the read, and has the open's version while the content is unchanged (`content`).
 //! Reads and writes go through the page cache, so a file that other processes also send is read
-//! from the disk once. Files are not locked; a caller that needs exclusive write access calls
+//! from the disk once, unless [`DiskOptions::direct_io`] is set. Files are not locked; a caller that needs exclusive write access calls
 //! [`lock()`].
 
 mod content;
@@ -39,7 +39,7 @@ use abi::disk::{DiskCompletion, DiskRequest};
 
 pub use content::{ChangeRule, unreliable_metadata_reason};
 pub use lock::lock;
-use root::DiskRoot;
+use root::{DirectIo, DiskRoot, OpenFile};
 
 /// Maximum number of requests in flight, including answers that were not polled.
 pub const IN_FLIGHT_MAX: usize = 256;
@@ -156,20 +156,35 @@ pub enum DiskSetupError {
 /// # Errors
 /// If the root cannot be opened or the backend is not available.
 pub fn open_disk(root: &Path, kind: DiskKind) -> Result<Box<dyn Disk>, DiskSetupError> {
-    open_disk_with(root, kind, ChangeRule::default())
+    open_disk_with(root, DiskOptions { kind, ..DiskOptions::default() })
 }
 
-/// Like [`open_disk`], with a rule for changed files.
+/// Options of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskOptions {
+    /// The backend.
+    pub kind: DiskKind,
+    /// Which changes of a file end its transfers.
+    pub rule: ChangeRule,
+    /// True to read without the page cache (`O_DIRECT`) if the file system can. Writes, and reads
+    /// of files opened for writing, use the page cache, with which the kernel keeps direct reads
+    /// consistent.
+    pub direct_io: bool,
+}
+
+impl Default for DiskOptions {
+    fn default() -> Self {
+        Self { kind: DiskKind::Auto, rule: ChangeRule::default(), direct_io: false }
+    }
+}
+
+/// Like [`open_disk`], with all options.
 ///
 /// # Errors
 /// As [`open_disk`].
-pub fn open_disk_with(
-    root: &Path,
-    kind: DiskKind,
-    rule: ChangeRule,
-) -> Result<Box<dyn Disk>, DiskSetupError> {
-    let root = DiskRoot::open(root, rule)?;
-    match kind {
+pub fn open_disk_with(root: &Path, options: DiskOptions) -> Result<Box<dyn Disk>, DiskSetupError> {
+    let root = DiskRoot::open(root, options)?;
+    match options.kind {
         DiskKind::Uring => Ok(Box::new(uring::UringDisk::new(root).map_err(|(error, _)| error)?)),
         DiskKind::Threads => Ok(Box::new(threads::ThreadsDisk::new(root, "threads".into())?)),
         DiskKind::Sync => Ok(Box::new(sync::SyncDisk::new(root))),
@@ -189,6 +204,10 @@ base::counters! {
         disk_opens,
         /// Opens that failed.
         disk_open_errors,
+        /// Files opened that are read without the page cache.
+        disk_direct_opens,
+        /// Files opened whose file system has no direct I/O, although it was asked for.
+        disk_direct_refused,
         /// Successful reads.
         disk_reads,
         /// Bytes read.
@@ -221,6 +240,15 @@ base::counters! {
 }
 
 impl DiskCounters {
+    /// Counts how a file that was just opened is read.
+    const fn count_opened(&mut self, file: &OpenFile) {
+        match file.direct {
+            DirectIo::Off => {}
+            DirectIo::On(_) => self.disk_direct_opens += 1,
+            DirectIo::Refused => self.disk_direct_refused += 1,
+        }
+    }
+
     /// Counts an answer that is about to be returned.
     const fn count(&mut self, completion: &DiskCompletion) {
         match completion {

@@ -15,12 +15,12 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use abi::aligned::AlignedBuf;
+use abi::aligned::{AlignedBuf, PAGE_BYTES};
 use abi::disk::DiskAccess;
 use abi::{FileFault, FileKind, FileStat, Refusal};
 
-use super::DiskSetupError;
-use super::content::{ChangeRule, ContentPromise};
+use super::content::ContentPromise;
+use super::{DiskOptions, DiskSetupError};
 
 /// Maximum number of attempts of an open that races with renames.
 const OPEN_TRIES: usize = 8;
@@ -36,7 +36,7 @@ pub(super) const RESOLVE: u64 = libc::RESOLVE_BENEATH | libc::RESOLVE_NO_MAGICLI
 pub(super) struct DiskRoot {
     path: PathBuf,
     dir: Mutex<RootDir>,
-    rule: ChangeRule,
+    options: DiskOptions,
 }
 
 /// The directory that the root's path led to at the last check.
@@ -67,8 +67,36 @@ pub(super) struct OpenFile {
     /// Size in bytes at the open.
     pub(super) size: u64,
     pub(super) access: DiskAccess,
+    pub(super) direct: DirectIo,
     /// Boxed to keep the answer to an open small.
     pub(super) promise: Box<ContentPromise>,
+}
+
+/// Reads without the page cache.
+#[derive(Debug)]
+pub(super) enum DirectIo {
+    /// Not asked for.
+    Off,
+    /// By a second descriptor. The first one reads samples, which are not aligned.
+    On(File),
+    /// The file system has no direct I/O.
+    Refused,
+}
+
+impl OpenFile {
+    /// Returns the descriptor for reads.
+    pub(super) const fn for_reads(&self) -> &File {
+        match &self.direct {
+            DirectIo::On(file) => file,
+            DirectIo::Off | DirectIo::Refused => &self.file,
+        }
+    }
+
+    /// Returns whether a read that was cut short after `done` bytes can be continued. Direct reads
+    /// end within a page only at the end of the file.
+    pub(super) const fn can_continue(&self, done: usize) -> bool {
+        !matches!(self.direct, DirectIo::On(_)) || done % PAGE_BYTES == 0
+    }
 }
 
 /// Returns the flags for opening a file with this access.
@@ -81,18 +109,18 @@ pub(super) fn open_flags(access: DiskAccess) -> u64 {
 }
 
 impl DiskRoot {
-    pub(super) fn open(path: &Path, rule: ChangeRule) -> Result<Self, DiskSetupError> {
+    pub(super) fn open(path: &Path, options: DiskOptions) -> Result<Self, DiskSetupError> {
         let dir = RootDir::open(path)
             .map_err(|source| DiskSetupError::Root { path: path.to_owned(), source })?;
         match openat2(dir.file.as_raw_fd(), c".", DiskAccess::Content) {
-            Ok(_) => Ok(Self { path: path.to_owned(), dir: Mutex::new(dir), rule }),
+            Ok(_) => Ok(Self { path: path.to_owned(), dir: Mutex::new(dir), options }),
             Err(source) => Err(DiskSetupError::NoOpenat2 { source }),
         }
     }
 
-    /// Returns the rule for changed files.
-    pub(super) const fn rule(&self) -> ChangeRule {
-        self.rule
+    /// Returns the options of the disk.
+    pub(super) const fn options(&self) -> DiskOptions {
+        self.options
     }
 
     /// Returns the directory that the root's path leads to now, or the previous one while the path
@@ -121,7 +149,7 @@ impl DiskRoot {
                 Err(error) if is_transient(&error) => {}
                 Err(error) => return Err(file_fault_of(&error)),
                 Ok(file) => {
-                    let (file, stat) = inspect_opened(file, access, self.rule)?;
+                    let (file, stat) = inspect_opened(file, access, self.options)?;
                     file.promise.read_and_record_sample(&file.file);
                     return Ok((file, stat));
                 }
@@ -158,16 +186,32 @@ pub(super) fn c_path(path: &[u8]) -> Result<CString, FileFault> {
 pub(super) fn inspect_opened(
     file: File,
     access: DiskAccess,
-    rule: ChangeRule,
+    options: DiskOptions,
 ) -> Result<(OpenFile, FileStat), FileFault> {
-    let promise = Box::new(ContentPromise::new(&file, access, rule)?);
+    let promise = Box::new(ContentPromise::new(&file, access, options.rule)?);
     let stat = promise.stat();
     if access.accepts(stat.kind) {
         // With O_NONBLOCK, io_uring would return EAGAIN on a file system that cannot read without
         // blocking. SAFETY: F_SETFL takes an integer; the descriptor is open.
         unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, 0) };
     }
-    Ok((OpenFile { file, kind: stat.kind, size: stat.size, access, promise }, stat))
+    let direct = match access {
+        _ if !options.direct_io || !access.accepts(stat.kind) => DirectIo::Off,
+        // Its reads are rare, and its writes need not be aligned.
+        DiskAccess::NamespaceWrite => DirectIo::Off,
+        DiskAccess::Content | DiskAccess::Namespace => open_direct(&file),
+    };
+    Ok((OpenFile { file, kind: stat.kind, size: stat.size, access, direct, promise }, stat))
+}
+
+/// Opens the file of an open descriptor once more, for direct reads.
+fn open_direct(file: &File) -> DirectIo {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let flags = libc::O_DIRECT | libc::O_NOCTTY;
+    match OpenOptions::new().read(true).custom_flags(flags).open(path) {
+        Ok(direct) => DirectIo::On(direct),
+        Err(_) => DirectIo::Refused,
+    }
 }
 
 /// Returns the metadata of an open file, with a version of its content. The version includes ctime
@@ -222,7 +266,10 @@ pub(super) fn read_whole(
     let (mut done, mut pieces) = (0, 0);
     let out = buf.as_mut_slice();
     while done < out.len() {
-        match open.file.read_at(&mut out[done..], offset + done as u64) {
+        if !open.can_continue(done) {
+            break;
+        }
+        match open.for_reads().read_at(&mut out[done..], offset + done as u64) {
             Ok(0) => break,
             Ok(bytes) => done += bytes,
             Err(error) if is_transient(&error) => continue,

@@ -41,7 +41,10 @@ impl Disk for SyncDisk {
         let completion = match request {
             DiskRequest::Open { id, path, access } => {
                 let opened = c_path(&path).and_then(|path| self.root.open_beneath(&path, access));
-                let result = opened.and_then(|(file, stat)| Ok((self.files.insert(file)?, stat)));
+                let result = opened.and_then(|(file, stat)| {
+                    self.counters.count_opened(&file);
+                    Ok((self.files.insert(file)?, stat))
+                });
                 DiskCompletion::Opened { id, result }
             }
             DiskRequest::Read { id, file, offset, mut buf } => {

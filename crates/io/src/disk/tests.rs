@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
-use std::fs;
+use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
@@ -123,11 +123,61 @@ impl DiskTester {
 }
 
 pub(super) fn each(test: impl Fn(&TempDir, &mut DiskTester)) {
+    for direct_io in [false, true] {
+        for kind in KINDS {
+            let dir = tree();
+            let options = DiskOptions { kind, direct_io, ..DiskOptions::default() };
+            let disk = open_disk_with(&dir.path().join("root"), options).unwrap();
+            let mut asker = DiskTester::with(disk);
+            println!("{}, direct I/O: {direct_io}", asker.disk.backend());
+            test(&dir, &mut asker);
+        }
+    }
+}
+
+/// Pages of a file that are in the page cache.
+fn cached_pages(path: &Path) -> usize {
+    let file = File::open(path).unwrap();
+    let len = usize::try_from(file.metadata().unwrap().len()).unwrap();
+    let mut pages = vec![0_u8; len.div_ceil(PAGE_BYTES)];
+    // SAFETY: a new mapping of `len` bytes, which is not accessed; `pages` has a byte per page.
+    unsafe {
+        let fd = file.as_raw_fd();
+        let at = libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, fd, 0);
+        assert_ne!(at, libc::MAP_FAILED);
+        assert_eq!(libc::mincore(at, len, pages.as_mut_ptr()), 0);
+        libc::munmap(at, len);
+    }
+    pages.iter().filter(|page| **page & 1 == 1).count()
+}
+
+/// Direct reads leave the page cache as it is, but for the sample, which is read from the cache.
+#[test]
+fn direct_reads_bypass_the_page_cache() {
     for kind in KINDS {
         let dir = tree();
-        let mut asker = DiskTester::new(&dir, kind);
-        println!("{}", asker.disk.backend());
-        test(&dir, &mut asker);
+        let root = dir.path().join("root");
+        let path = root.join("1048577");
+        let file = File::open(&path).unwrap();
+        file.sync_all().unwrap();
+        // SAFETY: an open descriptor and integers.
+        unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+        let options = DiskOptions { kind, direct_io: true, ..DiskOptions::default() };
+        let mut asker = DiskTester::with(open_disk_with(&root, options).unwrap());
+        let (name, _) = asker.open("1048577").unwrap();
+        if asker.counter("disk_direct_refused") == 1 {
+            println!("no direct I/O in {}", root.display());
+            continue;
+        }
+        assert_eq!(asker.counter("disk_direct_opens"), 1);
+        let whole = asker.read(name, 0, 300).unwrap().0;
+        assert!(whole == fs::read(&path).unwrap()[..], "wrong bytes");
+        // `fs::read` has filled the cache.
+        // SAFETY: as above.
+        unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+        asker.read(name, 8192, 100).unwrap();
+        let cached = cached_pages(&path);
+        assert!(cached <= 2, "{cached} pages are cached");
     }
 }
 
@@ -248,12 +298,12 @@ fn a_change_shows_in_the_version() {
         fs::write(&path, [7; 4096]).unwrap();
         // With a coarse clock the write may get the time stamp of the file's creation.
         let long_ago = std::time::SystemTime::UNIX_EPOCH;
-        fs::File::options().write(true).open(&path).unwrap().set_modified(long_ago).unwrap();
+        File::options().write(true).open(&path).unwrap().set_modified(long_ago).unwrap();
         let (bytes, rewritten) = asker.read(file, 0, 1).unwrap();
         assert_eq!(bytes, [7; 4096]);
         assert_ne!(rewritten.version, at_open.version);
 
-        fs::File::options().write(true).open(&path).unwrap().set_len(100).unwrap();
+        File::options().write(true).open(&path).unwrap().set_len(100).unwrap();
         let (bytes, truncated) = asker.read(file, 0, 1).unwrap();
         assert_eq!((bytes.len(), truncated.size), (100, 100));
         assert_ne!(truncated.version, rewritten.version);
@@ -323,7 +373,7 @@ fn dropping_with_work_under_way_is_sound() {
             let mut asker = DiskTester::new(&dir, kind);
             let path = dir.path().join("root/1048577");
             let (file, _) = asker.open("1048577").unwrap();
-            let on_disk = fs::File::open(&path).unwrap();
+            let on_disk = File::open(&path).unwrap();
             on_disk.sync_all().unwrap();
             // Empties the page cache of the file, so that the disk is read. SAFETY: no pointers;
             // the descriptor is open.

@@ -198,7 +198,10 @@ impl ThreadsDisk {
     fn answer(&mut self, done: DiskJobResult) -> DiskCompletion {
         match done {
             DiskJobResult::Open { id, result } => {
-                let result = result.and_then(|(file, stat)| Ok((self.files.insert(file)?, stat)));
+                let result = result.and_then(|(file, stat)| {
+                    self.counters.count_opened(&file);
+                    Ok((self.files.insert(file)?, stat))
+                });
                 DiskCompletion::Opened { id, result }
             }
             DiskJobResult::Read { id, buf, result } => {

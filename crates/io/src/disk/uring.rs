@@ -178,7 +178,7 @@ impl UringDisk {
                 let rest = &mut read.buf.as_mut_slice()[read.done..];
                 let len = u32::try_from(rest.len()).unwrap_or(u32::MAX);
                 let offset = read.offset + read.done as u64;
-                let fd = Fd(read.file.file.as_raw_fd());
+                let fd = Fd(read.file.for_reads().as_raw_fd());
                 opcode::Read::new(fd, rest.as_mut_ptr(), len).offset(offset).build()
             }
             UringRequest::Sample(sample) => {
@@ -342,12 +342,13 @@ impl UringDisk {
             Ok(fd) => {
                 // SAFETY: the kernel has just returned this descriptor, and nothing else owns it.
                 let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
-                inspect_opened(file, open.access, self.root.rule())
+                inspect_opened(file, open.access, self.root.options())
             }
             Err(error) if is_transient(&error) => self.root.open_beneath(&open.path, open.access),
             Err(error) => Err(file_fault_of(&error)),
         };
         let result = outcome.and_then(|(file, stat)| {
+            self.counters.count_opened(&file);
             let name = self.files.insert(file)?;
             self.start_sample(name);
             Ok((name, stat))
@@ -379,7 +380,13 @@ impl UringDisk {
                 read.done = (read.done + bytes).min(read.buf.len());
                 let after = read.file.promise.check(&read.file.file);
                 match after {
-                    Ok(stat) if bytes > 0 && !is_whole(&read, &stat) => None,
+                    Ok(stat)
+                        if bytes > 0
+                            && !is_whole(&read, &stat)
+                            && read.file.can_continue(read.done) =>
+                    {
+                        None
+                    }
                     after => Some(after),
                 }
             }

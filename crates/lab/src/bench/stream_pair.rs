@@ -107,9 +107,9 @@ pub(crate) fn make_content(folder: &Path) -> Result<(), Failure> {
 }
 
 /// Runs streams with faults of the packets on the measured machine's link, and measures
-/// `measured_bytes` after `warm_bytes`, when every stream has transferred some: sessions are created
-/// before the measurement. With `out_of_order`, the device decrypts records in any
-/// order; otherwise it follows the paper's algorithm. The content is in `folder`.
+/// `measured_bytes` after `warm_bytes`, when every stream has transferred some: sessions are
+/// created before the measurement. With `out_of_order`, the device decrypts records in any order;
+/// otherwise it follows the paper's algorithm. The content is in `folder`.
 ///
 /// # Errors
 /// Reports wrong bytes, or a run that cannot continue.

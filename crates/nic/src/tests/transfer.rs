@@ -7,6 +7,7 @@ use abi::{
     TransmitOutcome,
 };
 use alloc::string::String;
+use alloc::vec;
 use alloc::vec::Vec;
 use base::Instant;
 
@@ -254,17 +255,86 @@ fn a_sequential_reader_is_read_ahead_of() {
     rig.complete_all();
     rig.send(0, extent(7, 20, 1, 1000, 1000));
     assert_eq!(rig.reads(), [], "the same block again");
-    rig.send(0, extent(7, 30, 1, 65_536, 1000));
+    rig.send(0, extent(7, 30, 1, 2000, 64_000));
     assert_eq!(rig.reads(), [(196_608, 4096)], "the last one, cut to a page");
     rig.complete_all();
     assert_eq!(rig.outcomes(), [(10, SENT), (20, SENT), (30, SENT)]);
     assert_eq!(
         rig.moved(&["file_disk_reads", "file_read", "file_block_"]),
-        ["file_disk_reads +4", "file_read_ahead +3", "file_block_hits +2",]
+        [
+            "file_disk_reads +4",
+            "file_reads_of_pages +1",
+            "file_read_ahead +3",
+            "file_block_hits +3",
+        ]
     );
     let mut rig = self::rig(2);
     rig.send(0, extent(7, 10, 1, 70_000, 1000));
-    assert_eq!(rig.reads(), [(65_536, 65_536)], "a jump into the middle");
+    assert_eq!(rig.reads(), [(69_632, 4096)], "a jump into the middle");
+    rig.complete_all();
+    rig.send(0, extent(7, 20, 1, 71_000, 10_000));
+    assert_eq!(rig.reads(), [(69_632, 12_288)], "and on from there");
+    rig.complete_all();
+    let sent: Vec<u8> = rig.packets().into_iter().flat_map(|p| p.1).collect();
+    assert!(sent == content(1, 70_000, 11_000), "wrong bytes");
+}
+
+/// Read-ahead grows with the run, and is never more than what the run has read.
+#[test]
+fn a_run_is_read_ahead_of_as_far_as_it_is_long() {
+    let mut rig = Rig::new(FileConfig { block_pages: 4, ..FileConfig::default() });
+    rig.put("n", 2 << 20, 1);
+    rig.open_for(0, 1, "n", FileAccess::Namespace).unwrap();
+    let mut reads = Vec::new();
+    for tag in 0..16 {
+        rig.send(0, extent(7, tag, 1, (1 << 20) + u64::from(tag) * 8192, 8192));
+        reads.push(rig.reads().iter().map(|(_, len)| len / 4096).collect::<Vec<_>>());
+        rig.complete_all();
+    }
+    // Two pages are read at a time up to a block, then whole blocks of four pages: each first use
+    // of one reads ahead by the bytes of the run, up to four blocks.
+    assert_eq!(reads[..4], [vec![2], vec![2], vec![4, 4], vec![]]);
+    assert_eq!(reads[4..10], [vec![4, 4], vec![], vec![4, 4], vec![], vec![4, 4], vec![]]);
+    let sent: Vec<u8> = rig.packets().into_iter().flat_map(|p| p.1).collect();
+    assert!(sent == content(1, 1 << 20, 16 * 8192), "wrong bytes");
+}
+
+/// Random reads take the pages that they need, and find them again; acknowledged and invalid bytes
+/// leave all blocks of their name.
+#[test]
+fn random_reads_take_only_their_pages() {
+    const READS: u32 = 2000;
+    let mut rig = Rig::new(FileConfig::default());
+    let pages = 16_384_u32;
+    rig.put("n", pages as usize * 4096, 1);
+    rig.open_for(0, 1, "n", FileAccess::Namespace).unwrap();
+    let mut prng = base::Prng::new(9);
+    for tag in 0..READS {
+        let offset = prng.below(pages.into()) * 4096;
+        rig.send(0, extent(7, tag, 1, offset, 4096));
+        rig.complete_all();
+        let sent: Vec<u8> = rig.packets().into_iter().flat_map(|p| p.1).collect();
+        assert!(sent == content(1, usize::try_from(offset).unwrap(), 4096), "at {offset}");
+    }
+    let [read, sent] = ["file_disk_read_bytes", "file_bytes"].map(|name| rig.counter(name));
+    assert_eq!(sent, u64::from(READS) * 4096);
+    assert!(read <= sent + sent / 10, "{read} bytes read for {sent}");
+    assert!(rig.counter("file_reads_of_pages") > u64::from(READS) * 8 / 10);
+    // Unaligned ranges across pages and blocks, twice.
+    let held = rig.counter("file_held_bytes");
+    for tag in [READS, READS + 1] {
+        rig.send(0, extent(7, tag, 1, 20 * 65_536 - 5000, 6000));
+        rig.complete_all();
+        let sent: Vec<u8> = rig.packets().into_iter().flat_map(|p| p.1).collect();
+        assert!(sent == content(1, 20 * 65_536 - 5000, 6000), "wrong bytes");
+    }
+    assert_eq!(rig.counter("file_held_bytes"), held + 12_000);
+    let reads = rig.counter("file_disk_reads");
+    rig.send(0, extent(7, READS + 2, 1, 20 * 65_536 - 4096, 5000));
+    rig.complete_all();
+    assert_eq!(rig.counter("file_disk_reads"), reads, "all pages are in memory");
+    rig.op(0, Op::FileInvalidate { file: FileId(1), offset: 0, len: u64::MAX });
+    assert_eq!((rig.counter("file_blocks"), rig.counter("file_held_bytes")), (0, 0));
 }
 
 #[test]
@@ -314,7 +384,7 @@ fn a_reset_forgets_everything_and_leaks_nothing() {
     rig.send(0, extent(7, 40, 1, 0, 100));
     rig.complete_all();
     assert_eq!(rig.outcomes(), [(40, SENT)], "it continues");
-    assert_eq!(rig.counter("file_memory_bytes"), 2 * 65_536, "buffers of before are used again");
+    assert_eq!(rig.counter("file_memory_bytes"), 65_536 + 4096, "the old buffers are used again");
 }
 
 #[test]
@@ -339,7 +409,7 @@ fn a_reset_drops_requests_not_sent_to_the_disk() {
     }
     rig.complete_all();
     assert_eq!(rig.seqs(), [20, 20, 20]);
-    assert_eq!(rig.counter("file_memory_bytes"), 3 * 65_536, "the same three buffers");
+    assert_eq!(rig.counter("file_memory_bytes"), 65_536 + 2 * 4096, "the same three buffers");
 }
 
 #[test]

@@ -11,7 +11,8 @@ use wire::Endpoint;
 use wire::nvme::nqn::Nqn;
 
 use super::key::NvmeKeySubcommand;
-use crate::args::{CertArgs, DiskArg};
+use crate::args::CertArgs;
+use crate::file_args::FileArgs;
 
 /// Subcommands of `outboard nvme`.
 #[derive(Debug, Subcommand)]
@@ -347,12 +348,9 @@ pub(crate) struct TargetArgs {
     #[arg(long, value_enum, default_value_t = DerivationArg::Rfc8446, value_name = "DERIVATION",
         requires = "psk")]
     pub(crate) tls_psk_derivation: DerivationArg,
-    /// Device memory for file content, in MiB
-    #[arg(long, default_value_t = 256, value_name = "MIB")]
-    pub(crate) file_memory: u32,
-    /// Backend for reading and writing files
-    #[arg(long, value_enum, default_value_t = DiskArg::Auto)]
-    pub(crate) disk: DiskArg,
+    /// Reading of files.
+    #[command(flatten)]
+    pub(crate) files: FileArgs,
     #[command(flatten)]
     pub(crate) stack: StackOptions,
 }

@@ -12,7 +12,7 @@ use abi::Refusal;
 use apps::nvme::handshake::NvmeTlsHandshakeFactory;
 use apps::nvme::target::{NvmeTarget, NvmeTargetConfig, SubsystemConfig};
 use host::{Cidr, ListenConfig};
-use io::disk::Disk;
+use io::disk::ChangeRule;
 use nic::DeviceConfig;
 use stack::{BACKLOG, Offloads, QueueSetup, Signals, Stack, Switch};
 use wire::Endpoint;
@@ -53,7 +53,8 @@ pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
     let stack = Stack::builder()
         .options(args.stack.clone())
         .configure(|_, device, host| configure(args, device, host))
-        .disk(|| open_disk(args))
+        // Namespaces may be anywhere. Only files named by the operator are opened.
+        .disk(|| args.files.open_disk(Path::new("/"), ChangeRule::Content))
         .application(service)
         .messages(NvmeTargetService::handle_order)
         .orders(move |orders| {
@@ -157,12 +158,6 @@ fn serial(nqn: &str) -> String {
     format!("OB{hash:016x}")
 }
 
-fn open_disk(args: &TargetArgs) -> Result<Box<dyn Disk>, Failure> {
-    // Namespaces may be anywhere. Only files named by the operator are opened.
-    io::disk::open_disk(Path::new("/"), args.disk.kind())
-        .map_err(|e| Failure::NoInput(e.to_string()))
-}
-
 /// Returns whether the device sends data from files, or why not: it can if it also encrypts them,
 /// or if TLS is not used.
 fn file_offload(args: &TargetArgs) -> Result<(), Refusal> {
@@ -175,9 +170,10 @@ fn file_offload(args: &TargetArgs) -> Result<(), Refusal> {
 
 /// Enables the engines that the device may use.
 fn configure(args: &TargetArgs, device: &mut DeviceConfig, host: &mut host::HostConfig) {
+    args.files.configure_host(host);
     host.file_offload = file_offload(args);
     let offload = Offloads { file: host.file_offload.is_ok(), ..args.stack.offload };
-    device.file = offload.file_config(args.file_memory);
+    device.file = offload.file.then(|| args.files.config());
     device.l5o = super::l5o_config(offload, args.is_tls());
 }
 

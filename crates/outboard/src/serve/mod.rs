@@ -117,7 +117,10 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     };
     let stack = Stack::builder()
         .options(args.stack.clone())
-        .configure(|_, device, _| configure(args, steering, device))
+        .configure(|_, device, host| {
+            args.files.configure_host(host);
+            configure(args, steering, device);
+        })
         .disk(|| open_disk(args))
         .application(site)
         .messages(|site: &mut WatchedContentServer, _, _, pages: Vec<ErrorPage>| {
@@ -211,8 +214,7 @@ fn reload_error_pages(args: &ServeArgs, stack: &Stack<Vec<ErrorPage>>) {
 
 fn open_disk(args: &ServeArgs) -> Result<Box<dyn Disk>, Failure> {
     let rule = if args.strict_files { ChangeRule::Strict } else { ChangeRule::Content };
-    io::disk::open_disk_with(&args.dir, args.disk.kind(), rule)
-        .map_err(|e| Failure::NoInput(e.to_string()))
+    args.files.open_disk(&args.dir, rule)
 }
 
 /// Starts watching the directory. Without a watch, changes are seen up to a second late.
@@ -226,7 +228,7 @@ fn watch(args: &ServeArgs) -> Option<FileWatch> {
 /// Enables the engines that the device may use.
 fn configure(args: &ServeArgs, steering: Option<QuicSteering>, device: &mut DeviceConfig) {
     let Offloads { tls_tx, tls_rx, quic, .. } = args.stack.offload;
-    device.file = args.stack.offload.file_config(args.file_memory);
+    device.file = args.stack.offload.file.then(|| args.files.config());
     device.l5o = (args.tls && (tls_tx || tls_rx)).then(|| L5oConfig {
         tls_tx,
         tls_rx,

@@ -2,10 +2,11 @@
 //! them, and evicted when memory is short.
 //!
 //! A block's name is its file's *version* and its index, so connections and file IDs that send the
-//! same content share it, and changed content is another block. A block is immutable once its read
-//! is complete. A namespace's version does not change with its content; an outdated block is
-//! therefore *detached*, that is, it loses its name. Transmits that have pinned it keep it, it is
-//! no longer found, and it is dropped after its last use.
+//! same content share it, and changed content is another block. Several blocks with different pages
+//! may have one name, because random reads take only the pages that they need. A block is immutable
+//! once its read is complete. A namespace's version does not change with its content; an outdated
+//! block is therefore *detached*, that is, it loses its name. Transmits that have pinned it keep
+//! it, it is no longer found, and it is dropped after its last use.
 //!
 //! A block is kept by *pins* (pending transmits), *shares* (frames in flight, which own a reference
 //! to the buffer), and *held* bytes (sent but not acknowledged, so a retransmission may need them).
@@ -18,6 +19,8 @@
 use abi::aligned::{AlignedBuf, PAGE_BYTES};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::ops::Range;
+
 use base::{internal_error, mix};
 use hashbrown::HashTable;
 use smallvec::SmallVec;
@@ -45,6 +48,8 @@ enum BlockContent {
 struct CachedBlock {
     version: u64,
     index: u64,
+    /// The pages of the block that are in memory, in bytes.
+    range: Range<u32>,
     content: BlockContent,
     pins: u32,
     held_bytes: u64,
@@ -55,6 +60,15 @@ struct CachedBlock {
     list: Option<EvictionList>,
     prev: SlabKey,
     next: SlabKey,
+}
+
+impl CachedBlock {
+    /// Returns how many bytes of `range` of the file are in this block.
+    fn overlap(&self, range: &Range<u64>, block_bytes: u64) -> u64 {
+        let at = self.index.saturating_mul(block_bytes);
+        let [start, end] = [self.range.start, self.range.end].map(|n| at.saturating_add(n.into()));
+        end.min(range.end).saturating_sub(start.max(range.start))
+    }
 }
 
 /// The lists of evictable blocks.
@@ -73,10 +87,12 @@ struct LruList {
 const EMPTY_LIST: LruList = LruList { head: SlabKey::NONE, tail: SlabKey::NONE };
 
 /// A block that is being read.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct BlockRead {
     pub(crate) version: u64,
     pub(crate) index: u64,
+    /// The bytes of the block that are read, whole pages.
+    pub(crate) range: Range<u32>,
     pub(crate) file: SlabKey,
 }
 
@@ -136,12 +152,28 @@ impl BlockCache {
         core::mem::replace(&mut self.freed, false)
     }
 
-    /// Returns the block with this content, in memory or being read.
-    pub(crate) fn find(&self, version: u64, index: u64) -> Option<SlabKey> {
+    /// Returns a block with bytes `range` of block `index`, in memory or being read.
+    pub(crate) fn find(&self, version: u64, index: u64, range: &Range<u32>) -> Option<SlabKey> {
+        let covers = |b: &CachedBlock| b.range.start <= range.start && range.end <= b.range.end;
         let same = |&key: &SlabKey| {
-            self.blocks.get(key).is_some_and(|b| b.index == index && b.version == version)
+            let block = self.blocks.get(key);
+            block.is_some_and(|b| b.index == index && b.version == version && covers(b))
         };
         self.by_content.find(mix(self.seed, version, index), same).copied()
+    }
+
+    /// Returns all blocks with this name.
+    fn find_all(&self, version: u64, index: u64) -> SmallVec<[SlabKey; 4]> {
+        let same = |key: &SlabKey| {
+            self.blocks.get(*key).is_some_and(|b| b.index == index && b.version == version)
+        };
+        let all = self.by_content.iter_hash(mix(self.seed, version, index));
+        all.copied().filter(same).collect()
+    }
+
+    /// Returns the offset in its block of the first byte of [`Self::content`].
+    pub(crate) fn content_start(&self, key: SlabKey) -> u32 {
+        self.blocks.get(key).map_or(0, |block| block.range.start)
     }
 
     /// Returns the content of a block that is in memory.
@@ -156,15 +188,17 @@ impl BlockCache {
     pub(crate) fn reading(&self, key: SlabKey) -> Option<BlockRead> {
         let block = self.blocks.get(key)?;
         let BlockContent::Reading { file, .. } = block.content else { return None };
-        Some(BlockRead { version: block.version, index: block.index, file })
+        let range = block.range.clone();
+        Some(BlockRead { version: block.version, index: block.index, range, file })
     }
 
     /// Creates a block that is about to be read from `file`.
     pub(crate) fn begin_read(&mut self, reading: BlockRead, ahead: bool) -> SlabKey {
-        let BlockRead { version, index, file } = reading;
+        let BlockRead { version, index, range, file } = reading;
         let key = self.blocks.insert(CachedBlock {
             version,
             index,
+            range,
             content: BlockContent::Reading { file, waiters: WaitList::EMPTY },
             pins: 0,
             held_bytes: 0,
@@ -288,27 +322,19 @@ impl BlockCache {
             return;
         }
         let (first, last) = (from / block_bytes, (to - 1) / block_bytes);
-        let overlap = |index: u64| {
-            let start = index * block_bytes;
-            to.min(start.saturating_add(block_bytes)) - from.max(start)
-        };
         // An acknowledgment of a huge range costs at most a walk over the existing blocks.
         if last - first >= self.blocks.len() as u64 {
             let within =
                 |b: &CachedBlock| b.version == version && (first..=last).contains(&b.index);
-            let keys: Vec<(SlabKey, u64)> = self
-                .blocks
-                .iter()
-                .filter(|(_, b)| within(b))
-                .map(|(key, block)| (key, block.index))
-                .collect();
-            for (key, index) in keys {
-                self.unhold(key, overlap(index));
+            let keys: Vec<SlabKey> =
+                self.blocks.iter().filter(|(_, b)| within(b)).map(|(key, _)| key).collect();
+            for key in keys {
+                self.unhold(key, from..to, block_bytes);
             }
         } else {
             for index in first..=last {
-                if let Some(key) = self.find(version, index) {
-                    self.unhold(key, overlap(index));
+                for key in self.find_all(version, index) {
+                    self.unhold(key, from..to, block_bytes);
                 }
             }
         }
@@ -334,9 +360,13 @@ impl BlockCache {
                 |b: &CachedBlock| b.version == version && (first..=last).contains(&b.index);
             self.blocks.iter().filter(|(_, b)| within(b) && !b.detached).map(|b| b.0).collect()
         } else {
-            (first..=last).filter_map(|index| self.find(version, index)).collect()
+            (first..=last).flat_map(|index| self.find_all(version, index)).collect()
         };
         for key in keys {
+            let block = self.blocks.get(key);
+            if block.is_none_or(|b| b.overlap(&(from..to), block_bytes) == 0) {
+                continue;
+            }
             counters.file_invalidated_blocks += 1;
             self.detach(key);
             counters.file_detached_blocks += u64::from(self.blocks.get(key).is_some());
@@ -399,9 +429,11 @@ impl BlockCache {
         self.held_bytes = 0;
     }
 
-    fn unhold(&mut self, key: SlabKey, bytes: u64) {
+    /// Releases held bytes of a block in bytes `acked` of its file. If another block has some of
+    /// these bytes, they may be released twice; then a block is evicted too early, and read again.
+    fn unhold(&mut self, key: SlabKey, acked: Range<u64>, block_bytes: u64) {
         let Some(block) = self.blocks.get_mut(key) else { return };
-        let bytes = bytes.min(block.held_bytes);
+        let bytes = block.overlap(&acked, block_bytes).min(block.held_bytes);
         block.held_bytes -= bytes;
         self.held_bytes -= bytes;
         if bytes > 0 && block.held_bytes == 0 && block.list.is_some() {
@@ -502,6 +534,8 @@ mod tests {
     use super::*;
     use alloc::vec;
 
+    const PAGE: Range<u32> = 0..4096;
+
     fn cache(blocks: usize) -> BlockCache {
         BlockCache::new(blocks * PAGE_BYTES, 1, 1)
     }
@@ -510,14 +544,15 @@ mod tests {
     fn read(cache: &mut BlockCache, index: u64, ahead: bool) -> Option<SlabKey> {
         let mut counters = FileCounters::default();
         let buf = cache.take_for_disk(1, ahead, &mut counters)?;
-        let key = cache.begin_read(BlockRead { version: 9, index, file: SlabKey::NONE }, ahead);
+        let key = cache
+            .begin_read(BlockRead { version: 9, index, range: PAGE, file: SlabKey::NONE }, ahead);
         let buf = cache.accept_from_disk(buf).unwrap();
         cache.fill(key, buf);
         Some(key)
     }
 
     fn present(cache: &BlockCache) -> Vec<u64> {
-        (0..20).filter(|&i| cache.find(9, i).is_some()).collect()
+        (0..20).filter(|&i| cache.find(9, i, &PAGE).is_some()).collect()
     }
 
     #[test]
@@ -539,12 +574,12 @@ mod tests {
         cache.pin(keys[2]);
         read(&mut cache, 3, false);
         assert_eq!(present(&cache), [0, 2, 3], "the free one");
-        cache.hold(cache.find(9, 3).unwrap(), 1);
+        cache.hold(cache.find(9, 3, &PAGE).unwrap(), 1);
         assert!(read(&mut cache, 4, true).is_none(), "nothing held goes for reading ahead");
         read(&mut cache, 4, false);
         assert_eq!((present(&cache), cache.held_bytes()), (vec![2, 3, 4], 1));
-        cache.pin(cache.find(9, 3).unwrap());
-        cache.pin(cache.find(9, 4).unwrap());
+        cache.pin(cache.find(9, 3, &PAGE).unwrap());
+        cache.pin(cache.find(9, 4, &PAGE).unwrap());
         assert!(read(&mut cache, 5, false).is_none(), "all pinned");
         cache.take_freed();
         cache.unpin(keys[2], &mut FileCounters::default());
@@ -560,7 +595,7 @@ mod tests {
         let on_its_way = Arc::clone(cache.content(zero).unwrap());
         read(&mut cache, 2, false);
         assert_eq!(present(&cache), [0, 2]);
-        cache.pin(cache.find(9, 2).unwrap());
+        cache.pin(cache.find(9, 2, &PAGE).unwrap());
         assert!(read(&mut cache, 3, false).is_none());
         drop(on_its_way);
         assert!(read(&mut cache, 3, false).is_some());

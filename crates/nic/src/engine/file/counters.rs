@@ -15,6 +15,8 @@ base::counters! {
         file_disk_reads,
         /// Bytes of these reads.
         file_disk_read_bytes,
+        /// Reads of these that took only some pages of a block, or the end of a file.
+        file_reads_of_pages,
         /// Reads of these that were read-aheads.
         file_read_ahead,
         /// Read-ahead blocks evicted before they were requested.

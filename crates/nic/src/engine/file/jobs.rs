@@ -7,6 +7,7 @@
 use abi::link::FramePayload;
 use abi::{ExtentCount, FileExtent, FileFault, TransmitPart, TransmitParts};
 use alloc::sync::Arc;
+use core::ops::Range;
 use smallvec::SmallVec;
 
 use base::internal_error;
@@ -30,6 +31,14 @@ struct BlockNeed {
     start: u32,
     /// Length in bytes.
     len: u32,
+    /// Bytes of the sequential run that the extent continues.
+    run: u64,
+}
+
+impl BlockNeed {
+    const fn range(&self) -> Range<u32> {
+        self.start..self.start + self.len
+    }
 }
 
 type BlockNeeds = SmallVec<[BlockNeed; 2]>;
@@ -70,7 +79,7 @@ impl FileEngine {
         parts: TransmitParts,
         first: bool,
     ) -> Result<FileStart, FileFault> {
-        let needs = self.plan(queue, &parts).inspect_err(|&fault| {
+        let needs = self.plan(queue, &parts, first).inspect_err(|&fault| {
             self.counters.file_bad_extents += u64::from(fault == FileFault::BadExtent);
         })?;
         // No transmit overtakes those that wait for memory; see the parent module.
@@ -81,13 +90,13 @@ impl FileEngine {
                 self.counters.file_block_hits += 1;
                 self.cache.touch(need.block);
                 if self.cache.mark_requested(need.block) {
-                    ahead = Some((need.file, need.index));
+                    ahead = Some(*need);
                 }
             }
             // Resolve first: read-ahead may evict, and the payload's references keep the blocks.
             let resolved = self.resolve(parts, &needs, first);
-            if let Some((file, index)) = ahead {
-                self.read_ahead(file, index);
+            if let Some(need) = ahead {
+                self.read_ahead(need.file, need.index, need.run);
             }
             return Ok(FileStart::Ready(resolved));
         }
@@ -152,7 +161,12 @@ impl FileEngine {
     }
 
     /// Lists the block ranges of all file extents.
-    fn plan(&self, queue: usize, parts: &TransmitParts) -> Result<BlockNeeds, FileFault> {
+    fn plan(
+        &mut self,
+        queue: usize,
+        parts: &TransmitParts,
+        first: bool,
+    ) -> Result<BlockNeeds, FileFault> {
         let mut needs = BlockNeeds::new();
         let mut extents = ExtentCount::default();
         for part in parts {
@@ -162,7 +176,8 @@ impl FileEngine {
             }
             let file = self.files.find(queue, extent.file).ok_or(FileFault::BadExtent)?;
             let readable = self.files.readable(file)?;
-            self.plan_extent(file, &readable, extent, &mut needs)?;
+            let run = self.run_of(&readable, extent, first);
+            self.plan_extent(file, &readable, extent, run, &mut needs)?;
         }
         Ok(needs)
     }
@@ -172,6 +187,7 @@ impl FileEngine {
         file: SlabKey,
         readable: &ReadableFile,
         extent: &FileExtent,
+        run: u64,
         needs: &mut BlockNeeds,
     ) -> Result<(), FileFault> {
         let end = extent.offset.checked_add(u64::from(extent.len)).ok_or(FileFault::BadExtent)?;
@@ -184,10 +200,12 @@ impl FileEngine {
         while at < end {
             let (index, within) = (at / block_bytes, at % block_bytes);
             let len = (block_bytes - within).min(end - at);
-            let block = self.cache.find(version, index).unwrap_or(SlabKey::NONE);
             #[expect(clippy::cast_possible_truncation, reason = "a block is at most a megabyte")]
             let (start, bytes) = (within as u32, len as u32);
-            needs.push(BlockNeed { file, version, index, block, start, len: bytes });
+            let block = SlabKey::NONE;
+            let mut need = BlockNeed { file, version, index, block, start, len: bytes, run };
+            need.block = self.cache.find(version, index, &need.range()).unwrap_or(SlabKey::NONE);
+            needs.push(need);
             at += len;
         }
         Ok(())
@@ -204,25 +222,26 @@ impl FileEngine {
                 Ok(readable) => readable,
                 Err(fault) => return AdmitResult::Failed(fault),
             };
-            let sequential = if let Some(block) = self.cache.find(need.version, need.index) {
+            let found = self.cache.find(need.version, need.index, &need.range());
+            let first_use = if let Some(block) = found {
                 let here = self.cache.content(block).is_some();
                 self.counters.file_block_hits += u64::from(here);
                 self.counters.file_block_shared_waits += u64::from(!here);
                 self.take(key, block);
                 self.cache.mark_requested(block)
-            } else if let Some(block) = self.read(need.file, &readable, need.index, false) {
+            } else if let Some(block) = self.read_needed(&need, &readable) {
                 self.take(key, block);
-                self.is_sequential(&need)
+                true
             } else {
                 self.wait_for_memory(key);
                 return AdmitResult::NoMemory;
             };
-            if sequential {
-                ahead = Some((need.file, need.index));
+            if first_use {
+                ahead = Some(need);
             }
         }
-        if let Some((file, index)) = ahead {
-            self.read_ahead(file, index);
+        if let Some(need) = ahead {
+            self.read_ahead(need.file, need.index, need.run);
         }
         AdmitResult::All
     }
@@ -251,11 +270,28 @@ impl FileEngine {
         }
     }
 
-    /// Returns whether a block that must be read continues a sequential access: the preceding block
-    /// is cached, or there is none.
-    fn is_sequential(&self, need: &BlockNeed) -> bool {
-        let before = need.index.checked_sub(1);
-        before.is_none_or(|before| self.cache.find(need.version, before).is_some())
+    /// Returns the bytes of the sequential run that an extent continues, and extends the run if the
+    /// extent is sent for the first time. Content is expected to be read from its beginning to its
+    /// end.
+    fn run_of(&mut self, readable: &ReadableFile, extent: &FileExtent, first: bool) -> u64 {
+        let run = match extent.offset {
+            0 if !readable.namespace => u64::MAX,
+            offset => self.streams.run_at(readable.version, offset),
+        };
+        if first {
+            let (len, end) =
+                (u64::from(extent.len), extent.offset.saturating_add(extent.len.into()));
+            self.streams.note(readable.version, end, run.saturating_add(len));
+        }
+        run
+    }
+
+    /// Starts the read of a block for a transmit: of the pages that it needs, or of the whole block
+    /// in a run of at least a block. Returns `None` if there is no memory.
+    fn read_needed(&mut self, need: &BlockNeed, readable: &ReadableFile) -> Option<SlabKey> {
+        let whole = need.run >= self.config.block_bytes() as u64;
+        let range = if whole { self.whole_block() } else { need.range() };
+        self.read(need.file, readable, need.index, range, false)
     }
 
     fn finish_if_complete(&mut self, key: SlabKey) {
@@ -316,7 +352,8 @@ impl FileEngine {
                         };
                         left -= need.len;
                         let block = Arc::clone(block);
-                        let (start, len) = (need.start, need.len);
+                        let start = need.start - self.cache.content_start(need.block);
+                        let len = need.len;
                         resolved.payloads.push(FramePayload::Block { block, start, len });
                         if first {
                             resolved.holds.push((need.block, len));

@@ -1,7 +1,8 @@
 //! The file engine: from file to link (IO-TCP, sections 3.4 to 3.6).
 //!
 //! A transmit names extents of files. The engine finds their blocks in memory or has the disk read
-//! them, and returns the payload when it is complete. Reads are page-aligned and never block.
+//! them, and returns the payload when it is complete. Reads are page-aligned and never block. In a
+//! sequential run whole blocks are read, and read ahead; otherwise only the needed pages.
 //! Connections that send the same content share blocks and reads. A block is kept after it was sent
 //! until the host acknowledges it or memory is short.
 //!
@@ -21,8 +22,9 @@
 //!
 //! Called by [`crate::Device`]. Packets, flows and time are unknown here. Paths come from the host
 //! and are passed to the disk unchanged; the disk confines them to its root. Files: `open_files`
-//! (IDs and handles), `cache` (blocks), `buffers` (memory), `waiters`, `admission` and `jobs`
-//! (pending transmits), `engine` (the [`super::Engine`] implementation), `counters`.
+//! (IDs and handles), `cache` (blocks), `buffers` (memory), `streams` (sequential runs), `waiters`,
+//! `admission` and `jobs` (pending transmits), `engine` (the [`super::Engine`] implementation), and
+//! `counters`.
 
 mod admission;
 mod buffers;
@@ -31,6 +33,7 @@ mod counters;
 mod engine;
 mod jobs;
 mod open_files;
+mod streams;
 mod waiters;
 
 use abi::aligned::{AlignedBuf, PAGE_BYTES};
@@ -41,6 +44,7 @@ use abi::{
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+use core::ops::Range;
 use smallvec::SmallVec;
 
 use self::admission::Admission;
@@ -48,6 +52,7 @@ use self::cache::{BlockCache, BlockRead, pages};
 use self::counters::FileCounters;
 pub(crate) use self::open_files::PINNED;
 use self::open_files::{OpenCompletion, OpenFiles, ReadableFile};
+use self::streams::StreamEnds;
 use super::ResolvedPayload;
 use crate::config::FileConfig;
 use structures::slab::SlabKey;
@@ -75,6 +80,7 @@ pub(crate) struct FileEngine {
     /// Files found changed, with their queues, that have not been reported to the host yet.
     changed: Vec<(usize, FileId)>,
     cache: BlockCache,
+    streams: StreamEnds,
     admission: Admission,
     /// Opens and closes for the disk.
     control: VecDeque<DiskRequest>,
@@ -94,6 +100,7 @@ impl FileEngine {
             files: OpenFiles::new(config.files_max, seed),
             changed: Vec::new(),
             cache: BlockCache::new(config.memory_bytes_max, config.block_pages, seed),
+            streams: StreamEnds::new(seed),
             admission: Admission::new(),
             control: VecDeque::new(),
             reads: VecDeque::new(),
@@ -392,7 +399,9 @@ impl FileEngine {
     ) -> Result<(), FileFault> {
         let (bytes, stat) = result?;
         let file = self.files.readable(reading.file)?;
-        let expected = self.block_len(&file, reading.index);
+        let start = reading.range.start as usize;
+        let expected =
+            self.block_len(&file, reading.index).saturating_sub(start).min(reading.range.len());
         if file.namespace {
             // A namespace that has shrunk is still read where it has bytes.
             return if bytes as usize >= expected { Ok(()) } else { Err(FileFault::Io) };
@@ -410,46 +419,61 @@ impl FileEngine {
         usize::try_from(file.size.saturating_sub(start)).unwrap_or(usize::MAX).min(block_bytes)
     }
 
-    /// Starts the read of a block. Returns `None` if there is no memory, or if the block lies
-    /// beyond the file's end.
+    /// Range of all bytes of a block.
+    #[expect(clippy::cast_possible_truncation, reason = "a block is at most a megabyte")]
+    const fn whole_block(&self) -> Range<u32> {
+        0..self.config.block_bytes() as u32
+    }
+
+    /// Starts the read of the pages of a block that contain the bytes `range`. Returns `None` if
+    /// there is no memory, or if the block lies beyond the file's end.
     fn read(
         &mut self,
         file: SlabKey,
         readable: &ReadableFile,
         index: u64,
+        range: Range<u32>,
         ahead: bool,
     ) -> Option<SlabKey> {
-        let bytes = self.block_len(readable, index);
-        if bytes == 0 {
+        let first_page = range.start as usize / PAGE_BYTES;
+        let end_page = pages(self.block_len(readable, index).min(range.end as usize));
+        if end_page <= first_page {
             return None;
         }
-        let buf = self.cache.take_for_disk(pages(bytes), ahead, &mut self.counters)?;
+        #[expect(clippy::cast_possible_truncation, reason = "a block is at most a megabyte")]
+        let range = (first_page * PAGE_BYTES) as u32..(end_page * PAGE_BYTES) as u32;
+        let buf = self.cache.take_for_disk(end_page - first_page, ahead, &mut self.counters)?;
         self.counters.file_disk_reads += 1;
+        self.counters.file_reads_of_pages += u64::from(range.len() < self.config.block_bytes());
         self.counters.file_disk_read_bytes += buf.len() as u64;
         self.counters.file_read_ahead += u64::from(ahead);
-        let reading = BlockRead { version: readable.version, index, file };
+        let offset = index * self.config.block_bytes() as u64 + u64::from(range.start);
+        let reading = BlockRead { version: readable.version, index, range, file };
         let block = self.cache.begin_read(reading, ahead);
         self.files.retain(file);
         self.reads.push_back(DiskRequest::Read {
             id: DiskRequestId(block.to_u64()),
             file: readable.disk,
-            offset: index * self.config.block_bytes() as u64,
+            offset,
             buf,
         });
         Some(block)
     }
 
-    /// Starts reads of the blocks after `index`, while there is free memory and the disk is not
-    /// busy.
-    fn read_ahead(&mut self, file: SlabKey, index: u64) {
+    /// Starts reads of the blocks after `index`, of no more bytes than the sequential run up to
+    /// there has, while there is free memory and the disk is not busy.
+    fn read_ahead(&mut self, file: SlabKey, index: u64, run: u64) {
         let Ok(readable) = self.files.readable(file) else { return };
-        for ahead in 1..=u64::from(self.config.read_ahead_blocks) {
+        let blocks = run / self.config.block_bytes() as u64;
+        for ahead in 1..=blocks.min(self.config.read_ahead_blocks.into()) {
             let Some(next) = index.checked_add(ahead) else { return };
             if self.reads.len() >= self.config.reads_in_flight_max {
                 return;
             }
-            if self.cache.find(readable.version, next).is_none()
-                && self.read(file, &readable, next, true).is_none()
+            #[expect(clippy::cast_possible_truncation, reason = "a block is at most a megabyte")]
+            let here = 0..self.block_len(&readable, next) as u32;
+            if self.cache.find(readable.version, next, &here).is_none()
+                && self.read(file, &readable, next, here, true).is_none()
             {
                 return;
             }
