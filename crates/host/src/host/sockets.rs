@@ -220,7 +220,7 @@ impl Host {
         let (mut cx, Services { streams, .. }) = self.context_and_services(now);
         streams.promote(&mut cx, socket);
         if let Some(conn) = streams.table.get_mut(socket) {
-            conn.modes.read_shut = true;
+            conn.rcv.read_shut = true;
             conn.modes.notify_app = true;
             streams.discard_unread(cx.out, cx.config, socket);
             streams.mark_dirty(socket);

@@ -65,7 +65,7 @@ impl Streams {
     /// Discards received bytes that no application will read.
     pub(super) fn discard_unwanted(&mut self, cx: &mut TcpEnv<'_>, id: SocketId) {
         let Some(conn) = self.table.get(id) else { return };
-        let (read_shut, held) = (conn.modes.read_shut, conn.modes.held_by_app);
+        let (read_shut, held) = (conn.rcv.read_shut, conn.modes.held_by_app);
         if read_shut {
             self.discard_unread(cx.out, cx.config, id);
         }

@@ -108,8 +108,8 @@ impl Streams {
     fn finish_work(&mut self, cx: &mut TcpEnv<'_>, id: SocketId) {
         let Some(slot) = self.table.slots.get(id.index()) else { return };
         let Some(conn) = slot.stream.conn() else { return };
-        if conn.may_be_read() || conn.modes.read_shut {
-            let unwanted = conn.modes.read_shut || !conn.modes.held_by_app;
+        if conn.may_be_read() || conn.rcv.read_shut {
+            let unwanted = conn.rcv.read_shut || !conn.modes.held_by_app;
             if slot.stream.session().is_some() {
                 self.run_session(cx, id);
             }

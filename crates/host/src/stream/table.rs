@@ -48,8 +48,14 @@ pub(crate) enum StreamSocket {
     /// A connection of one transaction: the index of its quasi-TCB.
     LazyTcb(NonZeroU32),
     Tcp(Box<L5pConnection>),
-    /// A connection with a TLS session between it and the application.
-    Tls(Box<L5pConnection>, Box<HostTlsSession>),
+    Tls(Box<TlsStreamSocket>),
+}
+
+/// A connection with a TLS session between it and the application.
+#[derive(Debug)]
+pub(crate) struct TlsStreamSocket {
+    conn: Box<L5pConnection>,
+    session: HostTlsSession,
 }
 
 /// Shared reference to a stream socket.
@@ -104,7 +110,8 @@ impl StreamSocket {
     pub(crate) fn conn(&self) -> Option<&L5pConnection> {
         match self {
             Self::Vacant | Self::LazyTcb(_) => None,
-            Self::Tcp(conn) | Self::Tls(conn, _) => Some(conn),
+            Self::Tcp(conn) => Some(conn),
+            Self::Tls(tls) => Some(&tls.conn),
         }
     }
 
@@ -112,14 +119,15 @@ impl StreamSocket {
     pub(crate) fn conn_mut(&mut self) -> Option<&mut L5pConnection> {
         match self {
             Self::Vacant | Self::LazyTcb(_) => None,
-            Self::Tcp(conn) | Self::Tls(conn, _) => Some(conn),
+            Self::Tcp(conn) => Some(conn),
+            Self::Tls(tls) => Some(&mut tls.conn),
         }
     }
 
     /// Returns the TLS session.
     pub(crate) fn session(&self) -> Option<&HostTlsSession> {
         match self {
-            Self::Tls(_, session) => Some(session),
+            Self::Tls(tls) => Some(&tls.session),
             _ => None,
         }
     }
@@ -131,14 +139,19 @@ impl SocketSlot {
         match &mut self.stream {
             StreamSocket::Vacant | StreamSocket::LazyTcb(_) => None,
             StreamSocket::Tcp(conn) => Some((conn, None, &mut self.nvme)),
-            StreamSocket::Tls(conn, session) => Some((conn, Some(session), &mut self.nvme)),
+            StreamSocket::Tls(tls) => {
+                let TlsStreamSocket { conn, session } = &mut **tls;
+                Some((conn, Some(session), &mut self.nvme))
+            }
         }
     }
 
     /// Inserts a TLS session between a connection without one and its socket.
     pub(crate) fn attach(&mut self, session: HostTlsSession) {
         self.stream = match core::mem::take(&mut self.stream) {
-            StreamSocket::Tcp(conn) => StreamSocket::Tls(conn, Box::new(session)),
+            StreamSocket::Tcp(conn) => {
+                StreamSocket::Tls(Box::new(TlsStreamSocket { conn, session }))
+            }
             other => other,
         };
     }
@@ -146,7 +159,7 @@ impl SocketSlot {
     /// Removes the TLS session.
     pub(crate) fn detach_session(&mut self) {
         self.stream = match core::mem::take(&mut self.stream) {
-            StreamSocket::Tls(conn, _) => StreamSocket::Tcp(conn),
+            StreamSocket::Tls(tls) => StreamSocket::Tcp(tls.conn),
             other => other,
         };
     }
@@ -335,7 +348,7 @@ impl SocketTable {
                 StreamRef::LazyTcb(self.lazy_tcbs.get(place.get() as usize)?.as_ref()?)
             }
             StreamSocket::Tcp(conn) => StreamRef::Tcp(conn),
-            StreamSocket::Tls(conn, session) => StreamRef::Tls(conn, session),
+            StreamSocket::Tls(tls) => StreamRef::Tls(&tls.conn, &tls.session),
         })
     }
 
@@ -351,7 +364,7 @@ impl SocketTable {
                 StreamMut::LazyTcb(self.lazy_tcbs.get_mut(place.get() as usize)?.as_mut()?)
             }
             StreamSocket::Tcp(conn) => StreamMut::Tcp(conn),
-            StreamSocket::Tls(conn, session) => StreamMut::Tls(conn, session),
+            StreamSocket::Tls(tls) => StreamMut::Tls(&mut tls.conn, &mut tls.session),
         })
     }
 
@@ -451,7 +464,7 @@ impl SocketTable {
         id: SocketId,
     ) -> Option<(&mut HostTlsSession, &mut L5pConnection)> {
         match &mut self.slot_mut(id)?.stream {
-            StreamSocket::Tls(conn, session) => Some((session, conn)),
+            StreamSocket::Tls(tls) => Some((&mut tls.session, &mut tls.conn)),
             _ => None,
         }
     }

@@ -9,7 +9,7 @@ use base::{Instant, SeqNum, low32};
 use wire::tcp::{SackBlock, TcpFlags, TcpHeader};
 
 use super::conn::{AckedFileRange, TcpConnection, TcpEnv};
-use super::recovery::{CongestionPhase, CwndReduction, CwndUndo};
+use super::recovery::{CongestionEpisode, CwndReduction, CwndUndo, TailLossProbe};
 use super::scoreboard::DeliveredBytes;
 use super::state::TcpState;
 use super::timers::TcpTimer;
@@ -109,10 +109,11 @@ impl<T: TxTransforms> TcpConnection<T> {
         let undone = self.try_undo(cx, &ack);
         let wait = self.process_loss(cx, &mut ack, undone);
         self.grow_cwnd(cx.now, &ack);
-        if matches!(self.snd.phase, CongestionPhase::Cwr(_)) && self.snd.flight.is_empty() {
+        let is_cwr = matches!(self.snd.episode.as_deref(), Some(CongestionEpisode::Cwr(_)));
+        if is_cwr && self.snd.flight.is_empty() {
             // No acknowledgment is on its way that could repeat the echo.
             self.snd.cc.cwnd = self.snd.cc.ssthresh;
-            self.snd.phase = CongestionPhase::Open;
+            self.snd.episode = None;
         }
         self.advance_state(cx);
         self.arm_retransmit(cx, wait);
@@ -220,18 +221,21 @@ impl<T: TxTransforms> TcpConnection<T> {
             core::mem::replace(&mut self.snd.unreported_acked, AckedFileRange::NONE);
         let mut report = |done: AckedFileRange| done.report(cx.files, cx.out);
         self.snd.spans.advance(una, |file, offset, len| {
-            if unreported.file == file && unreported.offset + unreported.len == offset {
-                unreported.len += len;
-            } else {
-                report(unreported);
-                unreported = AckedFileRange { file, offset, len };
+            let len = u32::try_from(len).unwrap_or(u32::MAX);
+            let continues = unreported.offset + u64::from(unreported.len) == offset;
+            match unreported.len.checked_add(len) {
+                Some(sum) if unreported.file == file && continues => unreported.len = sum,
+                _ => {
+                    report(unreported);
+                    unreported = AckedFileRange { file, offset, len };
+                }
             }
         });
         let idle = self.snd.flight.is_empty();
         if idle && !self.timers.is_set(TcpTimer::Idle) {
             self.arm_idle(cx.now);
         }
-        if idle || unreported.len >= cx.config.file_ack_bytes {
+        if idle || u64::from(unreported.len) >= cx.config.file_ack_bytes {
             report(unreported);
         } else {
             self.snd.unreported_acked = unreported;
@@ -248,7 +252,10 @@ impl<T: TxTransforms> TcpConnection<T> {
     /// RFC 8985 section 7.4: detects that a tail loss probe repaired a loss that nothing else
     /// showed.
     fn process_tail_probe(&mut self, cx: &mut TcpEnv<'_>, ack: &AckEffects) {
-        let Some((end, resent)) = self.snd.probe else { return };
+        let Some(TailLossProbe { end, retransmitted: resent }) = self.snd.probe.as_deref().copied()
+        else {
+            return;
+        };
         if ack.una < end {
             return;
         }
@@ -257,8 +264,8 @@ impl<T: TxTransforms> TcpConnection<T> {
         } else if ack.una > end {
             self.snd.probe = None;
             cx.out.counters.tcp_tail_probe_repairs += 1;
-            if self.snd.phase == CongestionPhase::Open {
-                self.begin_reduction(CongestionPhase::Cwr, ack.delivered.bytes);
+            if self.snd.is_open() {
+                self.begin_reduction(CongestionEpisode::Cwr, ack.delivered.bytes);
             }
         } else if !ack.progressed && !ack.with_payload {
             // The original had arrived: the peer, without SACK, answers the probe by a duplicate
@@ -272,11 +279,12 @@ impl<T: TxTransforms> TcpConnection<T> {
         if ack.dsack_bytes > 0 {
             cx.out.counters.tcp_dsacks += 1;
         }
+        let recovering = self.snd.is_recovering();
         let Some(undo) = &mut self.snd.undo else { return false };
         // Eifel (RFC 3522): the acknowledgment echoes a timestamp older than the first
         // retransmission, so the original caused it.
         let eifel = ack.progressed
-            && matches!(self.snd.phase, CongestionPhase::Recovery(_) | CongestionPhase::Loss(_))
+            && recovering
             && match (undo.resent_at, ack.ts_echo) {
                 (Some(resent), Some(echo)) => SeqNum(echo).lt(SeqNum(resent)),
                 _ => false,
@@ -294,7 +302,7 @@ impl<T: TxTransforms> TcpConnection<T> {
         self.snd.cc.undo(before);
         self.snd.flight.clear_loss_marks();
         self.snd.rtt.backoff = 0;
-        self.snd.phase = CongestionPhase::Open;
+        self.snd.episode = None;
         cx.out.counters.tcp_undos += 1;
         true
     }
@@ -308,8 +316,7 @@ impl<T: TxTransforms> TcpConnection<T> {
         undone: bool,
     ) -> Option<base::Duration> {
         self.leave_phase(cx, ack.delivered.bytes);
-        let recovering =
-            matches!(self.snd.phase, CongestionPhase::Recovery(_) | CongestionPhase::Loss(_));
+        let recovering = self.snd.is_recovering();
         let snd = &mut self.snd;
         let (lost, wait) = if self.options.sack && !undone {
             snd.rack.detect(cx.now, &mut snd.flight, &snd.rtt, snd.mss, recovering)
@@ -336,8 +343,8 @@ impl<T: TxTransforms> TcpConnection<T> {
         let mss = u64::from(snd.mss);
         if ack.progressed {
             snd.dup_acks = 0;
-            let partial =
-                matches!(snd.phase, CongestionPhase::Recovery(_)) && !snd.flight.is_empty();
+            let recovers = matches!(snd.episode.as_deref(), Some(CongestionEpisode::Recovery(_)));
+            let partial = recovers && !snd.flight.is_empty();
             if partial {
                 // The bytes that the duplicates stood for were counted when these came.
                 ack.delivered.bytes = ack.delivered.bytes.min(mss);
@@ -348,13 +355,13 @@ impl<T: TxTransforms> TcpConnection<T> {
             return false;
         }
         snd.dup_acks = snd.dup_acks.saturating_add(1);
-        match snd.phase {
-            CongestionPhase::Recovery(_) => {
+        match snd.episode.as_deref() {
+            Some(CongestionEpisode::Recovery(_)) => {
                 // Each duplicate means that a segment has left the network.
                 ack.delivered.bytes = mss;
                 false
             }
-            CongestionPhase::Open | CongestionPhase::Cwr(_) if snd.dup_acks == DUP_THRESH => {
+            None | Some(CongestionEpisode::Cwr(_)) if snd.dup_acks == DUP_THRESH => {
                 // Duplicates below the last recovery's end answer its own retransmissions.
                 snd.una > snd.recover && snd.flight.mark_first_lost(mss)
             }
@@ -365,10 +372,8 @@ impl<T: TxTransforms> TcpConnection<T> {
     /// Sets the window during a reduction (RFC 6937), after `delivered` bytes have arrived.
     pub(crate) fn reduce_in_proportion(&mut self, delivered: u64, safe: bool) {
         let (pipe, mss, ssthresh) = (self.snd.flight.pipe(), self.snd.mss, self.snd.cc.ssthresh);
-        if let CongestionPhase::Recovery(episode) | CongestionPhase::Cwr(episode) =
-            &mut self.snd.phase
-        {
-            let window = episode.window(delivered, pipe, ssthresh, mss, safe);
+        if let Some(reduction) = self.snd.reduction() {
+            let window = reduction.window(delivered, pipe, ssthresh, mss, safe);
             self.snd.cc.cwnd = window.max(mss);
         }
     }
@@ -377,54 +382,48 @@ impl<T: TxTransforms> TcpConnection<T> {
     /// lasts until some of the new data that carries CWR is, as in Linux: until then the peer
     /// repeats its echo. `delivered` is as in [`Self::begin_reduction`].
     fn leave_phase(&mut self, cx: &mut TcpEnv<'_>, delivered: u64) {
-        let over = match &self.snd.phase {
-            CongestionPhase::Open => false,
-            CongestionPhase::Cwr(e) => self.snd.una > e.end,
-            CongestionPhase::Recovery(e) => self.snd.una >= e.end,
-            CongestionPhase::Loss(time_out) => self.snd.una >= time_out.end,
+        let una = self.snd.una;
+        let over = |episode: &mut Box<CongestionEpisode>| match &**episode {
+            CongestionEpisode::Cwr(reduction) => una > reduction.end,
+            CongestionEpisode::Recovery(reduction) => una >= reduction.end,
+            CongestionEpisode::Loss(time_out) => una >= time_out.end,
         };
-        if over {
-            if matches!(self.snd.phase, CongestionPhase::Cwr(_) | CongestionPhase::Recovery(_)) {
-                // RFC 6937 section 3: the window at the end of recovery.
-                self.snd.cc.cwnd = self.snd.cc.ssthresh;
-            }
-            if !matches!(self.snd.phase, CongestionPhase::Cwr(_)) {
-                self.snd.rack.on_recovery_end();
-            }
-            self.snd.recover = self.snd.una;
-            let again = matches!(self.snd.phase, CongestionPhase::Recovery(_))
-                && self.snd.flight.has_lost();
-            self.snd.phase = CongestionPhase::Open;
-            if again {
-                // Data sent after the beginning of the recovery is lost too: another window,
-                // another reduction (RFC 6675 section 5).
-                self.enter_recovery(cx, delivered);
-            }
+        let Some(episode) = self.snd.episode.take_if(over) else { return };
+        if !matches!(*episode, CongestionEpisode::Loss(_)) {
+            // RFC 6937 section 3: the window at the end of recovery.
+            self.snd.cc.cwnd = self.snd.cc.ssthresh;
+        }
+        if !matches!(*episode, CongestionEpisode::Cwr(_)) {
+            self.snd.rack.on_recovery_end();
+        }
+        self.snd.recover = una;
+        if matches!(*episode, CongestionEpisode::Recovery(_)) && self.snd.flight.has_lost() {
+            // Data sent after the beginning of the recovery is lost too: another window, another
+            // reduction (RFC 6675 section 5).
+            self.enter_recovery(cx, delivered);
         }
     }
 
     /// Enters recovery after a loss was found. `delivered` is as in [`Self::begin_reduction`].
     pub(crate) fn enter_recovery(&mut self, cx: &mut TcpEnv<'_>, delivered: u64) {
-        match core::mem::replace(&mut self.snd.phase, CongestionPhase::Open) {
-            CongestionPhase::Open => {
+        match self.snd.episode.as_deref_mut() {
+            None => {
                 cx.out.counters.tcp_recoveries += 1;
-                self.begin_reduction(CongestionPhase::Recovery, delivered);
+                self.begin_reduction(CongestionEpisode::Recovery, delivered);
             }
             // The window is being reduced already: one reduction per round trip is enough.
-            CongestionPhase::Cwr(episode) => {
+            Some(episode @ &mut CongestionEpisode::Cwr(reduction)) => {
                 cx.out.counters.tcp_recoveries += 1;
-                self.snd.phase = CongestionPhase::Recovery(episode);
+                *episode = CongestionEpisode::Recovery(reduction);
             }
-            before @ (CongestionPhase::Recovery(_) | CongestionPhase::Loss(_)) => {
-                self.snd.phase = before
-            }
+            Some(CongestionEpisode::Recovery(_) | CongestionEpisode::Loss(_)) => {}
         }
     }
 
     /// Begins a reduction of the window at an acknowledgment that delivered `delivered` bytes.
     fn begin_reduction(
         &mut self,
-        phase: impl FnOnce(Box<CwndReduction>) -> CongestionPhase,
+        episode: impl FnOnce(CwndReduction) -> CongestionEpisode,
         delivered: u64,
     ) {
         self.save_undo_state();
@@ -433,7 +432,7 @@ impl<T: TxTransforms> TcpConnection<T> {
         // RFC 9937 section 6.1, RecoverFS: bytes that were selectively acknowledged before are not
         // delivered during the reduction; those of this acknowledgment are.
         let flight = snd.flight.total() - snd.flight.sacked() + delivered;
-        snd.phase = phase(Box::new(CwndReduction::new(snd.nxt, flight)));
+        snd.episode = Some(Box::new(episode(CwndReduction::new(snd.nxt, flight))));
         snd.send_cwr = self.options.ecn;
     }
 
@@ -445,14 +444,14 @@ impl<T: TxTransforms> TcpConnection<T> {
 
     /// Reduces the window once per window of data, as for a lost packet (RFC 3168 section 6.1.2).
     fn process_ecn_echo(&mut self, cx: &mut TcpEnv<'_>, delivered: u64) {
-        if self.snd.phase == CongestionPhase::Open {
+        if self.snd.is_open() {
             cx.out.counters.tcp_ecn_reductions += 1;
-            self.begin_reduction(CongestionPhase::Cwr, delivered);
+            self.begin_reduction(CongestionEpisode::Cwr, delivered);
         }
     }
 
     fn grow_cwnd(&mut self, now: Instant, ack: &AckEffects) {
-        let open = matches!(self.snd.phase, CongestionPhase::Open | CongestionPhase::Loss(_));
+        let open = matches!(self.snd.episode.as_deref(), None | Some(CongestionEpisode::Loss(_)));
         if !open || !ack.progressed {
             return;
         }

@@ -20,7 +20,7 @@ use super::congestion::{Congestion, CwndUsage};
 use super::delivery::DeliveryRate;
 use super::rack::Rack;
 use super::rcv::TcpReceiveState;
-use super::recovery::{CongestionPhase, CwndUndo};
+use super::recovery::{CongestionEpisode, CwndReduction, CwndUndo, TailLossProbe};
 use super::rtt::TcpRttEstimator;
 use super::scoreboard::RetransmitQueue;
 use super::spans::SpanMap;
@@ -76,8 +76,6 @@ pub(crate) struct ConnFlags {
     pub(crate) session_has_work: bool,
     /// `TCP_TEARDOWN_OFFLOAD`: the device is asked to tear the connection down.
     pub(crate) teardown: bool,
-    /// `SHUT_RD`: received bytes are discarded.
-    pub(crate) read_shut: bool,
     /// A transmit may wait for an acknowledgment that makes it longer; see `defers` in
     /// [`super::output`].
     pub(crate) defer: bool,
@@ -124,12 +122,12 @@ pub(crate) struct TcpSendState<T: TxTransforms> {
     pub(crate) rtt: TcpRttEstimator,
     pub(crate) rack: Rack,
     pub(crate) cc: Congestion,
-    pub(crate) phase: CongestionPhase,
+    /// Boxed, since most connections never need it.
+    pub(crate) episode: Option<Box<CongestionEpisode>>,
     /// Congestion state before the last reduction. Boxed, since most connections never need it.
     pub(crate) undo: Option<Box<CwndUndo>>,
-    /// An outstanding tail loss probe: the send position after it, and whether it retransmitted old
-    /// bytes.
-    pub(crate) probe: Option<(u64, bool)>,
+    /// An outstanding tail loss probe. Boxed, since most connections never need it.
+    pub(crate) probe: Option<Box<TailLossProbe>>,
     pub(crate) next_tag: u32,
     /// Transmits with tags before this one were handed over before the device was reset or a
     /// context was lost: that they were dropped is no error.
@@ -143,9 +141,6 @@ pub(crate) struct TcpSendState<T: TxTransforms> {
     pub(crate) usage: CwndUsage,
     /// The next new data carries CWR, which tells the peer that the window was reduced (RFC 3168).
     pub(crate) send_cwr: bool,
-    /// A CE mark was seen and the peer has not yet answered with CWR: segments carry ECE (RFC
-    /// 3168).
-    pub(crate) echo_ce: bool,
     pub(crate) last_sent: Instant,
     /// Time before which pacing holds the next segment back.
     pub(crate) pace_at: Instant,
@@ -175,15 +170,32 @@ pub(crate) struct TcpSendState<T: TxTransforms> {
 }
 
 impl<T: TxTransforms> TcpSendState<T> {
+    /// Returns whether there is no congestion: Linux's phase Open.
+    pub(crate) const fn is_open(&self) -> bool {
+        self.episode.is_none()
+    }
+
+    /// Returns whether lost ranges are being retransmitted.
+    pub(crate) fn is_recovering(&self) -> bool {
+        use CongestionEpisode::{Loss, Recovery};
+        matches!(self.episode.as_deref(), Some(Recovery(_) | Loss(_)))
+    }
+
+    /// Returns the reduction of the window that is in progress.
+    pub(crate) fn reduction(&mut self) -> Option<&mut CwndReduction> {
+        match self.episode.as_deref_mut() {
+            Some(CongestionEpisode::Recovery(reduction) | CongestionEpisode::Cwr(reduction)) => {
+                Some(reduction)
+            }
+            Some(CongestionEpisode::Loss(_)) | None => None,
+        }
+    }
+
     /// Bytes that may be sent beyond the congestion window: RFC 3042 limited transmit, a segment
     /// for each of the first two duplicate acknowledgments. Zero with SACK, where the pipe shrinks
     /// instead.
     pub(crate) fn limited_transmit(&self) -> u64 {
-        if self.phase == CongestionPhase::Open {
-            u64::from(self.dup_acks.min(2)) * u64::from(self.mss)
-        } else {
-            0
-        }
+        if self.is_open() { u64::from(self.dup_acks.min(2)) * u64::from(self.mss) } else { 0 }
     }
 
     /// Destroys every context that the device has for the send stream.
@@ -204,7 +216,8 @@ impl<T: TxTransforms> TcpSendState<T> {
 pub(crate) struct AckedFileRange {
     pub(crate) file: FileId,
     pub(crate) offset: u64,
-    pub(crate) len: u64,
+    /// At most the send window.
+    pub(crate) len: u32,
 }
 
 impl AckedFileRange {
@@ -213,7 +226,7 @@ impl AckedFileRange {
     /// Tells the device that it need no longer hold these bytes.
     pub(crate) fn report(self, files: &mut Files, out: &mut Outbox) {
         if self.len > 0 {
-            files.release(out, self.file, self.offset, self.len, true);
+            files.release(out, self.file, self.offset, self.len.into(), true);
         }
     }
 }
@@ -238,9 +251,10 @@ pub(crate) struct TcpConnection<T: TxTransforms> {
     pub(crate) last_ack_sent: SeqNum,
     /// The timestamp of ours that the peer last echoed: the peer's TS.Recent.
     pub(crate) ts_echoed: u32,
-    /// Interval of keep-alive probes; zero if they are off.
-    pub(crate) keep_alive: Duration,
-    pub(crate) user_timeout: Duration,
+    /// Interval of keep-alive probes in milliseconds; zero if they are off.
+    pub(crate) keep_alive_ms: u32,
+    /// User time-out in milliseconds (RFC 5482).
+    pub(crate) user_timeout_ms: u32,
     pub(crate) challenges: ChallengeLimiter,
 }
 
@@ -299,7 +313,7 @@ impl<T: TxTransforms> TcpConnection<T> {
                 rtt: TcpRttEstimator::new(),
                 rack: Rack::new(),
                 cc: Congestion::new(config, mss),
-                phase: CongestionPhase::Open,
+                episode: None,
                 undo: None,
                 probe: None,
                 next_tag: 0,
@@ -308,7 +322,6 @@ impl<T: TxTransforms> TcpConnection<T> {
                 cwnd_limited: false,
                 usage: CwndUsage::default(),
                 send_cwr: false,
-                echo_ce: false,
                 last_sent: now,
                 pace_at: Instant::ZERO,
                 pacing_limited: false,
@@ -330,8 +343,8 @@ impl<T: TxTransforms> TcpConnection<T> {
             retransmit_for: RetransmitPurpose::TimeOut,
             last_ack_sent: irs + 1,
             ts_echoed: 0,
-            keep_alive: Duration::ZERO,
-            user_timeout: config.user_timeout,
+            keep_alive_ms: 0,
+            user_timeout_ms: whole_millis(config.user_timeout),
             challenges: ChallengeLimiter::new(),
         }
     }
@@ -604,6 +617,16 @@ impl<T: TxTransforms> TcpConnection<T> {
         self.rearm_retransmit(cx);
     }
 
+    /// Returns the interval of keep-alive probes; zero if they are off.
+    pub(crate) const fn keep_alive(&self) -> Duration {
+        Duration::from_millis(self.keep_alive_ms as u64)
+    }
+
+    /// Returns the user time-out.
+    pub(crate) const fn user_timeout(&self) -> Duration {
+        Duration::from_millis(self.user_timeout_ms as u64)
+    }
+
     /// Returns the bytes that were written and are not yet acknowledged.
     pub(crate) fn send_queue(&self) -> u64 {
         self.snd.spans.end() - self.snd.una.clamp(1, self.snd.spans.end())
@@ -625,6 +648,11 @@ impl<T: TxTransforms> TcpConnection<T> {
         }
         lower
     }
+}
+
+/// Returns a time in milliseconds; one that is too long is as good as infinite.
+pub(crate) fn whole_millis(time: Duration) -> u32 {
+    u32::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX)
 }
 
 /// Returns the payload bytes of a full segment: RFC 9293 section 3.7.1, less the options that every

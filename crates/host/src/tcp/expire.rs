@@ -5,7 +5,7 @@ use alloc::boxed::Box;
 use base::{Duration, Instant, internal_error};
 
 use super::conn::{TcpConnection, TcpEnv};
-use super::recovery::{CongestionPhase, RtoExpiry};
+use super::recovery::{CongestionEpisode, RtoExpiry, TailLossProbe};
 use super::scoreboard::SentRangeInfo;
 use super::timers::{RetransmitPurpose, TcpTimer};
 use super::transform::TxTransforms;
@@ -50,8 +50,8 @@ impl<T: TxTransforms> TcpConnection<T> {
     fn abort_if_timed_out(&mut self, cx: &mut TcpEnv<'_>) -> bool {
         let silent = cx.now.since(self.snd.progress_at);
         let opening = self.is_opening();
-        let up =
-            silent > self.user_timeout || opening && self.snd.rtt.backoff >= cx.config.syn_retries;
+        let up = silent > self.user_timeout()
+            || opening && self.snd.rtt.backoff >= cx.config.syn_retries;
         if up {
             cx.out.counters.tcp_timed_out += 1;
             self.abort(cx, SocketError::TimedOut);
@@ -78,12 +78,12 @@ impl<T: TxTransforms> TcpConnection<T> {
         // path, and a repeated time-out of the same data is no new information (RFC 5681 section
         // 3.1).
         let una = self.snd.una;
-        let reduces = match &self.snd.phase {
-            CongestionPhase::Open => true,
-            CongestionPhase::Cwr(episode) | CongestionPhase::Recovery(episode) => {
-                una >= episode.end
+        let reduces = match self.snd.episode.as_deref() {
+            None => true,
+            Some(CongestionEpisode::Cwr(reduction) | CongestionEpisode::Recovery(reduction)) => {
+                una >= reduction.end
             }
-            CongestionPhase::Loss(before) => una > before.una,
+            Some(CongestionEpisode::Loss(before)) => una > before.una,
         };
         if reduces {
             self.save_undo_state();
@@ -93,7 +93,8 @@ impl<T: TxTransforms> TcpConnection<T> {
         self.snd.cc.on_timeout();
         self.snd.send_cwr = self.options.ecn;
         self.snd.flight.mark_all_lost();
-        self.snd.phase = CongestionPhase::Loss(Box::new(RtoExpiry { end: self.snd.nxt, una }));
+        let expiry = RtoExpiry { end: self.snd.nxt, una };
+        self.snd.episode = Some(Box::new(CongestionEpisode::Loss(expiry)));
         let pipe = u32::try_from(self.snd.flight.pipe()).unwrap_or(u32::MAX);
         self.snd.cc.cwnd = pipe.saturating_add(self.snd.mss);
         self.snd.pace_at = Instant::ZERO;
@@ -127,14 +128,14 @@ impl<T: TxTransforms> TcpConnection<T> {
             let start = last.start.max(last.end.saturating_sub(mss));
             self.retransmit(cx, start, last.end);
         }
-        self.snd.probe = Some((self.snd.nxt, !sent_new));
+        let probe = TailLossProbe { end: self.snd.nxt, retransmitted: !sent_new };
+        self.snd.probe = Some(Box::new(probe));
         self.rearm_after_timeout(cx);
     }
 
     /// Marks ranges lost that waited for reordering: RFC 8985 section 6.3.
     fn on_reordering_timeout(&mut self, cx: &mut TcpEnv<'_>) {
-        let recovering =
-            matches!(self.snd.phase, CongestionPhase::Recovery(_) | CongestionPhase::Loss(_));
+        let recovering = self.snd.is_recovering();
         let snd = &mut self.snd;
         let (lost, wait) = snd.rack.detect(cx.now, &mut snd.flight, &snd.rtt, snd.mss, recovering);
         if lost {
@@ -164,7 +165,7 @@ impl<T: TxTransforms> TcpConnection<T> {
     /// Aborts the connection if the peer has been silent for the user time-out. A peer that answers
     /// may keep its window closed forever (RFC 9293 section 3.8.6.1). Returns whether it aborted.
     fn abort_if_peer_silent(&mut self, cx: &mut TcpEnv<'_>) -> bool {
-        let silent = self.rcv.time_since_arrival(cx.now) > self.user_timeout;
+        let silent = self.rcv.time_since_arrival(cx.now) > self.user_timeout();
         if silent {
             cx.out.counters.tcp_timed_out += 1;
             self.abort(cx, SocketError::TimedOut);
@@ -183,7 +184,7 @@ impl<T: TxTransforms> TcpConnection<T> {
             self.timers.set(TcpTimer::Idle, cx.now + (SHRINK_AFTER - quiet));
             return;
         }
-        let interval = self.keep_alive;
+        let interval = self.keep_alive();
         if interval == Duration::ZERO {
             return;
         }
@@ -211,8 +212,9 @@ impl<T: TxTransforms> TcpConnection<T> {
 
     /// Sets the timer of an idle connection.
     pub(crate) fn arm_idle(&mut self, now: Instant) {
-        let keep_alive = self.keep_alive != Duration::ZERO;
-        let after = if keep_alive { self.keep_alive.min(SHRINK_AFTER) } else { SHRINK_AFTER };
+        let interval = self.keep_alive();
+        let keep_alive = interval != Duration::ZERO;
+        let after = if keep_alive { interval.min(SHRINK_AFTER) } else { SHRINK_AFTER };
         self.timers.set(TcpTimer::Idle, now + after);
     }
 }

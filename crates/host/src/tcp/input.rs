@@ -208,13 +208,13 @@ impl<T: TxTransforms> TcpConnection<T> {
             return;
         }
         if arrival.segment.flags.has(TcpFlags::CWR) {
-            self.snd.echo_ce = false;
+            self.rcv.echo_ce = false;
         }
         if arrival.ce {
-            if !self.snd.echo_ce {
+            if !self.rcv.echo_ce {
                 self.rcv.ack_now();
             }
-            self.snd.echo_ce = true;
+            self.rcv.echo_ce = true;
         }
     }
 
@@ -224,7 +224,7 @@ impl<T: TxTransforms> TcpConnection<T> {
         let RxTcpSegment { segment, packet, payload, packets, metadata, .. } = arrival;
         let fin = segment.flags.has(TcpFlags::FIN);
         let closing = matches!(self.state, TcpState::FinWait1 | TcpState::FinWait2);
-        let shut = self.modes.held_by_app && self.modes.read_shut && closing;
+        let shut = self.modes.held_by_app && self.rcv.read_shut && closing;
         // The peer's FIN may come with retransmitted bytes, as in Linux.
         let end = self.rcv.position(segment.seq).map(|at| at + payload.len() as u64);
         let is_new = !payload.is_empty() && end.is_none_or(|end| end > self.rcv.next());

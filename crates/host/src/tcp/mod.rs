@@ -53,3 +53,9 @@ pub(crate) mod teardown;
 pub(crate) mod time_wait;
 pub(crate) mod timers;
 pub(crate) mod transform;
+
+/// Converts a number of bytes in a connection's buffers.
+#[expect(clippy::cast_possible_truncation, reason = "a connection's buffer has less than 4 GiB")]
+const fn buffered_u32(bytes: usize) -> u32 {
+    bytes as u32
+}

@@ -11,7 +11,6 @@ use wire::tcp::{TcpFlags, TcpHeader, TcpOptions, TcpTimestamps};
 
 use super::ack::timestamp;
 use super::conn::{TcpConnection, TcpEnv};
-use super::recovery::CongestionPhase;
 use super::scoreboard::SentRangeInfo;
 use super::spans::CollectedSpans;
 use super::state::TcpState;
@@ -193,7 +192,7 @@ impl<T: TxTransforms> TcpConnection<T> {
             echo: self.options.ts_recent.value(),
         });
         let acks = flags.has(TcpFlags::ACK);
-        let flags = if self.snd.echo_ce && acks { flags.with(TcpFlags::ECE) } else { flags };
+        let flags = if self.rcv.echo_ce && acks { flags.with(TcpFlags::ECE) } else { flags };
         TcpHeader {
             source: self.tuple.local.port,
             destination: self.tuple.remote.port,
@@ -356,8 +355,7 @@ impl<T: TxTransforms> TcpConnection<T> {
     /// 6675 section 5). A timer bounds the wait.
     fn should_defer(&mut self, now: Instant, len: u64) -> bool {
         let snd = &self.snd;
-        let in_order =
-            snd.phase == CongestionPhase::Open && snd.dup_acks == 0 && snd.flight.sacked() == 0;
+        let in_order = snd.is_open() && snd.dup_acks == 0 && snd.flight.sacked() == 0;
         let window = u64::from(snd.cc.cwnd).min(snd.edge.saturating_sub(snd.una));
         if !self.modes.defer || !in_order || len >= window / 3 {
             return false;
@@ -502,10 +500,8 @@ impl<T: TxTransforms> TcpConnection<T> {
     ) {
         self.snd.last_sent = cx.now;
         self.pace(cx, u64::from(len));
-        if let CongestionPhase::Recovery(episode) | CongestionPhase::Cwr(episode) =
-            &mut self.snd.phase
-        {
-            episode.on_sent(len);
+        if let Some(reduction) = self.snd.reduction() {
+            reduction.on_sent(len);
         }
         if again {
             return;
@@ -605,7 +601,7 @@ impl<T: TxTransforms> TcpConnection<T> {
     /// section 7.2).
     fn tail_probe_time(&self, cx: &TcpEnv<'_>) -> Option<Instant> {
         let snd = &self.snd;
-        let allowed = snd.phase == CongestionPhase::Open
+        let allowed = snd.is_open()
             && snd.probe.is_none()
             && self.options.sack
             && snd.flight.sacked() == 0

@@ -17,6 +17,7 @@ use tcp_rules::window::ReceiveWindow;
 
 use self::reassembly::ReassemblyQueue;
 pub(crate) use self::rx_segment::{RxSegment, RxSegmentPiece};
+use super::buffered_u32;
 use crate::lazy_box::LazyBox;
 
 /// Length of the receive queue above which sparsely filled buffers are copied together.
@@ -53,13 +54,19 @@ pub(crate) struct TcpReceiveState {
     /// Position of the peer's FIN; [`NO_FIN`] until it is known.
     fin: u64,
     ready: VecDeque<RxSegment>,
-    ready_bytes: usize,
+    /// At most the receive buffer.
+    ready_bytes: u32,
     disorder: LazyBox<ReassemblyQueue>,
     due: AckUrgency,
     unacked_segments: u8,
     quick_acks: u8,
     /// Payload bytes of the largest packet received, an estimate of the peer's segment size.
     segment_size: u16,
+    /// A CE mark was seen and the peer has not yet answered with CWR: segments carry ECE (RFC
+    /// 3168).
+    pub(crate) echo_ce: bool,
+    /// `SHUT_RD`: received bytes are discarded.
+    pub(crate) read_shut: bool,
     last_arrival: Instant,
 }
 
@@ -89,6 +96,8 @@ impl TcpReceiveState {
             unacked_segments: 0,
             quick_acks: QUICK_ACKS,
             segment_size: 0,
+            echo_ce: false,
+            read_shut: false,
             last_arrival: Instant::ZERO,
         }
     }
@@ -225,7 +234,7 @@ impl TcpReceiveState {
     }
 
     fn queue(&mut self, chunk: RxSegment) {
-        self.ready_bytes += chunk.len();
+        self.ready_bytes += buffered_u32(chunk.len());
         self.ready.push_back(chunk);
     }
 
@@ -233,8 +242,8 @@ impl TcpReceiveState {
     /// sends single bytes must not tie up a buffer for each.
     fn compact_sparse(&mut self, spares: &mut impl Extend<PacketBuf>) {
         let held: usize = self.ready.iter().map(RxSegment::footprint).sum();
-        if held > 4 * self.ready_bytes {
-            let mut bytes = Vec::with_capacity(self.ready_bytes * 2);
+        if held > 4 * self.ready_bytes() {
+            let mut bytes = Vec::with_capacity(self.ready_bytes() * 2);
             self.ready.iter().for_each(|c| bytes.extend_from_slice(c.bytes()));
             spares.extend(self.ready.drain(..).filter_map(RxSegment::into_packet));
             self.ready.push_back(RxSegment::from_copied(bytes));
@@ -253,7 +262,7 @@ impl TcpReceiveState {
     /// Returns the window field to send: what fits the buffer. The right edge never moves back, nor
     /// forward by less than a segment (RFC 9293 section 3.8.6.2.2).
     pub(crate) fn window_to_offer(&mut self, buffer_bytes: u32, mss: u32) -> u16 {
-        let used = self.ready_bytes + self.disorder.bytes;
+        let used = self.ready_bytes() + self.disorder.bytes;
         let free = (buffer_bytes as usize).saturating_sub(used) as u64;
         let worth = u64::from(mss.min(buffer_bytes / 2));
         let limit = u64::from(u16::MAX) << self.scale;
@@ -267,7 +276,7 @@ impl TcpReceiveState {
 
     /// Returns whether a window update is worth a segment of its own.
     pub(crate) fn is_window_update_due(&self, buffer_bytes: u32, mss: u32) -> bool {
-        let used = self.ready_bytes + self.disorder.bytes;
+        let used = self.ready_bytes() + self.disorder.bytes;
         let free = (buffer_bytes as usize).saturating_sub(used) as u64;
         let edge = self.nxt + free.min(u64::from(u16::MAX) << self.scale);
         let offered = self.edge.saturating_sub(self.nxt);
@@ -323,14 +332,14 @@ impl TcpReceiveState {
         let front = self.ready.front_mut()?;
         let bytes = bytes.min(front.len());
         front.consume(bytes);
-        self.ready_bytes -= bytes;
+        self.ready_bytes -= buffered_u32(bytes);
         if front.is_empty() { self.ready.pop_front()?.into_packet() } else { None }
     }
 
     /// Removes all readable bytes and returns them in one copy. The buffers go to `spares`: a pool
     /// that lost them would have to allocate and clear as many, which costs more than this copy.
     pub(crate) fn take_unread(&mut self, spares: &mut impl Extend<PacketBuf>) -> Bytes {
-        let mut bytes = Vec::with_capacity(core::mem::take(&mut self.ready_bytes));
+        let mut bytes = Vec::with_capacity(core::mem::take(&mut self.ready_bytes) as usize);
         self.ready.iter().for_each(|chunk| bytes.extend_from_slice(chunk.bytes()));
         spares.extend(self.ready.drain(..).filter_map(RxSegment::into_packet));
         bytes.into()
@@ -343,7 +352,7 @@ impl TcpReceiveState {
 
     /// Returns the position of the first byte that was not read.
     pub(crate) fn read_position(&self) -> u64 {
-        self.nxt - u64::from(self.is_finished()) - self.ready_bytes as u64
+        self.nxt - u64::from(self.is_finished()) - u64::from(self.ready_bytes)
     }
 
     /// Returns the position of the right edge of the offered window.
@@ -388,7 +397,7 @@ impl TcpReceiveState {
 
     /// Returns the number of readable bytes.
     pub(crate) const fn ready_bytes(&self) -> usize {
-        self.ready_bytes
+        self.ready_bytes as usize
     }
 
     /// Returns whether the peer's FIN has been reached.

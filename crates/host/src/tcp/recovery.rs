@@ -5,23 +5,19 @@
 //! proves to have been spurious is undone: by DSACKs for all that was retransmitted (RFC 3708), or
 //! by the timestamp of the original (Eifel, RFC 3522).
 
-use alloc::boxed::Box;
-
 use super::congestion::Congestion;
 
-/// The sender's phase; the names are Linux's. Details are boxed, since a connection is nearly
-/// always [`Self::Open`].
+/// A phase of the sender with congestion; the names are Linux's. Without one the sender is in
+/// Linux's phase Open, as connections nearly always are.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum CongestionPhase {
-    /// No congestion.
-    Open,
+pub(crate) enum CongestionEpisode {
     /// The window is being reduced without a loss to repair: after an ECN mark, or a loss that a
     /// tail loss probe repaired.
-    Cwr(Box<CwndReduction>),
+    Cwr(CwndReduction),
     /// Lost ranges are being retransmitted.
-    Recovery(Box<CwndReduction>),
+    Recovery(CwndReduction),
     /// The retransmission timer expired: everything outstanding is sent again, in slow start.
-    Loss(Box<RtoExpiry>),
+    Loss(RtoExpiry),
 }
 
 /// An expiry of the retransmission timer.
@@ -31,6 +27,15 @@ pub(crate) struct RtoExpiry {
     pub(crate) end: u64,
     /// Position of the first unacknowledged byte at that time.
     pub(crate) una: u64,
+}
+
+/// An outstanding tail loss probe (RFC 8985 section 7).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TailLossProbe {
+    /// Send position after it.
+    pub(crate) end: u64,
+    /// It carried bytes that had been sent before.
+    pub(crate) retransmitted: bool,
 }
 
 /// One reduction of the window.

@@ -3,10 +3,10 @@
 //! Methods of [`TcpConnection`], called by the host for the application.
 
 use abi::Refusal;
-use base::{Duration, Instant};
+use base::Instant;
 
-use super::conn::{SEGMENT_MIN, TcpConnection, timestamp_bytes};
-use super::recovery::CongestionPhase;
+use super::conn::{SEGMENT_MIN, TcpConnection, timestamp_bytes, whole_millis};
+use super::recovery::CongestionEpisode;
 use super::state::TcpState;
 use super::transform::TxTransforms;
 use crate::api::{Readiness, SocketInfo, SocketOption};
@@ -21,7 +21,7 @@ impl<T: TxTransforms> TcpConnection<T> {
                 && self.state != TcpState::SynSent
                 && !self.snd.fin
                 && self.send_room(config) > 0,
-            peer_closed: !readable && (self.rcv.is_finished() || self.modes.read_shut),
+            peer_closed: !readable && (self.rcv.is_finished() || self.rcv.read_shut),
             drained: self.snd.una >= self.send_end(),
             error: if self.state == TcpState::Closed { self.error } else { None },
         }
@@ -32,10 +32,10 @@ impl<T: TxTransforms> TcpConnection<T> {
             SocketOption::NoDelay(on) => self.modes.no_delay = on,
             SocketOption::Cork(on) => self.modes.cork = on,
             SocketOption::KeepAlive(interval) => {
-                self.keep_alive = interval.unwrap_or(Duration::ZERO);
+                self.keep_alive_ms = interval.map_or(0, whole_millis);
                 self.arm_idle(now);
             }
-            SocketOption::UserTimeout(timeout) => self.user_timeout = timeout,
+            SocketOption::UserTimeout(timeout) => self.user_timeout_ms = whole_millis(timeout),
             SocketOption::TeardownOffload(on) => self.modes.teardown = on,
             SocketOption::Defer(on) => self.modes.defer = on,
             SocketOption::MaxSegment(bytes) => self.limit_segments(bytes),
@@ -52,13 +52,13 @@ impl<T: TxTransforms> TcpConnection<T> {
     }
 
     /// Returns the state of congestion control by its name in Linux.
-    const fn congestion_state(&self, disorder: bool) -> &'static str {
-        match self.snd.phase {
-            CongestionPhase::Open if disorder => "Disorder",
-            CongestionPhase::Open => "Open",
-            CongestionPhase::Cwr(_) => "CWR",
-            CongestionPhase::Recovery(_) => "Recovery",
-            CongestionPhase::Loss(_) => "Loss",
+    fn congestion_state(&self, disorder: bool) -> &'static str {
+        match self.snd.episode.as_deref() {
+            None if disorder => "Disorder",
+            None => "Open",
+            Some(CongestionEpisode::Cwr(_)) => "CWR",
+            Some(CongestionEpisode::Recovery(_)) => "Recovery",
+            Some(CongestionEpisode::Loss(_)) => "Loss",
         }
     }
 

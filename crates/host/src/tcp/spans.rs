@@ -18,6 +18,7 @@ use abi::{FileId, FileLimits, TransmitParts};
 use bytes::Bytes;
 use smallvec::smallvec;
 
+use super::buffered_u32;
 use super::transform::{SpanBytes, SpanPieces, TxTransforms, TxUnit};
 use crate::storage::source::{StreamSource, UnreadRange};
 
@@ -56,7 +57,7 @@ pub(crate) struct SpanMap<U> {
     start: u64,
     spans: VecDeque<TxSpan<U>>,
     /// Bytes of host memory held by the spans.
-    memory: usize,
+    memory: u32,
     /// Some spans may have to be read by the host; false while the device reads all files.
     unread: bool,
 }
@@ -73,7 +74,7 @@ impl<U: TxUnit> SpanMap<U> {
 
     /// Returns the bytes of host memory held until they are acknowledged.
     pub(crate) const fn memory(&self) -> usize {
-        self.memory
+        self.memory as usize
     }
 
     /// Appends bytes in host memory.
@@ -95,7 +96,7 @@ impl<U: TxUnit> SpanMap<U> {
 
     fn push(&mut self, bytes: SpanBytes<U>, len: u64) {
         if len > 0 {
-            self.memory += bytes.memory();
+            self.memory += buffered_u32(bytes.memory());
             self.unread |= bytes.is_unread();
             let end = self.end() + len;
             self.spans.push_back(TxSpan { end, bytes, ends_write: true });
@@ -143,7 +144,7 @@ impl<U: TxUnit> SpanMap<U> {
     ) {
         if behind > 0 {
             let span = self.spans.pop_back();
-            self.memory -= span.map_or(0, |span| span.bytes.memory());
+            self.memory -= span.map_or(0, |span| buffered_u32(span.bytes.memory()));
         }
         while let Some(TxSpan { end, bytes: SpanBytes::Transformed(unit), ends_write }) =
             self.spans.back_mut()
@@ -151,7 +152,7 @@ impl<U: TxUnit> SpanMap<U> {
             let start = *end - unit.len();
             let memory = unit.memory();
             let taken = take(unit, from.saturating_sub(start));
-            self.memory -= memory - unit.memory();
+            self.memory -= buffered_u32(memory - unit.memory());
             match taken {
                 TakenBack::Nothing => break,
                 TakenBack::Tail => {
@@ -170,13 +171,14 @@ impl<U: TxUnit> SpanMap<U> {
         while self.start < position {
             let Some(span) = self.spans.front_mut() else { break };
             let to = span.end.min(position);
-            self.memory -= match &mut span.bytes {
+            let released = match &mut span.bytes {
                 SpanBytes::Plain(source) => source.release_front(to - self.start, &mut release),
                 SpanBytes::Transformed(unit) => {
                     let start = span.end - unit.len();
                     unit.release_before(to - start, &mut release)
                 }
             };
+            self.memory -= buffered_u32(released);
             self.start = to;
             if span.end == to {
                 self.spans.pop_front();
@@ -298,7 +300,7 @@ impl<U: TxUnit> SpanMap<U> {
             debug_assert!(false, "no such span");
             return;
         };
-        self.memory -= replaced.bytes.memory();
+        self.memory -= buffered_u32(replaced.bytes.memory());
         let len: u64 = pieces.iter().map(|(_, len)| len).sum();
         let (mut end, mut at) = (replaced.end - len, index);
         for (mut bytes, len) in pieces {
@@ -310,7 +312,7 @@ impl<U: TxUnit> SpanMap<U> {
             if let SpanBytes::Plain(source) = &mut bytes {
                 let _acknowledged = source.split_to(acknowledged);
             }
-            self.memory += bytes.memory();
+            self.memory += buffered_u32(bytes.memory());
             let ends_write = replaced.ends_write && end == replaced.end;
             self.spans.insert(at, TxSpan { end, bytes, ends_write });
             at += 1;

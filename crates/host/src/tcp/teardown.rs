@@ -16,7 +16,6 @@ use wire::{Endpoint, IPV4_BYTES, IPV6_BYTES, Tuple};
 
 use super::conn::{ConnParams, TcpConnection, TcpEnv};
 use super::output::past_us;
-use super::recovery::CongestionPhase;
 use super::scoreboard::SentRangeInfo;
 use super::spans::SpanMap;
 use super::state::TcpState;
@@ -51,8 +50,7 @@ impl<T: TxTransforms> TcpConnection<T> {
     fn fits_teardown_limits(&self, limits: &TeardownLimits) -> bool {
         let snd = &self.snd;
         let bytes = snd.spans.end().saturating_sub(snd.una);
-        let settled =
-            snd.phase == CongestionPhase::Open && !snd.flight.has_lost() && !snd.host_reads_file;
+        let settled = snd.is_open() && !snd.flight.has_lost() && !snd.host_reads_file;
         let sent = !snd.flight.any_pending() && !self.awaits_device();
         let fits = bytes <= u64::from(limits.bytes_max.min(snd.cc.cwnd))
             && snd.spans.end() <= snd.edge.max(snd.nxt);

@@ -11,8 +11,8 @@
 //! an invalid one is answered with [`abi::FileFault::BadExtent`]. The metadata of a read's answer
 //! was taken after the read, and has the open's version while the content is unchanged (`content`).
 //! Reads and writes go through the page cache, so a file that other processes also send is read
-//! from the disk once, unless [`DiskOptions::direct_io`] is set. Files are not locked; a caller that needs exclusive write access calls
-//! [`lock()`].
+//! from the disk once, unless [`DiskOptions::direct_io`] is set. Files are not locked; a caller
+//! that needs exclusive write access calls [`lock()`].
 
 mod content;
 mod lock;
