@@ -20,7 +20,7 @@ pub(crate) type L5pConnection = crate::tcp::conn::TcpConnection<L5pTransforms>;
 mod tests {
     use super::*;
 
-    /// An idle connection needs at most 939 bytes, with its slot, its route and its flow-table entry
+    /// An idle connection needs at most 939 bytes, with slot, route and flow-table entry
     /// (`outboard-lab bench memory`).
     #[test]
     fn a_connection_is_small() {
