@@ -6,7 +6,7 @@
 //! shrinks when these are dropped too: TCBs, tables, timers, their containers, and the allocator's
 //! overhead.
 
-mod device_entries;
+pub(in crate::bench) mod device_entries;
 
 use std::path::Path;
 

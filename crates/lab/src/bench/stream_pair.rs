@@ -43,6 +43,24 @@ pub(crate) struct Streams {
     pub(crate) suite: Suite,
     pub(crate) message_bytes: usize,
     pub(crate) connections: u32,
+    pub(crate) contexts: ContextMemory,
+}
+
+/// The device's modeled memory for contexts (ANO section 6.5).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ContextMemory {
+    /// Bytes of a context.
+    pub(crate) context_bytes: u32,
+    /// Bytes of the memory.
+    pub(crate) cache_bytes: u32,
+}
+
+impl Default for ContextMemory {
+    fn default() -> Self {
+        let L5oConfig { context_bytes, cache_bytes, .. } =
+            L5oConfig::new(Arc::new(crypto::Provider));
+        Self { context_bytes, cache_bytes }
+    }
 }
 
 impl Streams {
@@ -140,7 +158,8 @@ fn build(
     out_of_order: bool,
     folder: &Path,
 ) -> Result<StreamPair, Failure> {
-    let Streams { side, by, source, suite, message_bytes, connections } = streams;
+    let Streams { side, by, source, suite, message_bytes, connections, contexts } = streams;
+    let ContextMemory { context_bytes, cache_bytes } = contexts;
     // Faults are per packet, so segments cross the link one by one in both directions.
     let segmentation = !faults.is_active();
     let (near, far) =
@@ -152,6 +171,8 @@ fn build(
     let l5o = (by == TlsProcessing::Device).then(|| L5oConfig {
         out_of_order,
         contexts_max: 1 << 20,
+        context_bytes,
+        cache_bytes,
         ..L5oConfig::new(Arc::new(crypto::Provider))
     });
     let mut server = node(1);

@@ -16,7 +16,7 @@ use super::experiment::{
 };
 use super::stream::StreamSource;
 use super::stream_pair::{
-    StreamFigures, StreamSide, Streams, TlsProcessing, make_content, measure,
+    ContextMemory, StreamFigures, StreamSide, Streams, TlsProcessing, make_content, measure,
 };
 use cli::Failure;
 
@@ -104,8 +104,10 @@ fn took_path(streams: Streams, figures: &StreamFigures) -> bool {
 /// Returns the settings of one message size, in two groups: sending and receiving.
 fn settings(message_bytes: usize, connections: u32) -> [Vec<Streams>; 2] {
     let suites = [Suite::Aes128Gcm, Suite::Aes256Gcm, Suite::ChaCha20Poly1305];
-    let make =
-        |side, by, source, suite| Streams { side, by, source, suite, message_bytes, connections };
+    let make = |side, by, source, suite| {
+        let contexts = ContextMemory::default();
+        Streams { side, by, source, suite, message_bytes, connections, contexts }
+    };
     let (tx, rx) = (StreamSide::Transmit, StreamSide::Receive);
     let mut sent = vec![
         make(tx, TlsProcessing::NoTls, StreamSource::Memory, suites[0]),

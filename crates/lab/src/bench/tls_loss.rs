@@ -17,7 +17,7 @@ use super::experiment::{
 use super::faults::{PacketFault, PacketFaultRate, shares};
 use super::stream::StreamSource;
 use super::stream_pair::{
-    StreamFigures, StreamSide, Streams, TlsProcessing, make_content, measure,
+    ContextMemory, StreamFigures, StreamSide, Streams, TlsProcessing, make_content, measure,
 };
 use cli::Failure;
 
@@ -65,7 +65,7 @@ struct TlsLossSetting {
 }
 
 impl TlsLossSetting {
-    const fn streams(&self) -> Streams {
+    fn streams(&self) -> Streams {
         Streams {
             side: self.side,
             by: self.algorithm.by(),
@@ -73,6 +73,7 @@ impl TlsLossSetting {
             suite: Suite::Aes128Gcm,
             message_bytes: 256 << 10,
             connections: CONNECTIONS,
+            contexts: ContextMemory::default(),
         }
     }
 }

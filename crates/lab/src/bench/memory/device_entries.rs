@@ -48,6 +48,11 @@ const CONTEXT: (&str, u32) = ("l5o_contexts", CONTEXT_BYTES);
 const QUIC_ENTRY: (&str, u32) = ("quic_entries", QUIC_ENTRY_BYTES);
 const SPLICE_PAIR: (&str, u32) = ("splice_pairs", SPLICE_PAIR_BYTES);
 
+/// Returns the bytes of a TLS transmit context with AES-128-GCM.
+pub(in crate::bench) fn tls_transmit_context() -> Result<f64, Failure> {
+    bytes_of(CONTEXT.0, &|n| tls_context(Suite::Aes128Gcm, n, L5oDirection::Transmit))
+}
+
 /// Measures each kind of entry.
 pub(super) fn measure() -> Result<Vec<DeviceEntry>, Failure> {
     const AES_128: Suite = Suite::Aes128Gcm;
