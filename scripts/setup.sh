@@ -107,7 +107,7 @@ install_rust_tools() {
     [ -n "$components" ] || return 0
     # shellcheck disable=SC2086 # a list of words
     if have rustup; then
-        rustup component add -q $components >&2
+        rustup -q component add $components >&2
     else
         apt_install rustfmt rust-clippy
     fi
