@@ -196,9 +196,9 @@ impl SimClient {
         let (crowd, tls) = (&scenario.crowd, scenario.tls.clone());
         // Keep-alive is needed if a reset may never arrive: a proxy whose device was reset may have
         // to reset both connections; a reset may be lost, or be ignored because an attacker has
-        // used up the challenge ACKs that would cause it to be repeated. A reset of the device loses
-        // the connections that it tears down: a peer that only waits for the response learns of it
-        // when it sends a probe (docs/engines/teardown.md).
+        // used up the challenge ACKs that would cause it to be repeated. A reset of the device
+        // loses the connections that it tears down: a peer that only waits for the response learns
+        // of it when it sends a probe (docs/engines/teardown.md).
         let attacked = scenario.hostile.interval.is_some();
         let loses_closures = scenario.hand_over.tear_down && scenario.resets > 0;
         let keep_alive =

@@ -3,7 +3,7 @@
 use base::Duration;
 use outboard_quic::StreamReadError;
 
-use crate::topology::QuicFaultNetwork;
+use crate::topology::{LINK_DELAY, QuicFaultNetwork};
 use crate::transfers::{FileTransfers, down};
 
 /// Expected reset of the stream: RFC 9114's `H3_INTERNAL_ERROR`.
@@ -119,6 +119,12 @@ fn slow_disks() {
     let fast = transfers_from(Duration::ZERO);
     for millis in [5, 50, 500] {
         let slow = transfers_from(Duration::from_millis(millis));
-        println!("{millis} ms: {slow:?}; without: {fast:?}");
+        assert_eq!((slow.lost, slow.congestion_events), (0, 0), "{slow:?}");
+        assert!(slow.sent <= fast.sent + fast.sent / 50, "probes and repetitions: {slow:?}");
+        // While the disk is slow the smoothed round trip contains a part of the wait.
+        assert!(slow.rtts[0] < LINK_DELAY * 2 + Duration::from_millis(millis) / 5, "{slow:?}");
+        // Afterwards nothing is left of it.
+        assert!(slow.rtts[1] <= fast.rtts[1] + Duration::from_micros(100), "{slow:?}");
+        assert!(slow.times[1] <= fast.times[1] + fast.times[1] / 50, "{slow:?}");
     }
 }
