@@ -17,11 +17,14 @@ use super::experiment::{
     self, BenchReport, Benchmark, Experiment, Fields, find_figures, median_by, ratio,
 };
 use super::short_conn_apps::{
-    ClosingEnd, MODERATION, PORTS, ProxyPeers, TRANSMIT_RING, TransactionParams, Transactions,
+    ClosingEnd, MODERATION, PORTS, ProxyPeers, TransactionParams, Transactions,
 };
 use super::testbed::{self, MachineConfig};
 use cli::Failure;
 
+/// Frames that the link holds: more than all clients and backends send at a time, so that the proxy
+/// is measured and not the retransmission of their SYNs.
+const LINK_FRAMES: usize = 65_536;
 /// Message sizes in bytes.
 const SIZES: [usize; 5] = [64, 256, 1024, 4096, 8192];
 /// Transactions per connection, as in the paper's figure 13.
@@ -203,7 +206,7 @@ fn headline(rows: &[SpliceRow], most: u32) -> Value {
 }
 
 fn build(setting: SpliceSetting) -> Result<AccountedPair<Proxy, ProxyPeers>, Failure> {
-    let (proxy_link, peers_link) = memory_link_pair(&testbed::link_config(TRANSMIT_RING));
+    let (proxy_link, peers_link) = memory_link_pair(&testbed::link_config(LINK_FRAMES));
     let listener = |port| ProxyListener {
         addr: None,
         port,
