@@ -78,8 +78,8 @@ impl HostTlsSession {
 
     /// Requests contexts again that the device refused because its table was full, if due.
     pub(super) fn request_again(&mut self, conn: &mut L5pConnection, cx: &mut TcpEnv<'_>) {
-        let edge = conn.rcv.edge();
-        if self.offload.as_ref().is_some_and(|offload| offload.is_request_due(edge)) {
+        let received = conn.rcv.next();
+        if self.offload.as_ref().is_some_and(|offload| offload.is_request_due(received)) {
             cx.out.counters.tls_device_asked_again += 1;
             self.install_rx(conn, cx);
         }
@@ -130,7 +130,7 @@ impl HostTlsSession {
         why: Refusal,
     ) {
         if let Some(offload) = self.offload.as_deref_mut().filter(|o| o.is_current(context)) {
-            offload.handle_refused(why, conn.rcv.edge());
+            offload.handle_refused(why, conn.rcv.next());
             cx.out.counters.tls_rx_sw += 1;
             cx.out.counters.tls_rx_device_refused += 1;
             return;
