@@ -22,8 +22,8 @@ use super::short_conn_apps::{
 use super::testbed::{self, MachineConfig};
 use cli::Failure;
 
-/// Frames that the link holds: more than all clients and backends send at a time, so that the proxy
-/// is measured and not the retransmission of their SYNs.
+/// Frames that the link holds: more than all clients and backends send at a time, so that the link
+/// is never full.
 const LINK_FRAMES: usize = 65_536;
 /// Message sizes in bytes.
 const SIZES: [usize; 5] = [64, 256, 1024, 4096, 8192];
