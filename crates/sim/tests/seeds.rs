@@ -2,7 +2,7 @@
 //! generate makes them ordinary seeds; regression tests are beside the code that was wrong.
 
 /// Seeds, and the faults that they found.
-const FOUND: [(u64, &str); 24] = [
+const FOUND: [(u64, &str); 25] = [
     (4918, "a handle whose file was found changed for an ended connection reset the next user"),
     (302, "transmits that left together were taken for lost, by the ring's own delay"),
     (178, "an acknowledgment waited for a disk behind the response that carried it"),
@@ -30,6 +30,7 @@ const FOUND: [(u64, &str); 24] = [
     (1380, "keys of a generation that went by in software had the wrong phase for the device"),
     (1710, "a Retry that came to a server ended a handshake"),
     (404, "what is asked for after the faults depended on them (the client was wrong)"),
+    (11640, "an HTTP/3 connection was closed before a slow client had read what it acknowledged"),
 ];
 
 #[test]

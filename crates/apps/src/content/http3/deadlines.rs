@@ -14,7 +14,7 @@ use quic::{QuicHandle, StreamId};
 use super::super::ContentServerConfig;
 use super::super::status::HttpStatus;
 use super::frame::Http3ErrorCode;
-use super::{Http3, Http3Connection, Http3Env, Http3Request};
+use super::{Http3, Http3Env, Http3Request};
 
 /// The timeouts.
 #[derive(Clone, Copy, Debug)]
@@ -22,12 +22,13 @@ pub(super) struct Http3Timeouts {
     header: Duration,
     keepalive: Duration,
     send: Duration,
+    linger: Duration,
 }
 
 impl Http3Timeouts {
     pub(super) const fn of(config: &ContentServerConfig) -> Self {
         let (header, keepalive) = (config.header_timeout, config.keepalive_timeout);
-        Self { header, keepalive, send: config.send_timeout }
+        Self { header, keepalive, send: config.send_timeout, linger: config.linger_timeout }
     }
 
     /// Returns the time by which the request's head must have arrived, or its file must be open.
@@ -90,6 +91,17 @@ impl Http3 {
         }
     }
 
+    /// Makes sure that a connection that was sent GOAWAY is closed in time after the delivery of
+    /// its last response.
+    pub(super) fn expect_close(&mut self, now: Instant, handle: QuicHandle) {
+        let Some(connection) = self.connections.get_mut(&handle) else { return };
+        connection.last_progress = now;
+        let by = now + self.times.linger;
+        if connection.goaway_sent.is_some() && connection.check_at.is_none_or(|check| check > by) {
+            self.deadlines.set(handle, &mut connection.check_at, Some(by));
+        }
+    }
+
     fn check(&mut self, cx: &mut Http3Env<'_>, handle: QuicHandle) {
         for (stream, status) in self.overdue_requests(cx.now, handle) {
             self.reply_error(cx, handle, stream, status);
@@ -104,10 +116,16 @@ impl Http3 {
         let sending = progress.streams > 1;
         let times = self.times;
         let counters = &mut cx.responder.counters;
+        // A close discards data that the client acknowledged and its program has not read yet,
+        // so the client has time to close first (RFC 9114 section 5.2), as in HTTP/1.1.
+        let is_done = connection.goaway_sent.is_some() && connection.requests.is_empty();
         let (limit, counter, code) = match connection.served {
             // Section 8.1: a response that is cut off is an error.
             _ if sending => {
                 (times.send, &mut counters.http_timeouts_send, Http3ErrorCode::RequestCancelled)
+            }
+            _ if is_done => {
+                (times.linger, &mut counters.http_timeouts_linger, Http3ErrorCode::NoError)
             }
             0 => (times.header, &mut counters.http_timeouts_header, Http3ErrorCode::NoError),
             _ => (times.keepalive, &mut counters.http_timeouts_keepalive, Http3ErrorCode::NoError),
@@ -163,7 +181,7 @@ impl Http3 {
         let handles: Vec<QuicHandle> = self.connections.keys().copied().collect();
         for handle in handles {
             self.send_goaway(handle);
-            self.close_if_done(cx, handle);
+            self.check(cx, handle);
         }
         self.advance(cx);
     }
@@ -183,17 +201,5 @@ impl Http3 {
             self.close(cx, handle, code);
         }
         self.advance(cx);
-    }
-
-    /// Closes a connection that was sent GOAWAY, once all its requests are answered and delivered.
-    pub(super) fn close_if_done(&mut self, cx: &mut Http3Env<'_>, handle: QuicHandle) {
-        let done = |connection: &Http3Connection| {
-            connection.goaway_sent.is_some() && connection.requests.is_empty()
-        };
-        if self.connections.get(&handle).is_some_and(done)
-            && self.endpoint.progress(handle).is_some_and(|progress| progress.streams <= 1)
-        {
-            self.close(cx, handle, Http3ErrorCode::NoError);
-        }
     }
 }

@@ -269,7 +269,7 @@ impl Http3 {
             }
             StreamEvent::Readable { id } => self.read(cx, handle, id),
             StreamEvent::Available { dir: Dir::Uni } => self.open_control(handle),
-            StreamEvent::Finished { .. } => self.close_if_done(cx, handle),
+            StreamEvent::Finished { .. } => self.expect_close(cx.now, handle),
             StreamEvent::Stopped { id, .. } => {
                 let Some(connection) = self.connections.get_mut(&handle) else { return };
                 connection.requests.remove(&id);
