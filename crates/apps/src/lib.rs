@@ -1,14 +1,16 @@
 //! Sans-IO applications over the host's sockets. Because they are sans-IO, a simulation can run the
 //! whole product.
 //!
-//! [`content`] is the content server, [`proxy`] the L7 load balancer, [`nvme`] the NVMe/TCP target
-//! and initiator. [`dns`] has the messages that look backends up, `connections` the trait by which
-//! the content server and the proxy use the host's connections. Time is a parameter of every call;
-//! nothing here opens a socket or a file, or starts a thread.
+//! [`content`] is the content server, [`get`] a client for bulk receive, [`proxy`] the L7 load
+//! balancer, [`nvme`] the NVMe/TCP target and initiator. [`dns`] has the messages that look
+//! backends up, `connections` the trait by which the content server and the proxy use the host's
+//! connections. Time is a parameter of every call; nothing here opens a socket or a file, or starts
+//! a thread.
 #![forbid(unsafe_code)]
 
 mod connections;
 pub mod content;
 pub mod dns;
+pub mod get;
 pub mod nvme;
 pub mod proxy;

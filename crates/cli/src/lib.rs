@@ -27,14 +27,17 @@ pub enum Failure {
     /// The user lacks the permission.
     #[error("{0}")]
     NoPermission(String),
+    /// A transfer failed; the exit code is curl's.
+    #[error("{1}")]
+    Transfer(u8, String),
     /// Ended by this signal before the work was done.
     #[error("interrupted")]
     Interrupted(i32),
 }
 
 impl Failure {
-    /// Returns the exit code: 2 for usage errors as in clap, 128 plus the signal as in shells,
-    /// otherwise one of `sysexits.h`.
+    /// Returns the exit code: 2 for usage errors as in clap, 128 plus the signal as in shells, the
+    /// given one of a transfer, otherwise one of `sysexits.h`.
     #[must_use]
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
@@ -43,6 +46,7 @@ impl Failure {
             Self::Unavailable(_) => 69,
             Self::System(_) => 71,
             Self::NoPermission(_) => 77,
+            Self::Transfer(code, _) => *code,
             Self::Interrupted(signal) => 128 | u8::try_from(*signal).unwrap_or(0),
         })
     }

@@ -27,6 +27,8 @@ pub(crate) enum CliSubcommand {
     Serve(Box<ServeArgs>),
     /// Balance connections over backends and relay them on the device
     Proxy(Box<ProxyArgs>),
+    /// Fetch URLs over HTTP/1.1, HTTPS and HTTP/3
+    Get(Box<crate::get::args::GetArgs>),
     /// Serve block storage over NVMe/TCP, or access it
     #[command(subcommand)]
     Nvme(crate::nvme::NvmeSubcommand),

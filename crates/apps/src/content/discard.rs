@@ -1,52 +1,20 @@
 //! Reads and discards the content of a request, in order to find the next request.
 //!
-//! [`super::connection`] passes a [`ContentDiscard`] the bytes after a head as they arrive. The
-//! chunked coding is read strictly (RFC 9112 section 7.1): a proxy in front of the server that
-//! reads a chunk differently would see other requests. All bytes count towards the limit, including
-//! those of the coding, so extensions and trailers are bounded.
+//! [`super::connection`] passes a [`ContentDiscard`] the bytes after a head as they arrive. They
+//! are read strictly ([`super::reader`]): a proxy in front of the server that reads a chunk
+//! differently would see other requests. All bytes count towards the limit, including those of the
+//! coding, so extensions and trailers are bounded.
 
+use super::reader::ContentReader;
 use super::request::ContentFraming;
 use super::status::HttpStatus;
-
-/// Maximum number of digits of a chunk size: 2^64 - 1 has sixteen.
-const SIZE_DIGITS_MAX: u8 = 16;
 
 /// Reader of content that is discarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ContentDiscard {
-    state: DiscardState,
+    reader: ContentReader,
     /// Bytes that may still arrive.
     allowed: u64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum DiscardState {
-    /// Remaining bytes of content without a coding.
-    Length(u64),
-    /// The hexadecimal size of a chunk.
-    Size {
-        value: u64,
-        digits: u8,
-    },
-    /// The extensions of a chunk of this size.
-    Extension(u64),
-    /// The line feed after the size of a chunk.
-    SizeLf(u64),
-    /// Remaining bytes of the chunk.
-    Data(u64),
-    /// The carriage return after the data of a chunk.
-    DataCr,
-    /// The line feed after the data of a chunk.
-    DataLf,
-    /// The beginning of a trailer field, or of the empty line that ends the content.
-    TrailerStart,
-    /// Within a trailer field.
-    Trailer,
-    /// The line feed after a trailer field.
-    TrailerLf,
-    /// The line feed of the empty line.
-    FinalLf,
-    Done,
 }
 
 impl ContentDiscard {
@@ -55,20 +23,20 @@ impl ContentDiscard {
     /// # Errors
     /// 413 if the content is already known to be longer.
     pub(crate) const fn new(framing: ContentFraming, bytes_max: u64) -> Result<Self, HttpStatus> {
-        let state = match framing {
-            ContentFraming::None | ContentFraming::Length(0) => DiscardState::Done,
+        let reader = match framing {
+            ContentFraming::None => ContentReader::length(0),
             ContentFraming::Length(bytes) if bytes > bytes_max => {
                 return Err(HttpStatus::ContentTooLarge);
             }
-            ContentFraming::Length(bytes) => DiscardState::Length(bytes),
-            ContentFraming::Chunked => DiscardState::Size { value: 0, digits: 0 },
+            ContentFraming::Length(bytes) => ContentReader::length(bytes),
+            ContentFraming::Chunked => ContentReader::chunked(),
         };
-        Ok(Self { state, allowed: bytes_max })
+        Ok(Self { reader, allowed: bytes_max })
     }
 
     /// Returns whether all content has arrived.
     pub(crate) fn is_done(&self) -> bool {
-        self.state == DiscardState::Done
+        self.reader.is_done()
     }
 
     /// Takes bytes that arrived; returns the number of them that belong to the content.
@@ -76,72 +44,18 @@ impl ContentDiscard {
     /// # Errors
     /// 400 if they violate the coding, 413 if the content is too long.
     pub(crate) fn take(&mut self, bytes: &[u8]) -> Result<usize, HttpStatus> {
-        let mut at = 0;
-        while at < bytes.len() && self.state != DiscardState::Done {
-            let here = match self.state {
-                DiscardState::Length(left) | DiscardState::Data(left) => {
-                    self.skip(left, bytes.len() - at)
-                }
-                state => {
-                    self.state = next(state, bytes[at]).ok_or(HttpStatus::BadRequest)?;
-                    1
-                }
-            };
-            let too_many = self.allowed.checked_sub(here as u64);
+        let mut rest = bytes;
+        while !rest.is_empty() && !self.is_done() {
+            let before = rest.len();
+            self.reader.take(&mut rest).map_err(|_| HttpStatus::BadRequest)?;
+            let too_many = self.allowed.checked_sub((before - rest.len()) as u64);
             self.allowed = too_many.ok_or(HttpStatus::ContentTooLarge)?;
-            if matches!(self.state, DiscardState::Data(left) if left > self.allowed) {
+            if self.reader.left() > self.allowed {
                 return Err(HttpStatus::ContentTooLarge);
             }
-            at += here;
         }
-        Ok(at)
+        Ok(bytes.len() - rest.len())
     }
-
-    /// Skips data, of which `left` bytes remain and `here` bytes have arrived; returns the number
-    /// of bytes skipped.
-    fn skip(&mut self, left: u64, here: usize) -> usize {
-        let taken = usize::try_from(left).unwrap_or(usize::MAX).min(here);
-        let left = left - taken as u64;
-        self.state = match self.state {
-            DiscardState::Length(_) if left == 0 => DiscardState::Done,
-            DiscardState::Length(_) => DiscardState::Length(left),
-            _ if left == 0 => DiscardState::DataCr,
-            _ => DiscardState::Data(left),
-        };
-        taken
-    }
-}
-
-/// Returns the state after a byte of the coding; `None` if the byte is not allowed there.
-fn next(state: DiscardState, byte: u8) -> Option<DiscardState> {
-    Some(match (state, byte) {
-        (DiscardState::Size { digits: 1.., value }, b';') => DiscardState::Extension(value),
-        (DiscardState::Size { digits: 1.., value }, b'\r') => DiscardState::SizeLf(value),
-        (DiscardState::Size { value, digits: 0..SIZE_DIGITS_MAX }, _) => {
-            let digit = char::from(byte).to_digit(16)?;
-            let DiscardState::Size { digits, .. } = state else { return None };
-            DiscardState::Size { value: value << 4 | u64::from(digit), digits: digits + 1 }
-        }
-        (DiscardState::Extension(size), b'\r') => DiscardState::SizeLf(size),
-        (DiscardState::Extension(_), _) if is_text(byte) => state,
-        (DiscardState::SizeLf(0), b'\n') => DiscardState::TrailerStart,
-        (DiscardState::SizeLf(size), b'\n') => DiscardState::Data(size),
-        (DiscardState::DataCr, b'\r') => DiscardState::DataLf,
-        (DiscardState::DataLf, b'\n') => DiscardState::Size { value: 0, digits: 0 },
-        (DiscardState::TrailerStart, b'\r') => DiscardState::FinalLf,
-        (DiscardState::Trailer, b'\r') => DiscardState::TrailerLf,
-        (DiscardState::TrailerStart | DiscardState::Trailer, _) if is_text(byte) => {
-            DiscardState::Trailer
-        }
-        (DiscardState::TrailerLf, b'\n') => DiscardState::TrailerStart,
-        (DiscardState::FinalLf, b'\n') => DiscardState::Done,
-        _ => return None,
-    })
-}
-
-/// Returns whether a byte is allowed in a field value (RFC 9110 section 5.5).
-const fn is_text(byte: u8) -> bool {
-    byte == b'\t' || (byte >= b' ' && byte != 0x7f)
 }
 
 #[cfg(test)]

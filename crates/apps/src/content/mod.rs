@@ -26,6 +26,7 @@ pub(crate) mod log;
 mod open_file;
 mod operator_fields;
 mod range;
+pub(crate) mod reader;
 pub(crate) mod request;
 mod request_target;
 mod response;

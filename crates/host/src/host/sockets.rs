@@ -104,6 +104,17 @@ impl Host {
         }
     }
 
+    /// Returns whether the peer has ended its direction as its protocol requires: with close_notify
+    /// if the socket speaks TLS (RFC 8446 section 6.1), else with a FIN. Only then is a message
+    /// complete that ends with the connection.
+    #[must_use]
+    pub fn has_ended_orderly(&self, socket: SocketId) -> bool {
+        match self.services.streams.table.socket(socket) {
+            Some(StreamRef::Tls(_, session)) => session.has_peer_closed(),
+            _ => self.readiness(socket).peer_closed,
+        }
+    }
+
     /// Returns the remote endpoint.
     #[must_use]
     pub fn remote(&self, socket: SocketId) -> Option<Endpoint> {

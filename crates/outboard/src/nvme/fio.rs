@@ -14,8 +14,8 @@ use serde_json::json;
 
 use super::args::FioArgs;
 use super::pipe::{NvmeRequestPipe, buffer};
-use super::progress::ProgressLine;
 use super::session::InitiatorSession;
+use crate::progress::ProgressLine;
 use cli::Failure;
 
 /// Maximum number of positions, each of request size.

@@ -15,7 +15,6 @@ mod key;
 mod list;
 mod nbd;
 mod pipe;
-mod progress;
 mod psk;
 mod security;
 mod session;

@@ -8,9 +8,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use abi::aligned::AlignedBuf;
 use apps::nvme::initiator::{NvmeRequest, NvmeRequestDone};
 
-use super::session::{
-    CompletionSender, InitiatorHandle, InitiatorOrder, InitiatorSession, Interrupt,
-};
+use super::session::{CompletionSender, InitiatorHandle, InitiatorOrder, InitiatorSession};
+use crate::interrupt::Interrupt;
 use cli::Failure;
 
 /// Requests in flight of one namespace.

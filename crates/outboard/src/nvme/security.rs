@@ -13,7 +13,7 @@ use wire::nvme::nqn::Nqn;
 
 use super::args::ConnectArgs;
 use super::psk::PskStore;
-use crate::tls::{self, ServerTrust};
+use crate::tls::{self, ServerTrust, TrustedRoots};
 use cli::Failure;
 
 /// Security of the connections.
@@ -43,7 +43,8 @@ impl InitiatorSecurity {
                         accept any certificate";
             return Err(Failure::Usage(line.to_owned()));
         }
-        let trust = ServerTrust::new(asked.tls_ca.as_deref())?;
+        let roots = asked.tls_ca.as_deref().map_or(TrustedRoots::Any, TrustedRoots::File);
+        let trust = ServerTrust::new(roots)?;
         let name = asked.tls_name.clone().unwrap_or_else(|| args.target.0.addr.into());
         Ok(Self::Tls(tls::nvme_client(&trust, name)?, trust))
     }

@@ -8,7 +8,6 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 
 use abi::aligned::AlignedBuf;
@@ -19,13 +18,13 @@ use apps::nvme::initiator::{
 use base::{Duration, Instant};
 use host::{Application, Host, Notice};
 use io::clock;
-use signal_hook::consts::SIGUSR1;
-use stack::{MessageSender, Signals, Stack, Switch, spawn};
+use stack::{MessageSender, Signals, Stack, Switch};
 use wire::nvme::nqn::Nqn;
 
 use super::args::{ConnectArgs, SubsystemArgs};
 use super::security::InitiatorSecurity;
 use crate::alarms::is_alarm;
+use crate::interrupt::Interrupt;
 use cli::Failure;
 
 /// Longest wait at the end, for the target's shutdown and its acknowledgment of the close.
@@ -174,45 +173,6 @@ impl Application for InitiatorApp {
 
 /// Sends orders to a session's initiator, from any thread.
 pub(super) type InitiatorHandle = MessageSender<InitiatorOrder>;
-
-/// The signal that has ended a session; 0 if none.
-#[derive(Clone, Default)]
-pub(super) struct Interrupt(Arc<AtomicI32>);
-
-impl Interrupt {
-    /// Sends `close` to an application at the first signal, and ends the program at the second.
-    fn watch<M: Send + 'static>(
-        &self,
-        signals: Signals,
-        sender: MessageSender<M>,
-        close: fn() -> M,
-    ) -> Result<(), Failure> {
-        let seen = Arc::clone(&self.0);
-        let watch = move || {
-            // SIGUSR1 reopens logs, which these subcommands do not have.
-            for signal in signals.filter(|&signal| signal != SIGUSR1) {
-                if seen.swap(signal, Ordering::AcqRel) != 0 {
-                    // The default action of the signal.
-                    let _failed = signal_hook::low_level::emulate_default_handler(signal);
-                }
-                sender.send(close());
-            }
-        };
-        spawn("interrupts".to_owned(), watch).map(drop)
-    }
-
-    fn is_set(&self) -> bool {
-        self.0.load(Ordering::Acquire) != 0
-    }
-
-    /// Returns the signal as the failure if there was one, otherwise `failure`.
-    pub(super) fn or(&self, failure: Failure) -> Failure {
-        match self.0.load(Ordering::Acquire) {
-            0 => failure,
-            signal => Failure::Interrupted(signal),
-        }
-    }
-}
 
 /// A running initiator.
 pub(super) struct InitiatorSession {

@@ -107,7 +107,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         .transpose()?;
     let tls = certificates.as_ref().map(tls::https).transpose()?;
     let quic = certificates.as_ref().filter(|_| args.http3).map(tls::quic).transpose()?;
-    let (quic_seed, steering) = (entropy32(), quic_steering(args));
+    let (quic_seed, steering) = (crate::entropy::entropy32(), quic_steering(args));
     let site = |queue: QueueSetup<'_>| {
         let http3 = quic.as_ref().map(|tls| quic_config(args, &queue, tls, (quic_seed, steering)));
         let error_pages = error_pages.clone();
@@ -237,16 +237,6 @@ fn configure(args: &ServeArgs, steering: Option<QuicSteering>, device: &mut Devi
     device.quic = (args.http3 && quic).then(|| QuicConfig::new(Arc::new(crypto::Provider)));
     device.quic_steering = steering;
     device.splice = None;
-}
-
-/// Returns a random seed of 32 bytes from the operating system.
-fn entropy32() -> [u8; 32] {
-    let words = [(); 4].map(|()| clock::entropy().to_le_bytes());
-    let mut seed = [0; 32];
-    for (to, from) in seed.chunks_exact_mut(8).zip(words) {
-        to.copy_from_slice(&from);
-    }
-    seed
 }
 
 /// Returns how QUIC datagrams are steered to queues, `None` if there is one queue.

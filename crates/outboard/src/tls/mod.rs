@@ -24,7 +24,7 @@ use rustls::{ServerConfig, SignatureScheme, SupportedProtocolVersion, version};
 use crate::args::CertArgs;
 use cli::Failure;
 
-pub(crate) use client::{ServerTrust, nvme_client};
+pub(crate) use client::{ServerTrust, TrustedRoots, http_client, nvme_client};
 
 /// The certificates in use.
 #[derive(Debug)]
@@ -163,7 +163,7 @@ fn rustls_failure(error: &rustls::Error) -> Failure {
     Failure::System(format!("cannot configure TLS: {error}"))
 }
 
-fn provider() -> CryptoProvider {
+pub(crate) fn provider() -> CryptoProvider {
     aws_lc_rs::default_provider()
 }
 

@@ -1,12 +1,15 @@
-//! The client's side of HTTP/3, for simulations: encodes requests and parses responses.
+//! The client's side of HTTP/3: encodes requests and parses responses.
 //!
-//! Called by crate `sim` alone, which opens streams and reads them. Fields and content are returned
-//! as they arrive and are not interpreted; content is not copied.
+//! Called by [`crate::get`] and by crate `sim`, which open streams and read them. Fields and
+//! content are returned as they arrive and are not interpreted, except that informational responses
+//! and trailers are recognized; content is not copied.
 
 use super::{frame, qpack};
 
 /// Maximum length of a response's head in bytes; a longer one is an error.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
+/// Maximum number of informational responses before the final one.
+const INFORMATIONAL_MAX: u8 = 16;
 
 /// Returns the first bytes of a client's control stream: its type, and settings (RFC 9114 section
 /// 6.2.1).
@@ -45,7 +48,23 @@ pub struct Http3ResponseParser {
     kept: Vec<u8>,
     /// Remaining bytes of content in the current frame.
     left: u64,
-    head: bool,
+    /// Remaining bytes of an unknown frame, which are skipped.
+    skip: u64,
+    stage: Http3ResponseStage,
+    /// Number of informational responses.
+    informational: u8,
+}
+
+/// Part of a response that was parsed last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Http3ResponseStage {
+    /// None, or informational responses only.
+    #[default]
+    Begin,
+    /// The head of the final response, and perhaps some content.
+    Head,
+    /// The trailers, which are ignored.
+    Trailers,
 }
 
 impl Http3ResponseParser {
@@ -65,7 +84,12 @@ impl Http3ResponseParser {
                 (self.left, *rest) = (self.left - len as u64, behind);
                 return Ok(Some(Http3ResponsePart::Content(content)));
             }
-            // Heads of frames are short: reading single bytes is fast enough for a simulation.
+            if self.skip > 0 && !rest.is_empty() {
+                let len = usize::try_from(self.skip).unwrap_or(usize::MAX).min(rest.len());
+                (self.skip, *rest) = (self.skip - len as u64, &rest[len..]);
+                continue;
+            }
+            // Only heads of frames and field sections, which are short, are read by single bytes.
             let Some((&byte, behind)) = rest.split_first() else { return Ok(None) };
             *rest = behind;
             self.kept.push(byte);
@@ -78,30 +102,73 @@ impl Http3ResponseParser {
     /// Returns whether a response may end here.
     #[must_use]
     pub fn may_end_here(&self) -> bool {
-        self.head && self.kept.is_empty() && self.left == 0
+        let complete = self.kept.is_empty() && self.left == 0 && self.skip == 0;
+        complete && self.stage != Http3ResponseStage::Begin
     }
 
+    /// Reacts to the frame whose bytes were kept so far. Returns the fields of a response's head.
     fn take_frame(&mut self) -> Result<Option<Vec<qpack::FieldLine>>, &'static str> {
         let mut rest = &self.kept[..];
-        let kind = frame::take_varint(&mut rest);
-        match (kind, frame::take_frame(&mut &self.kept[..], HEAD_BYTES_MAX)) {
-            (Some(frame::DATA), _) => {
-                let Some(len) = frame::take_varint(&mut rest) else { return Ok(None) };
-                if !self.head {
-                    return Err("content before its head");
-                }
-                (self.left, self.kept) = (len, Vec::new());
-                Ok(None)
+        let (Some(kind), Some(len)) =
+            (frame::take_varint(&mut rest), frame::take_varint(&mut rest))
+        else {
+            return Ok(None);
+        };
+        match kind {
+            frame::DATA if self.stage != Http3ResponseStage::Head => {
+                return Err("content before the head or behind the trailers");
             }
-            (_, frame::FrameRead::Incomplete) => Ok(None),
-            (_, frame::FrameRead::Frame(frame::HEADERS, section)) if !self.head => {
-                let lines =
-                    qpack::decode(section, HEAD_BYTES_MAX).map_err(|_| "no field section")?;
-                (self.head, self.kept) = (true, Vec::new());
-                lines.map(Some).ok_or("a long head")
+            frame::DATA => self.left = len,
+            frame::HEADERS => {
+                return match frame::take_frame(&mut &self.kept[..], HEAD_BYTES_MAX) {
+                    frame::FrameRead::Incomplete => Ok(None),
+                    frame::FrameRead::TooLong(_) => Err("a long head"),
+                    frame::FrameRead::Frame(_, section) => {
+                        let lines = qpack::decode(section, HEAD_BYTES_MAX);
+                        let lines = lines.map_err(|_| "no field section")?.ok_or("a long head")?;
+                        self.kept.clear();
+                        self.handle_fields(lines)
+                    }
+                };
             }
-            _ => Err("a frame that is not expected"),
+            frame::SETTINGS
+            | frame::GOAWAY
+            | frame::MAX_PUSH_ID
+            | frame::CANCEL_PUSH
+            | frame::PUSH_PROMISE => return Err("a frame that is not expected"),
+            _ if frame::is_http2_frame(kind) => return Err("a frame of HTTP/2"),
+            // RFC 9114 section 9: unknown frames are ignored.
+            _ => self.skip = len,
         }
+        self.kept.clear();
+        Ok(None)
+    }
+
+    /// Returns the fields if they are a head; those of trailers are checked and dropped.
+    fn handle_fields(
+        &mut self,
+        lines: Vec<qpack::FieldLine>,
+    ) -> Result<Option<Vec<qpack::FieldLine>>, &'static str> {
+        if self.stage != Http3ResponseStage::Begin {
+            if self.stage == Http3ResponseStage::Trailers
+                || lines.iter().any(|(name, _)| name.starts_with(b":"))
+            {
+                return Err("a second head");
+            }
+            self.stage = Http3ResponseStage::Trailers;
+            return Ok(None);
+        }
+        // RFC 9110 section 15.2: any number of informational responses may precede the final one.
+        let informational = lines
+            .iter()
+            .any(|(name, value)| name == b":status" && matches!(value[..], [b'1', _, _]));
+        if !informational {
+            self.stage = Http3ResponseStage::Head;
+            return Ok(Some(lines));
+        }
+        self.informational += 1;
+        let few = self.informational < INFORMATIONAL_MAX;
+        few.then_some(None).ok_or("too many informational responses")
     }
 }
 
@@ -111,9 +178,13 @@ mod tests {
 
     #[test]
     fn a_response_in_any_pieces() {
-        let mut bytes = request(&[(":status", "200"), ("etag", "\"1\"")]);
+        let mut bytes = request(&[(":status", "103"), ("link", "</a>")]);
+        bytes.extend(request(&[(":status", "200"), ("etag", "\"1\"")]));
         frame::put_frame(&mut bytes, frame::DATA, b"some");
+        // A type that is reserved in order to be ignored (RFC 9114 section 7.2.8).
+        frame::put_frame(&mut bytes, 0x21, b"noise");
         frame::put_frame(&mut bytes, frame::DATA, b" content");
+        bytes.extend(request(&[("trailer", "1")]));
         for size in 1..=bytes.len() {
             let (mut response, mut heads, mut content) =
                 (Http3ResponseParser::default(), 0, Vec::new());
@@ -138,6 +209,10 @@ mod tests {
         let (mut response, mut rest) = (Http3ResponseParser::default(), &twice[..]);
         assert!(matches!(response.next(&mut rest), Ok(Some(Http3ResponsePart::Head(_)))));
         assert!(response.next(&mut rest).is_err(), "a second head");
+        let many = request(&[(":status", "100")]).repeat(INFORMATIONAL_MAX.into());
+        assert!(Http3ResponseParser::default().next(&mut &many[..]).is_err(), "no end of them");
+        let pushed = [5, 1, 0];
+        assert!(Http3ResponseParser::default().next(&mut &pushed[..]).is_err(), "a push");
         assert!(!Http3ResponseParser::default().may_end_here(), "nothing came");
     }
 }

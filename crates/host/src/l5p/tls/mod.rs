@@ -204,6 +204,12 @@ impl HostTlsSession {
         }
     }
 
+    /// Returns whether the peer has sent close_notify, and everything before it was read.
+    pub(crate) fn has_peer_closed(&self) -> bool {
+        let readable = !self.decrypted.is_empty() || self.front.in_place().is_some();
+        !readable && self.stage.is_peer_closed()
+    }
+
     pub(crate) fn peek<'a>(&'a self, rcv: &'a TcpReceiveState) -> &'a [u8] {
         match (self.decrypted.front(), self.front.in_place()) {
             (Some(plain), _) => plain,

@@ -1,0 +1,155 @@
+//! The stack of `outboard get`: a [`GetClient`] on threads, which sends its events to the main
+//! thread.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use apps::get::{GetClient, GetClientConfig, GetEvent, GetOrder};
+use base::{Duration, Instant};
+use host::{Application, Host, Notice};
+use io::clock;
+use nic::{L5oConfig, QuicConfig};
+use stack::{MessageSender, Offloads, QueueSetup, Stack};
+
+use super::args::GetArgs;
+use crate::alarms::is_alarm;
+use crate::tls;
+use cli::Failure;
+
+/// Bytes of a TCP connection, and of a stream and a connection of QUIC, that may be received and
+/// not read: what a fast link carries in a long round trip.
+const TCP_WINDOW: u32 = 4 << 20;
+const QUIC_WINDOWS: [u32; 2] = [4 << 20, 6 << 20];
+/// Lowest port of the QUIC endpoint: the dynamic ports of RFC 6335.
+const PORT_MIN: u16 = 49_152;
+
+/// An order of the main thread.
+pub(super) enum GetMessage {
+    Start(Box<GetOrder>),
+    /// Bytes of content of a download were written.
+    Written(u32, usize),
+    Cancel(u32),
+    /// Cancels all downloads and sends no further event.
+    Stop,
+}
+
+/// The client as an application of the host thread.
+pub(super) struct GetApp {
+    client: GetClient,
+    /// `None` after the client was stopped.
+    events: Option<Sender<GetEvent>>,
+}
+
+impl GetApp {
+    fn handle_message(&mut self, now: Instant, host: &mut Host, message: GetMessage) {
+        match message {
+            GetMessage::Start(order) => self.client.start(now, host, *order),
+            GetMessage::Written(id, bytes) => self.client.written(id, bytes),
+            GetMessage::Cancel(id) => self.client.cancel(now, host, id),
+            GetMessage::Stop => {
+                self.events = None;
+                self.client.end(now, host);
+            }
+        }
+    }
+}
+
+impl Application for GetApp {
+    fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+        self.client.handle_notice(now, host, notice);
+    }
+
+    fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
+        self.client.handle_timeout(now, host);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.client.poll_timeout()
+    }
+
+    fn advance(&mut self, now: Instant, host: &mut Host) -> bool {
+        let worked = self.client.advance(now, host);
+        while let Some(event) = self.client.poll_event() {
+            // `None` if the subcommand is ending.
+            let _gone = self.events.as_ref().map(|events| events.send(event));
+        }
+        worked
+    }
+
+    fn end(&mut self, now: Instant, host: &mut Host) {
+        self.client.end(now, host);
+    }
+
+    fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.client.visit(f);
+    }
+}
+
+/// A running client: its stack, the sender of its messages, and its events.
+pub(super) type GetSession = (Stack<GetMessage>, MessageSender<GetMessage>, Receiver<GetEvent>);
+
+/// Starts the threads of a queue with a client.
+///
+/// # Errors
+/// Fails if a resource is missing.
+pub(super) fn start(args: &GetArgs) -> Result<GetSession, Failure> {
+    if args.stack.queues != 1 {
+        // RSS chooses the queue of the server's packets, which need not be the one that opened the
+        // connection.
+        return Err(Failure::Usage("--queues: a client supports only one queue".to_owned()));
+    }
+    let mut options = args.stack.clone();
+    if options.gateway.is_empty() {
+        // Servers are usually elsewhere, and the kernel forwards to them.
+        options.gateway = options.peer.iter().map(|peer| peer.addr).collect();
+    }
+    let (sender, events) = channel();
+    let mut sender = Some(sender);
+    let stack = Stack::builder()
+        .options(options)
+        .configure(|_, device, host| {
+            let Offloads { tls_tx, tls_rx, quic, .. } = args.stack.offload;
+            device.l5o = (tls_tx || tls_rx).then(|| L5oConfig {
+                tls_tx,
+                tls_rx,
+                ..L5oConfig::new(Arc::new(crypto::Provider))
+            });
+            let quic = quic && args.http3_only;
+            device.quic = quic.then(|| QuicConfig::new(Arc::new(crypto::Provider)));
+            host.tcp.receive_bytes_max = TCP_WINDOW;
+        })
+        .application(|queue| Ok(GetApp { client: client(args, queue)?, events: sender.take() }))
+        .messages(GetApp::handle_message)
+        .alarms(is_alarm)
+        .start()?;
+    let sender = stack.senders().first().cloned();
+    let sender = sender.ok_or_else(|| Failure::System("the stack has no queue".to_owned()))?;
+    Ok((stack, sender, events))
+}
+
+fn client(args: &GetArgs, queue: QueueSetup<'_>) -> Result<GetClient, Failure> {
+    let config = GetClientConfig {
+        user_agent: format!("outboard/{}", env!("CARGO_PKG_VERSION")),
+        connect_timeout: Duration::from_secs(args.connect_timeout.into()),
+        idle_timeout: Duration::from_secs(args.idle_timeout.into()),
+        ..GetClientConfig::default()
+    };
+    if !args.http3_only {
+        return Ok(GetClient::new(config, None));
+    }
+    let [low, high, ..] = clock::entropy().to_le_bytes();
+    let quic = quic::QuicEndpointConfig {
+        port: u16::from_le_bytes([low, high]) % (u16::MAX - PORT_MIN) + PORT_MIN,
+        unix_epoch: queue.clock.unix_epoch(),
+        receive_windows: QUIC_WINDOWS,
+        streams_max: 0,
+        ..quic::QuicEndpointConfig::new(
+            Arc::new(crypto::Provider),
+            clock::std_epoch(),
+            crate::entropy::entropy32(),
+        )
+    };
+    let endpoint = quic::QuicEndpoint::new(quic, &tls::provider(), queue.host);
+    let endpoint = endpoint.map_err(|e| Failure::System(format!("HTTP/3: {e}")))?;
+    Ok(GetClient::new(config, Some(endpoint)))
+}
