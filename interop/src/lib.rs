@@ -13,6 +13,7 @@
 //! blocks forever.
 #![forbid(unsafe_code)]
 
+mod certificate;
 pub mod counters;
 mod curl;
 mod daemon;
@@ -25,6 +26,7 @@ mod server;
 mod tool;
 mod vm;
 
+pub use certificate::make_certificate;
 pub use counters::Counters;
 pub use curl::{Download, PausedDownload, Response, Url};
 pub use daemon::ThirdPartyServer;

@@ -1,8 +1,7 @@
 //! HTTPS from the view of curl, OpenSSL, a browser and Wireshark.
 
-use interop::{Files, TestServer, output_text, run, sha256};
+use interop::{Files, TestServer, make_certificate, output_text, run, sha256};
 use std::io::{Read as _, Write as _};
-use std::path::Path;
 use std::process::{Command, Stdio};
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
@@ -156,7 +155,8 @@ fn certificates_by_name_and_reload() {
     let files = Files::new(TMP);
     files.write("a.txt", "hello\n");
     let keys = Files::new(TMP);
-    let pairs: Vec<_> = ["one", "two"].iter().map(|name| make(keys.path(), name)).collect();
+    let pairs: Vec<_> =
+        ["one", "two"].iter().map(|name| make_certificate(keys.path(), name)).collect();
     let mut options = vec!["--tls"];
     for (cert, key) in &pairs {
         options.extend(["--tls-cert", cert, "--tls-key", key]);
@@ -173,7 +173,7 @@ fn certificates_by_name_and_reload() {
     assert!(get(&server, "two.example", &pairs[0].0).contains("certificate"));
     // A new certificate in the same file is not trusted by a client that has the old one.
     let old = std::fs::read(&pairs[1].0).unwrap();
-    make(keys.path(), "two");
+    let _replaced = make_certificate(keys.path(), "two");
     let kept = keys.write("kept.pem", &old);
     server.signal("HUP");
     let kept = kept.to_string_lossy().into_owned();
@@ -196,26 +196,13 @@ fn certificates_by_name_and_reload() {
     );
 }
 
-/// Creates a certificate for `NAME.example`; returns its path and that of its key.
-fn make(folder: &Path, name: &str) -> (String, String) {
-    let path = |kind: &str| folder.join(format!("{name}.{kind}")).to_string_lossy().into_owned();
-    let (cert, key) = (path("pem"), path("key"));
-    let mut command = Command::new("openssl");
-    command.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]);
-    command.args(["-nodes", "-days", "2", "-out", &cert, "-keyout", &key]);
-    command.args(["-subj", &format!("/CN={name}.example")]);
-    command.args(["-addext", &format!("subjectAltName=DNS:{name}.example")]);
-    let output = run(&mut command);
-    assert!(output.status.success(), "{output:?}");
-    (cert, key)
-}
-
 #[test]
 fn invalid_certificates_are_reported() {
     let files = Files::new(TMP);
     let server = TestServer::start(files.path(), &["--tls"]);
     let keys = Files::new(TMP);
-    let ((one, one_key), (_, two_key)) = (make(keys.path(), "one"), make(keys.path(), "two"));
+    let ((one, one_key), (_, two_key)) =
+        (make_certificate(keys.path(), "one"), make_certificate(keys.path(), "two"));
     let folder = files.path().to_string_lossy().into_owned();
     let empty = keys.write("empty.pem", "").to_string_lossy().into_owned();
     let cases = [

@@ -5,13 +5,16 @@
 //! prints a line when it is ready. It is as fast as these libraries permit: all files are in
 //! memory, one thread does all the work, and quinn sends and receives runs of datagrams with one
 //! system call if the kernel supports it (`UDP_SEGMENT`, `UDP_GRO`). Everything else has its
-//! default.
+//! default. With `H3SERVE_STALL=BYTES` in its environment, responses with a whole file stop after
+//! this number of bytes, for tests of interrupted transfers.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use http::header::{ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, ETAG, IF_RANGE, RANGE};
 use interop::quic::{Failure, block_on};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -46,17 +49,45 @@ fn config(cert: &str, key: &str) -> Result<quinn::ServerConfig, Failure> {
     Ok(quinn::ServerConfig::with_crypto(Arc::new(quic)))
 }
 
+/// Returns the range that a request asks for, if it is the current version of the file.
+fn range(request: &http::Request<()>, etag: &str, len: usize) -> Option<Range<usize>> {
+    let field = |name| request.headers().get(name)?.to_str().ok();
+    if field(IF_RANGE).is_some_and(|asked| asked != etag) {
+        return None;
+    }
+    let (first, last) = field(RANGE)?.strip_prefix("bytes=")?.split_once('-')?;
+    let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
+    (first <= last && last < len).then_some(first..last + 1)
+}
+
 async fn answer(stream: H3RequestResolver, files: Arc<Files>) -> Result<(), Failure> {
     let (request, mut stream) = stream.resolve_request().await?;
     let found = files.get(request.uri().path()).cloned();
-    let status = if found.is_some() { http::StatusCode::OK } else { http::StatusCode::NOT_FOUND };
-    let mut content = found.unwrap_or_default();
-    let response = http::Response::builder().status(status);
-    let response = response.header(http::header::CONTENT_LENGTH, content.len()).body(())?;
+    let (is_found, mut content) = (found.is_some(), found.unwrap_or_default());
+    let (whole, etag) = (content.len(), format!("\"{}\"", content.len()));
+    let part = range(&request, &etag, whole);
+    let status = match (is_found, &part) {
+        (false, _) => http::StatusCode::NOT_FOUND,
+        (true, None) => http::StatusCode::OK,
+        (true, Some(_)) => http::StatusCode::PARTIAL_CONTENT,
+    };
+    let mut response = http::Response::builder().status(status);
+    response = response.header(ETAG, etag).header(ACCEPT_RANGES, "bytes");
+    let mut stalls_at = None;
+    if let Some(Range { start, end }) = part {
+        content = content.slice(start..end);
+        response = response.header(CONTENT_RANGE, format!("bytes {start}-{}/{whole}", end - 1));
+    } else if let Ok(bytes) = std::env::var("H3SERVE_STALL") {
+        stalls_at = Some(bytes.parse::<usize>()?);
+    }
+    let response = response.header(CONTENT_LENGTH, content.len()).body(())?;
     stream.send_response(response).await?;
     while !content.is_empty() {
         let piece = content.split_to(content.len().min(PIECE_BYTES));
         stream.send_data(piece).await?;
+        if stalls_at.is_some_and(|at| whole - content.len() >= at) {
+            std::future::pending::<()>().await;
+        }
     }
     stream.finish().await?;
     Ok(())
