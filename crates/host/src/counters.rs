@@ -210,7 +210,7 @@ base::counters! {
         /// Data digests computed by the host: when the PDU was written, or after the device lost
         /// its context.
         nvme_tx_digests_host,
-        /// Digest contexts requested from the device.
+        /// Digest contexts requested from the device, also again after a refusal.
         nvme_tx_device,
         /// Digest contexts that the device refused.
         nvme_tx_device_refused: alarm,
@@ -224,8 +224,8 @@ base::counters! {
         /// Receive contexts destroyed because the stream continued in records that they do not
         /// follow: under other keys, padded, or not application data.
         nvme_rx_lost,
-        /// Receive contexts made after the first one of a connection: after a device reset, or
-        /// after `nvme_rx_lost`.
+        /// Receive contexts requested after the first one of a connection: after a device reset,
+        /// after `nvme_rx_lost`, or again after a refusal because the device's table was full.
         nvme_rx_renewed,
         /// Receive contexts postponed because the connection requested too many per second.
         nvme_rx_put_off,

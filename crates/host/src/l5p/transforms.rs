@@ -433,6 +433,12 @@ impl TxTransforms for L5pTransforms {
             out.counters.tls_tx_device_lost += u64::from(refused.is_none() && lost.encryption);
         }
         lost.digests = self.lose_digests(out, refused.filter(|_| !lost.encryption));
+        if let Some(pdus) = &mut self.pdus
+            && lost.digests
+            && lost.encryption
+        {
+            pdus.refuse(Refusal::Encrypted);
+        }
         lost
     }
 

@@ -94,7 +94,8 @@ impl Streams {
         self.with(cx, socket, install).unwrap_or(Err(Refusal::Ended))
     }
 
-    /// Requests a digest context again after a reset of the device, for PDUs written from now on.
+    /// Requests a digest context again after a reset of the device, or when a full table may have
+    /// room, for PDUs written from now on.
     pub(crate) fn reinstall_digests(&mut self, cx: &mut TcpEnv<'_>, socket: SocketId) {
         let pdus = |conn: &L5pConnection| {
             conn.snd.transforms.pdus.as_ref().is_some_and(|p| p.has_digests())
@@ -127,6 +128,9 @@ impl Streams {
         let pdus = conn.snd.transforms.pdus.get_or_insert_default();
         if digest && !pdus.has_digests() {
             return Err(SendError::NoDigests);
+        }
+        if digest && pdus.is_request_due() {
+            self.reinstall_digests(cx, socket);
         }
         let (data, data_len) = match data {
             PduData::None => (StreamSource::Memory(Bytes::new()), 0),
@@ -277,9 +281,12 @@ impl Streams {
     /// reception.
     pub(crate) fn nvme_refused(&mut self, cx: &mut TcpEnv<'_>, refused: &L5oRefused) -> bool {
         let id = SocketId::of_flow(refused.flow);
-        let known = |port: &&mut NvmeRxOffload| port.context() == Ok(refused.context);
-        let Some(port) = self.nvme_rx_offload(id).filter(known) else { return false };
-        port.handle_refused(cx.out, refused.reason);
+        let layers = self.table.slot_mut(id).and_then(SocketSlot::layers_mut);
+        let Some((conn, _, Some(port))) = layers else { return false };
+        if port.context() != Ok(refused.context) {
+            return false;
+        }
+        port.handle_refused(cx.out, refused.reason, conn.rcv.next());
         cx.out.notices.push_back(Notice::Socket(id));
         true
     }

@@ -6,8 +6,9 @@
 //!
 //! A context does not last as long as its connection: a device reset ends it, and over TLS every
 //! record that it does not follow, for example one under new keys. Then another context is
-//! requested from the next PDU on whose header has not arrived. The rate is limited, because for
-//! each context the device returns and takes back all buffers.
+//! requested from the next PDU on whose header has not arrived; if the device's table was full, when
+//! twice as many bytes have arrived. The rate is limited, because for each context the device
+//! returns and takes back all buffers.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -18,8 +19,8 @@ use abi::nvme_tcp::{DdpId, DdpSetup, DdpTeardownDone, NvmeTcpLimits, NvmeTcpStat
 use abi::{FlowId, Op, Refusal};
 use base::SeqNum;
 
-use crate::l5p::L5pConnection;
 use crate::l5p::tls::{HostTlsSession, NextRecord};
+use crate::l5p::{L5pConnection, next_request_at};
 use crate::net::outbox::Outbox;
 use crate::rate_limit::RateLimiter;
 use crate::tcp::conn::TcpEnv;
@@ -32,8 +33,9 @@ const CONTEXTS_PER_SECOND: u32 = 4;
 pub(crate) struct NvmeRxOffload {
     /// The receive context, or why there is none.
     rx: Result<L5oId, Refusal>,
-    /// If there is no context, one may be requested later.
-    may_retry: bool,
+    /// If there is no context, the received bytes from which on one may be requested; `None` for
+    /// never.
+    request_at: Option<u64>,
     /// Over TLS, the record with which the context began.
     first_record: Option<NextRecord>,
     creation_limit: RateLimiter,
@@ -49,7 +51,7 @@ impl NvmeRxOffload {
     fn new() -> Self {
         Self {
             rx: Err(Refusal::Disabled),
-            may_retry: false,
+            request_at: None,
             first_record: None,
             creation_limit: RateLimiter::new(CONTEXTS_PER_SECOND),
             last_registration: DdpId(0),
@@ -80,7 +82,7 @@ impl NvmeRxOffload {
             true => Ok(()),
             false => Err(Refusal::NotSupported),
         });
-        port.may_retry = offered.is_ok();
+        port.request_at = offered.is_ok().then_some(0);
         let mut from = offered.and(record);
         if from.is_ok() && !port.creation_limit.allows(cx.now) {
             from = Err(Refusal::KeysChangeTooOften);
@@ -101,6 +103,11 @@ impl NvmeRxOffload {
         counters.nvme_rx_device += u64::from(first && rx.is_ok());
         counters.nvme_rx_sw += u64::from(first && rx.is_err());
         counters.nvme_rx_renewed += u64::from(!first && rx.is_ok());
+        // The connection was counted as one without a context when it was refused.
+        if rx.is_ok() && port.rx == Err(Refusal::TableFull) {
+            counters.nvme_rx_device += 1;
+            counters.nvme_rx_sw -= counters.nvme_rx_sw.min(1);
+        }
         (port.rx, port.first_record, port.asked) = (rx, from.ok().flatten(), None);
         rx.ok().map(|_| port.first_record.map_or(next, |from| from.seq))
     }
@@ -134,7 +141,12 @@ impl NvmeRxOffload {
             out.ops.push_back(Op::L5oDestroy { context });
             out.counters.nvme_rx_lost += 1;
         }
-        self.rx.is_err() && self.may_retry
+        self.is_request_due(conn.rcv.next())
+    }
+
+    /// Returns whether a context is missing and may be requested, after `received` bytes.
+    fn is_request_due(&self, received: u64) -> bool {
+        self.rx.is_err() && self.request_at.is_some_and(|at| at <= received)
     }
 
     /// Returns the current receive context, or why there is none.
@@ -211,9 +223,9 @@ impl NvmeRxOffload {
         }
     }
 
-    /// Handles the refusal of the receive context.
-    pub(crate) fn handle_refused(&mut self, out: &mut Outbox, why: Refusal) {
-        (self.rx, self.may_retry) = (Err(why), false);
+    /// Handles the refusal of the receive context, when `received` bytes had arrived.
+    pub(crate) fn handle_refused(&mut self, out: &mut Outbox, why: Refusal, received: u64) {
+        (self.rx, self.request_at) = (Err(why), next_request_at(why, received));
         let counters = &mut out.counters;
         counters.nvme_rx_device -= counters.nvme_rx_device.min(1);
         counters.nvme_rx_sw += 1;
@@ -222,7 +234,9 @@ impl NvmeRxOffload {
     /// Handles a reset of the device, which returns the buffers one by one. Returns whether the
     /// transport must poll.
     pub(crate) fn handle_device_reset(&mut self, out: &mut Outbox) -> bool {
-        let Ok(context) = self.rx else { return false };
+        // The table that was full is empty now.
+        self.request_at = self.request_at.map(|_| 0);
+        let Ok(context) = self.rx else { return self.request_at.is_some() };
         (self.rx, self.asked) = (Err(Refusal::DeviceReset), None);
         // The operations in the ring may still create the context after the reset, and register
         // buffers with it.
@@ -232,8 +246,48 @@ impl NvmeRxOffload {
 
     /// Destroys the context of a connection that has ended.
     pub(crate) fn end(&mut self, out: &mut Outbox) {
-        self.may_retry = false;
+        self.request_at = None;
         let context = core::mem::replace(&mut self.rx, Err(Refusal::Ended)).ok();
         out.ops.extend(context.map(|context| Op::L5oDestroy { context }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use abi::Capabilities;
+
+    use super::*;
+    use crate::config::HostConfig;
+
+    const fn capabilities() -> Capabilities {
+        Capabilities {
+            transmit_bytes_max: 1500,
+            mtu: 1500,
+            mac: [2; 6],
+            file: Err(Refusal::Disabled),
+            l5o: Err(Refusal::Disabled),
+            setup: Err(Refusal::Disabled),
+            teardown: Err(Refusal::Disabled),
+            splice: Err(Refusal::Disabled),
+            quic: Err(Refusal::Disabled),
+        }
+    }
+
+    /// A context that was refused because the table was full is requested again after twice as many
+    /// bytes, or at once after a device reset; one that was refused for another reason, never.
+    #[test]
+    fn a_refused_context_is_requested_again() {
+        for (why, again) in [(Refusal::TableFull, true), (Refusal::NotSupported, false)] {
+            let mut out = Outbox::new(&HostConfig::default(), &capabilities());
+            let mut port = NvmeRxOffload::new();
+            (port.rx, port.request_at) = (Ok(L5oId(1)), Some(0));
+            port.handle_refused(&mut out, why, 100_000);
+            assert!(!port.is_request_due(199_999));
+            assert_eq!(port.is_request_due(200_000), again);
+            assert_eq!(port.handle_device_reset(&mut out), again);
+            assert_eq!(port.is_request_due(100_000), again);
+            port.end(&mut out);
+            assert!(!port.is_request_due(u64::MAX));
+        }
     }
 }

@@ -21,6 +21,7 @@ use smallvec::SmallVec;
 
 use crate::api::FileId;
 use crate::counters::HostCounters;
+use crate::l5p::next_request_at;
 use crate::storage::source::StreamSource;
 
 /// Data of a PDU.
@@ -146,6 +147,8 @@ pub(crate) struct NvmeTxPdus {
     context: Option<L5oId>,
     /// Reason for which the device last refused a context.
     refused: Option<Refusal>,
+    /// Bytes of PDUs written at which a context is requested again.
+    request_at: Option<u64>,
     expected: Option<ExpectedPduRange>,
     /// Number of the next PDU.
     next: u64,
@@ -198,11 +201,20 @@ impl NvmeTxPdus {
     /// Sets a context that was requested from the device.
     pub(crate) fn renew(&mut self, context: L5oId) {
         (self.context, self.refused, self.expected) = (Some(context), None, None);
+        self.request_at = None;
     }
 
-    /// Sets the reason why there is no context.
-    pub(crate) const fn refuse(&mut self, why: Refusal) {
+    /// Sets the reason why there is no context. If the device's table was full, for this context or
+    /// for that of TLS, another is requested later.
+    pub(crate) fn refuse(&mut self, why: Refusal) {
         self.refused = Some(why);
+        let full = if why == Refusal::Encrypted { Refusal::TableFull } else { why };
+        self.request_at = next_request_at(full, self.written);
+    }
+
+    /// Returns whether a context is to be requested again.
+    pub(crate) fn is_request_due(&self) -> bool {
+        self.request_at.is_some_and(|at| at <= self.written)
     }
 
     /// Removes and returns the context.

@@ -10,9 +10,8 @@ use abi::l5o::{L5oCreate, L5oDirection, L5oId, L5oState, ResyncRequest};
 use abi::nvme_tcp::TlsCarrier;
 use abi::{Op, Refusal};
 
-use super::rx_offload::next_request_at;
 use super::{HostTlsSession, TlsQueuedData};
-use crate::l5p::L5pConnection;
+use crate::l5p::{L5pConnection, next_request_at};
 use crate::tcp::conn::TcpEnv;
 use base::internal_error;
 

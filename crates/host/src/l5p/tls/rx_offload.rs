@@ -18,7 +18,7 @@ use base::SeqNum;
 use wire::tls::{HEADER_BYTES, TlsRecordHeader};
 
 use super::record::TlsRecordKeys;
-use crate::l5p::L5pConnection;
+use crate::l5p::{L5pConnection, next_request_at};
 use crate::net::outbox::Outbox;
 use crate::rate_limit::RateLimiter;
 use crate::tcp::conn::TcpEnv;
@@ -32,8 +32,6 @@ const OLD_CONTEXTS_MAX: usize = 64;
 /// Bound on the contexts that a connection requests per second, against peers that change their
 /// keys again and again.
 const CONTEXTS_PER_SECOND: u32 = 64;
-/// Minimum of the bytes from which the time of a repeated request is computed: a record.
-const REQUEST_BYTES_MIN: u64 = 1 << 14;
 /// Undecrypted records before the first hint to the device, and the maximum between two hints:
 /// Linux's `TLS_DEVICE_RESYNC_NH_START_IVAL` and `_MAX_IVAL`.
 const HINT_AFTER: (u32, u32) = (2, 128);
@@ -405,13 +403,6 @@ impl TlsRxOffload {
             }
         }
     }
-}
-
-/// Returns the bytes at which to request again a context that was refused after `carried` bytes of
-/// its direction: twice as many if the device's table was full, as for QUIC, so that the requests
-/// of a connection cost little however long there is no room. `None` for never.
-pub(super) fn next_request_at(why: Refusal, carried: u64) -> Option<u64> {
-    (why == Refusal::TableFull).then(|| carried.max(REQUEST_BYTES_MIN).saturating_mul(2))
 }
 
 fn respond(out: &mut Outbox, context: L5oId, tcpsn: SeqNum, number: Option<u64>) {
