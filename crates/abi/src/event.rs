@@ -250,6 +250,8 @@ pub enum FileFault {
     BadPath,
     /// I/O error of the disk.
     Io,
+    /// The storage does not answer; it may do so later.
+    Unavailable,
     /// The file has changed since it was opened: truncated, rewritten or replaced.
     Changed,
     /// The host named a file that is not open or a range outside of it, or its transmit is
@@ -270,6 +272,7 @@ impl core::fmt::Display for FileFault {
             Self::Denied => "permission denied",
             Self::BadPath => "bad path",
             Self::Io => "disk error",
+            Self::Unavailable => "the storage does not answer",
             Self::Changed => "the file changed while it was being sent",
             Self::BadExtent => "no such file handle or range",
             Self::NoSpace => "no space left on the disk",

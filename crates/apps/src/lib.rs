@@ -11,6 +11,8 @@
 mod connections;
 pub mod content;
 pub mod dns;
+pub mod ext4;
 pub mod get;
 pub mod nvme;
 pub mod proxy;
+pub mod remote;

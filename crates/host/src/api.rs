@@ -1,8 +1,10 @@
 //! Identifiers, options, notices and errors of the socket interface.
 
+use alloc::boxed::Box;
 use core::net::IpAddr;
 
 use abi::crypto::Suite;
+use abi::disk::{DiskFile, DiskRequestId};
 use abi::quic::QuicStatus;
 use abi::{FileFault, FlowId, Refusal};
 use base::Duration;
@@ -48,6 +50,39 @@ pub struct DiskToken {
     pub user: DiskUser,
     /// Number that the user chose for the operation.
     pub number: u64,
+}
+
+/// Request for content.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ContentRequest {
+    /// Opens a file. Answered by [`crate::Host::complete_content_open`].
+    Open {
+        /// Number of the request.
+        id: DiskRequestId,
+        /// Path below the root, separated by `/`, without a leading slash; untrusted, may have any
+        /// bytes.
+        path: Box<[u8]>,
+    },
+    /// Reads a file. Answered by [`crate::Host::complete_content_read`].
+    Read {
+        /// Number of the request.
+        id: DiskRequestId,
+        /// The file.
+        file: DiskFile,
+        /// Offset of the first byte.
+        offset: u64,
+        /// Largest number of bytes of the answer.
+        len: u32,
+        /// Smallest number of bytes of the answer: at least one, at most `len`.
+        len_min: u32,
+        /// Bytes of the file from `offset` on that are expected to be read: at least `len`.
+        expected: u64,
+    },
+    /// Closes a file. Not answered.
+    Close {
+        /// The file.
+        file: DiskFile,
+    },
 }
 
 /// Files whose content a transmit carries.

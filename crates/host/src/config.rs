@@ -68,6 +68,8 @@ pub struct HostConfig {
     pub connections_max: usize,
     /// Maximum number of open files.
     pub files_max: usize,
+    /// Source of the content of files.
+    pub content: ContentSource,
     /// `Ok` if the device sends files, or the reason for a refusal.
     pub file_offload: Result<(), Refusal>,
     /// `Ok` if the device encrypts and decrypts TLS records if it can, or the reason for a refusal.
@@ -106,6 +108,7 @@ impl Default for HostConfig {
             ports: 49152..=65535,
             connections_max: 65_536,
             files_max: 4_096,
+            content: ContentSource::Disk,
             file_offload: Ok(()),
             tls_offload: Ok(()),
             nvme_tcp_offload: Ok(()),
@@ -119,6 +122,16 @@ impl Default for HostConfig {
             tcp: TcpConfig::default(),
         }
     }
+}
+
+/// Source of the content of files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum ContentSource {
+    /// The disks of the device and of the host.
+    #[default]
+    Disk,
+    /// The application, by [`crate::ContentRequest`]. The device reads no files.
+    Application,
 }
 
 /// Congestion control algorithm.

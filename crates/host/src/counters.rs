@@ -139,6 +139,8 @@ base::counters! {
         file_fallback_opens,
         /// File bytes read by the host.
         file_fallback_bytes,
+        /// File bytes that the application provided.
+        file_provided_bytes,
         /// Changed ranges of namespaces reported to the device.
         file_invalidations,
         /// Failed writes, flushes and zeroings of namespaces.

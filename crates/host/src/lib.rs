@@ -47,13 +47,13 @@ mod tcp;
 mod udp;
 
 pub use api::{
-    ConnectError, DiskToken, DiskUser, FaultScope, FileId, FileKind, FileStat, ListenConfig,
-    ListenError, ListenerId, ListenerOption, Notice, NvmeInfo, Readiness, SendError, SocketError,
-    SocketId, SocketInfo, SocketOption, SpliceEnd, SpliceError, SpliceId, SpliceMeta, TlsInfo,
-    UdpId,
+    ConnectError, ContentRequest, DiskToken, DiskUser, FaultScope, FileId, FileKind, FileStat,
+    ListenConfig, ListenError, ListenerId, ListenerOption, Notice, NvmeInfo, Readiness, SendError,
+    SocketError, SocketId, SocketInfo, SocketOption, SpliceEnd, SpliceError, SpliceId, SpliceMeta,
+    TlsInfo, UdpId,
 };
 pub use application::Application;
-pub use config::{Cidr, CongestionAlgorithm, FirstNumbers, HostConfig, TcpConfig};
+pub use config::{Cidr, CongestionAlgorithm, ContentSource, FirstNumbers, HostConfig, TcpConfig};
 pub use counters::HostCounters;
 pub use host::Host;
 pub use l5p::tls::{TlsAlert, TlsClient, TlsDirection, TlsKeys, TlsSecrets, TlsServer, TlsVersion};

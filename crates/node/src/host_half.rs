@@ -206,5 +206,7 @@ impl HostHalf {
             ports.flush();
             turn.worked = true;
         }
+        // The application answers them in the next turn.
+        turn.worked |= self.host.has_content_requests();
     }
 }

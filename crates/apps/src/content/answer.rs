@@ -606,7 +606,9 @@ const fn fault_status(fault: FileFault) -> (HttpStatus, ExtraField<'static>) {
     match fault {
         FileFault::NotFound | FileFault::BadPath => (HttpStatus::NotFound, ExtraField::None),
         FileFault::Denied => (HttpStatus::Forbidden, ExtraField::None),
-        FileFault::Refused(_) => (HttpStatus::ServiceUnavailable, ExtraField::RetryAfter),
+        FileFault::Refused(_) | FileFault::Unavailable => {
+            (HttpStatus::ServiceUnavailable, ExtraField::RetryAfter)
+        }
         _ => (HttpStatus::InternalServerError, ExtraField::None),
     }
 }

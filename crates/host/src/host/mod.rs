@@ -124,7 +124,12 @@ impl Host {
             (Err(why), _) | (Ok(()), Err(why)) => Err(why),
             (Ok(()), Ok(_)) => Ok(()),
         };
-        let files = Files::new(config.files_max, offload, KeyedHashBuilder::random(&mut prng));
+        let files = Files::new(
+            config.files_max,
+            config.content,
+            offload,
+            KeyedHashBuilder::random(&mut prng),
+        );
         let addrs = config.addrs.iter().map(|cidr| cidr.addr).collect();
         let table = SocketTable::new(&mut prng, addrs);
         Self {

@@ -2,10 +2,13 @@
 
 use abi::FileExtent;
 use abi::aligned::AlignedBuf;
+use abi::disk::{DiskCompletion, DiskFile, DiskRequestId};
 use abi::{FileFault, FileId, FileStat, Refusal};
+use base::Instant;
+use bytes::Bytes;
 
 use super::Host;
-use crate::api::{DiskToken, DiskUser};
+use crate::api::{ContentRequest, DiskToken, DiskUser};
 use crate::storage::extents::{ExtentDone, ExtentRead};
 use crate::storage::namespaces::NamespaceChange;
 
@@ -137,6 +140,41 @@ impl Host {
     /// Returns the next completed write, flush or zeroing of a user.
     pub fn poll_extent_done(&mut self, user: DiskUser) -> Option<ExtentDone> {
         self.services.extents.poll_change(user)
+    }
+
+    /// Returns the next request for content: see [`crate::ContentSource::Application`].
+    pub fn poll_content_request(&mut self) -> Option<ContentRequest> {
+        self.out.content.pop_front()
+    }
+
+    /// Returns whether there are requests for content.
+    #[must_use]
+    pub fn has_content_requests(&self) -> bool {
+        !self.out.content.is_empty()
+    }
+
+    /// Answers [`ContentRequest::Open`].
+    pub fn complete_content_open(
+        &mut self,
+        now: Instant,
+        id: DiskRequestId,
+        result: Result<(DiskFile, FileStat), FileFault>,
+    ) {
+        self.handle_disk(now, DiskCompletion::Opened { id, result });
+    }
+
+    /// Answers [`ContentRequest::Read`]. After an error the connections that send from this range
+    /// are reset.
+    pub fn complete_content_read(
+        &mut self,
+        now: Instant,
+        id: DiskRequestId,
+        result: Result<Bytes, FileFault>,
+    ) {
+        let (mut cx, services) = self.context_and_services(now);
+        if let Some(work) = cx.files.handle_content_read(cx.out, id, result) {
+            services.handle_file_work(&mut cx, work);
+        }
     }
 
     fn change(&mut self, token: DiskToken, file: FileId, change: NamespaceChange) {

@@ -245,13 +245,14 @@ impl L5pTransforms {
         Some(smallvec![memory(sealer.encrypt(records, &text).into())])
     }
 
-    /// Encrypts the complete records of which the host has read the content: `bytes`, for `offset`,
-    /// the start of a record. An incomplete last record is read again with its rest.
+    /// Makes records of content that the host has read: `bytes`, for `offset`, the start of a
+    /// record. The device encrypts them if it has a context, otherwise the host. An incomplete last
+    /// record is read again with its rest.
     fn fill_records(
         &self,
         (records, source): (&RecordRun, &StreamSource),
         offset: u64,
-        bytes: &[u8],
+        mut bytes: Bytes,
     ) -> Option<(u64, SpanPieces<L5pUnit>)> {
         let place = records.run.position(offset);
         let mut here = *records;
@@ -263,19 +264,27 @@ impl L5pTransforms {
         if place.offset != 0 || len == 0 {
             return None;
         }
-        let sealed =
-            self.tx_keys.as_ref()?.encrypt(&here, bytes.get(..usize::try_from(len).ok()?)?);
+        bytes.truncate(usize::try_from(len).ok()?);
+        let sealer = self.tx_keys.as_ref()?;
+        let made = if sealer.is_offloaded(&here) {
+            let run = TlsRecordRun { content_bytes: len, ..here.run };
+            let records = RecordRun { run, ..here };
+            let text = TxContent::Plain(StreamSource::Memory(bytes));
+            (SpanBytes::Transformed(L5pUnit::Records { records, text }), run.wire_len())
+        } else {
+            memory(sealer.encrypt(&here, &bytes).into())
+        };
         let mut rest = source.clone();
         let first = TxContent::Plain(rest.split_to(skipped));
         let _sealed = rest.split_to(len);
         let run = TlsRecordRun { content_bytes: skipped, ..records.run };
         let before = L5pUnit::Records { records: RecordRun { run, ..*records }, text: first };
         here.forget(len.div_ceil(per_record));
-        let left = records.run.wire_len() - offset - sealed.len() as u64;
+        let left = records.run.wire_len() - offset - made.1;
         let after = L5pUnit::Records { records: here, text: TxContent::Plain(rest) };
         let mut pieces: SpanPieces<L5pUnit> = smallvec![
             (SpanBytes::Transformed(before), offset),
-            memory(sealed.into()),
+            made,
             (SpanBytes::Transformed(after), left),
         ];
         pieces.retain(|(_, len)| *len > 0);
@@ -333,7 +342,7 @@ impl TxTransforms for L5pTransforms {
         bytes: Bytes,
     ) -> Option<(u64, SpanPieces<L5pUnit>)> {
         if let L5pUnit::Records { records, text: TxContent::Plain(source) } = unit {
-            return self.fill_records((records, source), offset, &bytes);
+            return self.fill_records((records, source), offset, bytes);
         }
         let len = u64::from(unit.pdu()?.data_len);
         if (offset, bytes.len() as u64) != (0, len) {

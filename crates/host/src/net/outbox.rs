@@ -21,7 +21,7 @@ use wire::frame::protocol;
 use wire::tcp::{TcpFlags, TcpHeader};
 use wire::{ETHERNET_BYTES, Tuple};
 
-use crate::api::Notice;
+use crate::api::{ContentRequest, Notice};
 use crate::config::HostConfig;
 use crate::counters::HostCounters;
 use crate::net::Net;
@@ -36,6 +36,8 @@ pub(crate) struct Outbox {
     pub(crate) ops: VecDeque<Op>,
     pub(crate) recycle: VecDeque<PacketBuf>,
     pub(crate) disk: VecDeque<DiskRequest>,
+    /// Requests for content that the application provides.
+    pub(crate) content: VecDeque<ContentRequest>,
     /// Notices for the application.
     pub(crate) notices: VecDeque<Notice>,
     pub(crate) counters: HostCounters,
@@ -78,6 +80,7 @@ impl Outbox {
             ops: VecDeque::new(),
             recycle: VecDeque::new(),
             disk: VecDeque::new(),
+            content: VecDeque::new(),
             notices: VecDeque::new(),
             counters: HostCounters::default(),
             net: Net::new(config, capabilities.mac, capabilities.mtu),

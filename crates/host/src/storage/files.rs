@@ -4,7 +4,7 @@
 //! An application's handle refers to a file that the device opened (IO-TCP section 4: the metadata
 //! is cached here, so `offload_fstat` costs nothing). If file offload is disabled or the device
 //! refuses, the host opens and reads the file through its own disk, and the send stream holds the
-//! bytes in memory. A handle lives until the application has closed it and no span of a send stream
+//! bytes in memory. The application may take the place of the disk (`provided`). A handle lives until the application has closed it and no span of a send stream
 //! refers to it. Files that the host writes to are in `namespaces`.
 
 use alloc::boxed::Box;
@@ -18,7 +18,8 @@ use bytes::Bytes;
 use hashbrown::HashMap;
 
 use super::source::{StreamSource, UnreadRange};
-use crate::api::DiskToken;
+use crate::api::{ContentRequest, DiskToken};
+use crate::config::ContentSource;
 use crate::hash::KeyedHashBuilder;
 use crate::net::outbox::Outbox;
 
@@ -88,6 +89,13 @@ pub(crate) enum PendingDiskRequest {
         skip: usize,
         len: usize,
     },
+    /// A read that the application answers with `least` to `bytes` bytes.
+    Content {
+        file: FileId,
+        owner: DiskOwner,
+        bytes: usize,
+        least: usize,
+    },
 }
 
 /// Receiver of the bytes of a read.
@@ -133,14 +141,20 @@ pub(crate) struct Files {
     in_flight: HashMap<FileId, u32, KeyedHashBuilder>,
     /// `Ok` if new files are opened by the device, or the reason for a refusal.
     pub(crate) offload: Result<(), Refusal>,
+    source: ContentSource,
 }
 
 impl Files {
     pub(crate) fn new(
         files_max: usize,
+        source: ContentSource,
         offload: Result<(), Refusal>,
         hash: KeyedHashBuilder,
     ) -> Self {
+        let offload = match source {
+            ContentSource::Disk => offload,
+            ContentSource::Application => Err(Refusal::NotSupported),
+        };
         Self {
             entries: Vec::new(),
             free: Vec::new(),
@@ -149,6 +163,7 @@ impl Files {
             next_request: 0,
             in_flight: HashMap::with_hasher(hash),
             offload,
+            source,
         }
     }
 
@@ -209,6 +224,10 @@ impl Files {
         };
         entry.disk = HostDiskState::Opening;
         let (path, access) = (entry.path.clone(), entry.disk_access());
+        if access == DiskAccess::Content && self.source == ContentSource::Application {
+            out.content.push_back(ContentRequest::Open { id, path });
+            return;
+        }
         // Namespaces are always opened here: no fallback.
         out.counters.file_fallback_opens += u64::from(access == DiskAccess::Content);
         out.disk.push_back(DiskRequest::Open { id, path, access });
@@ -220,6 +239,11 @@ impl Files {
         self.next_request += 1;
         self.pending.insert(id, pending);
         id
+    }
+
+    /// Removes and returns a request that was answered.
+    pub(super) fn take_request(&mut self, id: DiskRequestId) -> Option<PendingDiskRequest> {
+        self.pending.remove(&id)
     }
 
     /// Counts a request that the disk works on for a file.
@@ -325,8 +349,13 @@ impl Files {
         if matches!(entry.reader, FileReader::Device) && was_open {
             out.ops.push_back(Op::FileClose { file });
         }
-        if let HostDiskState::Open(disk) = entry.disk {
-            out.disk.push_back(DiskRequest::Close { file: disk });
+        if let HostDiskState::Open(file) = entry.disk {
+            let is_content = entry.access == FileAccess::Content;
+            if is_content && self.source == ContentSource::Application {
+                out.content.push_back(ContentRequest::Close { file });
+            } else {
+                out.disk.push_back(DiskRequest::Close { file });
+            }
         }
         self.entries[file.0 as usize] = None;
         self.free.push(file.0);
@@ -389,13 +418,13 @@ impl Files {
         unread: &UnreadRange,
     ) -> bool {
         let &UnreadRange { file, offset, bytes, bytes_min: least, .. } = unread;
-        let disk = match self.entry(file).map(|entry| &entry.disk) {
-            Some(&HostDiskState::Open(disk)) => disk,
-            Some(HostDiskState::No) => {
+        let (disk, access) = match self.entry(file).map(|entry| (&entry.disk, entry.access)) {
+            Some((&HostDiskState::Open(disk), access)) => (disk, access),
+            Some((HostDiskState::No, _)) => {
                 self.open_on_host(out, file);
                 return false;
             }
-            Some(HostDiskState::Opening) | None => return false,
+            Some((HostDiskState::Opening, _)) | None => return false,
         };
         let page = PAGE_BYTES as u64;
         let aligned = offset / page * page;
@@ -403,6 +432,9 @@ impl Files {
         let stop = ((offset + least - 1) / READ_BYTES + 1) * READ_BYTES;
         let within = stop - offset;
         let want = if bytes > within { within / least * least } else { bytes };
+        if access == FileAccess::Content && self.source == ContentSource::Application {
+            return self.request_content(out, owner, unread, (disk, want));
+        }
         let pages = (offset + want - aligned).div_ceil(page);
         // At most READ_BYTES and a record: all three fit.
         let (Ok(skip), Ok(len), Ok(pages)) =

@@ -5,4 +5,5 @@
 pub(crate) mod extents;
 pub(crate) mod files;
 pub(crate) mod namespaces;
+pub(crate) mod provided;
 pub(crate) mod source;

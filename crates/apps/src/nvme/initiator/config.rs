@@ -12,6 +12,7 @@ use super::recovery::BackOff;
 use crate::nvme::handshake::NvmeTlsHandshakeFactory;
 
 /// Configuration of an initiator.
+#[derive(Clone)]
 pub struct InitiatorConfig {
     /// Host NQN.
     pub host: Nqn,
