@@ -34,6 +34,11 @@ const RULES: &[Rule] = &[
     only("base", &[], "the base of all other crates has no dependencies"),
     only("structures", &[], "general data structures are independent of packets"),
     only(
+        "patterns",
+        &["aho-corasick"],
+        "host and device inspect with the same automaton, which knows neither of them",
+    ),
+    only(
         "wire",
         &["base", "smoltcp"],
         "packet formats are independent of protocol implementations",
@@ -45,7 +50,7 @@ const RULES: &[Rule] = &[
     ),
     only(
         "abi",
-        &["base", "bytes", "loom", "smallvec", "wire", "zeroize"],
+        &["base", "bytes", "loom", "patterns", "smallvec", "wire", "zeroize"],
         "the contract describes shared memory and depends on neither side",
     ),
     only(
@@ -55,7 +60,17 @@ const RULES: &[Rule] = &[
     ),
     only(
         "nic",
-        &["abi", "base", "bytes", "hashbrown", "smallvec", "structures", "tcp-rules", "wire"],
+        &[
+            "abi",
+            "base",
+            "bytes",
+            "hashbrown",
+            "patterns",
+            "smallvec",
+            "structures",
+            "tcp-rules",
+            "wire",
+        ],
         "the device depends on the contract, and not on the host, an OS or a crypto library",
     ),
     only(
@@ -66,6 +81,7 @@ const RULES: &[Rule] = &[
             "bytes",
             "hashbrown",
             "libm",
+            "patterns",
             "rustls",
             "siphasher",
             "smallvec",

@@ -16,6 +16,7 @@ use wire::tls::{NONCE_BYTES, TlsFraming, TlsRecordRun, TlsRecordVersion};
 use zeroize::Zeroizing;
 
 use crate::crypto::Suite;
+use crate::inspect::{InspectClaims, InspectState};
 use crate::nvme_tcp::{NvmeRxClaims, NvmeTcpLimits, NvmeTcpState, PduRange};
 use crate::{FileExtent, FlowId, Refusal};
 
@@ -55,6 +56,9 @@ pub enum L5oState {
     Tls(TlsState),
     /// NVMe over TCP, on plain TCP or in TLS records.
     NvmeTcp(NvmeTcpState),
+    /// Inspection for patterns, of a plain stream or of the content of TLS records. It only
+    /// receives, and `tcpsn` is not used: inspection may begin at any byte.
+    Inspect(InspectState),
 }
 
 /// Keys of one direction of a TLS connection (Linux: `tls12_crypto_info`).
@@ -190,15 +194,24 @@ pub struct RxMetadata {
     pub decrypted: Option<L5oDecrypted>,
     /// NVMe/TCP PDUs in the payload that were placed or verified.
     pub nvme_tcp: Option<Box<NvmeRxClaims>>,
+    /// Bytes of the payload that were inspected for patterns.
+    pub inspected: Option<Box<InspectClaims>>,
 }
 
 impl RxMetadata {
     /// Metadata of a segment without claims.
-    pub const EMPTY: Self = Self { decrypted: None, nvme_tcp: None };
+    pub const EMPTY: Self = Self { decrypted: None, nvme_tcp: None, inspected: None };
 
     /// Returns whether there are no claims, so that the segment is as received.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
+        self.decrypted.is_none() && self.nvme_tcp.is_none() && self.inspected.is_none()
+    }
+
+    /// Returns whether all claims can be ignored, because the payload is as received: at most the
+    /// results of inspections are lost.
+    #[must_use]
+    pub const fn is_dispensable(&self) -> bool {
         self.decrypted.is_none() && self.nvme_tcp.is_none()
     }
 }
@@ -255,6 +268,8 @@ pub struct L5oLimits {
     pub tls_rx: bool,
     /// NVMe/TCP features.
     pub nvme_tcp: NvmeTcpLimits,
+    /// The engine inspects received bytes for patterns.
+    pub inspect: bool,
 }
 
 /// The device refused to create a context.

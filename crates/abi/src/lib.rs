@@ -25,6 +25,7 @@ pub mod count;
 pub mod crypto;
 pub mod disk;
 mod event;
+pub mod inspect;
 pub mod l5o;
 pub mod link;
 pub mod nvme_tcp;

@@ -12,10 +12,12 @@ pub(crate) mod fake;
 mod tests;
 
 use std::fmt::Debug;
+use std::sync::Arc;
 
 use base::Instant;
 use bytes::Bytes;
-use host::{Host, Readiness, SendError, SocketId};
+use host::{Host, PatternMatch, Readiness, SendError, SocketId};
+use patterns::PatternSet;
 use wire::Endpoint;
 
 /// Operations on connections; see [`Host`] for the contract of each call.
@@ -30,6 +32,9 @@ pub(crate) trait Connections {
     fn speaks_tls(&self, id: Self::Id) -> bool;
     fn peek(&self, id: Self::Id) -> &[u8];
     fn consume(&mut self, id: Self::Id, bytes: usize);
+    /// Begins to inspect a connection; has no effect on one that is gone.
+    fn start_inspection(&mut self, now: Instant, id: Self::Id, patterns: &Arc<PatternSet>);
+    fn inspect(&mut self, id: Self::Id, found: &mut dyn FnMut(PatternMatch));
     fn send(&mut self, now: Instant, id: Self::Id, bytes: Bytes) -> Result<usize, SendError>;
     /// Bytes of host memory that the send buffer has room for.
     fn send_room(&self, id: Self::Id) -> usize;
@@ -72,6 +77,15 @@ impl Connections for Host {
 
     fn consume(&mut self, id: SocketId, bytes: usize) {
         Self::consume(self, id, bytes);
+    }
+
+    fn start_inspection(&mut self, now: Instant, id: SocketId, patterns: &Arc<PatternSet>) {
+        // The readiness of a connection that is gone says so.
+        let _gone = Self::start_inspection(self, now, id, Arc::clone(patterns));
+    }
+
+    fn inspect(&mut self, id: SocketId, found: &mut dyn FnMut(PatternMatch)) {
+        Self::inspect(self, id, found);
     }
 
     fn send(&mut self, now: Instant, id: SocketId, bytes: Bytes) -> Result<usize, SendError> {

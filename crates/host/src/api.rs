@@ -154,6 +154,15 @@ pub enum SpliceError {
     Refused(Refusal),
 }
 
+/// A pattern that ends in the bytes of an inspected connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PatternMatch {
+    /// Index of the pattern in the set.
+    pub pattern: u16,
+    /// Number of bytes up to its end, since the inspection began.
+    pub end: u64,
+}
+
 /// Readiness of a socket, like the event bits of `epoll`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Readiness {

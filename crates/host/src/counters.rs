@@ -254,6 +254,20 @@ base::counters! {
         nvme_header_digest_errors: alarm,
         /// Resync requests of the device that were answered.
         nvme_rx_resync,
+        /// Inspected connections for which the device was asked for a context.
+        inspect_device,
+        /// Inspected connections for which the device offers or has no context: the host inspects.
+        inspect_sw,
+        /// Inspection contexts that the device refused.
+        inspect_device_refused,
+        /// Bytes read by applications that the device had inspected for patterns.
+        inspect_device_bytes,
+        /// Bytes that the host inspected for patterns.
+        inspect_host_bytes,
+        /// Patterns found in the bytes of connections.
+        inspect_matches,
+        /// Claims of the device about inspected bytes that cannot be true.
+        inspect_claims_invalid: alarm,
         /// Buffers registered with the device.
         nvme_ddp_setup,
         /// Buffers whose registration the device refused.

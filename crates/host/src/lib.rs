@@ -48,9 +48,9 @@ mod udp;
 
 pub use api::{
     ConnectError, ContentRequest, DiskToken, DiskUser, FaultScope, FileId, FileKind, FileStat,
-    ListenConfig, ListenError, ListenerId, ListenerOption, Notice, NvmeInfo, Readiness, SendError,
-    SocketError, SocketId, SocketInfo, SocketOption, SpliceEnd, SpliceError, SpliceId, SpliceMeta,
-    TlsInfo, UdpId,
+    ListenConfig, ListenError, ListenerId, ListenerOption, Notice, NvmeInfo, PatternMatch,
+    Readiness, SendError, SocketError, SocketId, SocketInfo, SocketOption, SpliceEnd, SpliceError,
+    SpliceId, SpliceMeta, TlsInfo, UdpId,
 };
 pub use application::Application;
 pub use config::{Cidr, CongestionAlgorithm, ContentSource, FirstNumbers, HostConfig, TcpConfig};

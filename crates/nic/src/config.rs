@@ -172,6 +172,12 @@ pub struct L5oConfig {
     pub nvme_tcp_tx: bool,
     /// True to follow NVMe/TCP PDUs on receive: verify digests, place data.
     pub nvme_tcp_rx: bool,
+    /// True to inspect received bytes for patterns.
+    pub inspect: bool,
+    /// Sets of patterns at one time, over all contexts.
+    pub pattern_sets_max: usize,
+    /// Bytes of all sets of patterns.
+    pub pattern_bytes_max: usize,
     /// Registered buffers at one time, over all contexts.
     pub ddp_buffers_max: u32,
     /// Bytes of all registered buffers.
@@ -203,6 +209,10 @@ impl L5oConfig {
             tls_rx: true,
             nvme_tcp_tx: true,
             nvme_tcp_rx: true,
+            inspect: true,
+            pattern_sets_max: 8,
+            // Each set has less than 18 MiB.
+            pattern_bytes_max: 64 << 20,
             ddp_buffers_max: DDP_BUFFERS_MAX,
             // 256 commands of a megabyte.
             ddp_buffer_bytes_max: 256 << 20,

@@ -84,6 +84,10 @@ pub(crate) struct ServeArgs {
     /// Send FILE.br or FILE.gz instead of FILE if it exists and the client accepts the encoding
     #[arg(long)]
     pub(crate) precompressed: bool,
+    /// Answer requests whose bytes contain a pattern of FILE with 403: a pattern per line, or
+    /// count:PATTERN to count matches only. Requests over HTTP/3 are not inspected
+    #[arg(long, value_name = "FILE", conflicts_with = "http3")]
+    pub(crate) deny_patterns: Option<PathBuf>,
     /// Reading of files.
     #[command(flatten)]
     pub(crate) files: FileArgs,
@@ -148,6 +152,10 @@ pub(crate) struct ProxyArgs {
     /// closes each connection after one request, since only the first request is inspected
     #[arg(long, value_enum, default_value_t = HeaderPolicyArg::Append)]
     pub(crate) header_policy: HeaderPolicyArg,
+    /// End connections whose clients send a pattern of FILE, before a response with 403: a pattern
+    /// per line, or count:PATTERN to count matches only. The host relays all connections
+    #[arg(long, value_name = "FILE")]
+    pub(crate) deny_patterns: Option<PathBuf>,
     /// Relay connections on the device; the host relays those that the device cannot
     #[arg(long, value_enum, default_value_t = Switch::On)]
     pub(crate) splice: Switch,

@@ -12,6 +12,7 @@ mod file_args;
 mod get;
 mod interrupt;
 mod nvme;
+mod pattern_file;
 mod progress;
 mod proxy;
 mod query;

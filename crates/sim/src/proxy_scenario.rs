@@ -246,6 +246,7 @@ pub(crate) fn machine(
     };
     let mut host = Host::new(config, &device.capabilities(), rng.next_u64());
     let config = ProxyConfig {
+        pattern_rules: None,
         backlog: scenario.backlog,
         server_name: String::from(NAME),
         unix_epoch: scenario.content.unix_epoch,

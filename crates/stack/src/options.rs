@@ -36,7 +36,7 @@ pub struct StackOptions {
     #[arg(long = "link", alias = "wire", default_value = "tap:ob0", value_name = "LINK")]
     pub link: LinkName,
     /// Offloads that the device provides, besides checksums and segmentation: all, none, or a list
-    /// of file, tls-tx, tls-rx, setup, teardown, splice, quic, nvme
+    /// of file, tls-tx, tls-rx, setup, teardown, splice, quic, nvme, inspect
     #[arg(long, default_value = "all", value_name = "LIST")]
     pub offload: Offloads,
     /// Number of queues, each with a host and a device
@@ -151,6 +151,8 @@ pub struct Offloads {
     pub quic: bool,
     /// The device parses NVMe/TCP PDUs, computes their digests and places their data.
     pub nvme: bool,
+    /// The device inspects received bytes for patterns.
+    pub inspect: bool,
 }
 
 impl StackOptions {
@@ -269,6 +271,7 @@ impl Offloads {
         splice: true,
         quic: true,
         nvme: true,
+        inspect: true,
     };
     /// No engine.
     pub const NONE: Self = Self {
@@ -280,6 +283,7 @@ impl Offloads {
         splice: false,
         quic: false,
         nvme: false,
+        inspect: false,
     };
 
     fn names(self) -> impl Iterator<Item = &'static str> {
@@ -292,6 +296,7 @@ impl Offloads {
             ("splice", self.splice),
             ("quic", self.quic),
             ("nvme", self.nvme),
+            ("inspect", self.inspect),
         ]
         .into_iter()
         .filter_map(|(name, on)| on.then_some(name))
@@ -318,6 +323,7 @@ impl FromStr for Offloads {
                 "splice" => offload.splice = true,
                 "quic" => offload.quic = true,
                 "nvme" => offload.nvme = true,
+                "inspect" => offload.inspect = true,
                 "tls" => (offload.tls_tx, offload.tls_rx) = (true, true),
                 _ => {
                     let known: Vec<_> = Self::ALL.names().collect();

@@ -5,10 +5,12 @@
 
 use core::net::{IpAddr, Ipv4Addr};
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use base::Instant;
 use bytes::Bytes;
-use host::{Readiness, SendError, SocketError};
+use host::{PatternMatch, Readiness, SendError, SocketError};
+use patterns::{PatternSet, PatternState};
 use wire::Endpoint;
 
 use super::Connections;
@@ -66,6 +68,16 @@ struct FakeConnection {
     /// The connection was closed with [`Connections::close_lingering`].
     lingers: bool,
     aborted: bool,
+    inspection: Option<FakeInspection>,
+}
+
+/// State of an inspected connection.
+struct FakeInspection {
+    patterns: Arc<PatternSet>,
+    state: PatternState,
+    position: u64,
+    /// Bytes that were inspected and not consumed.
+    unread: usize,
 }
 
 impl FakeConnection {
@@ -289,12 +301,34 @@ impl<X> Connections for FakeConnections<X> {
     }
 
     fn consume(&mut self, id: FakeSocketId, bytes: usize) {
-        let received = &mut self.live(id).received;
+        let FakeConnection { received, inspection, .. } = self.live(id);
+        if let Some(inspection) = inspection {
+            // The state of what is discarded does not matter.
+            inspection.unread = inspection.unread.saturating_sub(bytes);
+        }
         let front = received.front_mut().expect("consume only what peek showed");
         front.drain(..bytes);
         if front.is_empty() {
             received.pop_front();
         }
+    }
+
+    fn start_inspection(&mut self, _: Instant, id: FakeSocketId, patterns: &Arc<PatternSet>) {
+        let (patterns, state) = (Arc::clone(patterns), patterns.start());
+        self.live(id).inspection = Some(FakeInspection { patterns, state, position: 0, unread: 0 });
+    }
+
+    fn inspect(&mut self, id: FakeSocketId, found: &mut dyn FnMut(PatternMatch)) {
+        let FakeConnection { received, inspection, .. } = self.live(id);
+        let (Some(bytes), Some(inspection)) = (received.front(), inspection) else { return };
+        let FakeInspection { patterns, state, position, unread } = inspection;
+        let bytes = &bytes[*unread..];
+        *state = patterns.scan(*state, bytes, &mut |pattern, end| {
+            let pattern = u16::try_from(pattern).expect("at most 1024 patterns");
+            found(PatternMatch { pattern, end: *position + end as u64 });
+        });
+        *position += bytes.len() as u64;
+        *unread += bytes.len();
     }
 
     fn send(&mut self, _: Instant, id: FakeSocketId, bytes: Bytes) -> Result<usize, SendError> {

@@ -31,6 +31,7 @@ use super::response::{
     WrittenResponse,
 };
 use super::status::HttpStatus;
+use crate::pattern_rules::PatternInspection;
 
 /// Action of a connection on the bytes at its front.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,6 +100,7 @@ pub(crate) struct Responder {
     pub(crate) output: ResponseWriter,
     pub(crate) log: AccessLogQueue,
     pub(crate) counters: ContentCounters,
+    pub(crate) inspection: PatternInspection,
     limits: RequestLimits,
     content_bytes_max: u64,
     ranges_max: usize,
@@ -134,6 +136,7 @@ impl Responder {
             output,
             log: AccessLogQueue::new(config.access_log),
             counters: ContentCounters::default(),
+            inspection: PatternInspection::new(config.pattern_rules.clone()),
             limits: RequestLimits {
                 head_bytes_max: config.head_bytes_max,
                 line_bytes_max: config.request_line_bytes_max.min(config.head_bytes_max),

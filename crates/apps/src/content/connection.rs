@@ -37,6 +37,16 @@ pub(crate) struct HttpConnectionEnv<'a, S> {
     pub(crate) config: &'a ContentServerConfig,
 }
 
+impl<S: ContentSockets> HttpConnectionEnv<'_, S> {
+    /// Inspects the bytes that can be read, before any of them is used. Returns whether they may be
+    /// used.
+    fn admits(&mut self, socket: S::Id) -> bool {
+        let admitted = self.responder.inspection.admits(self.host, socket);
+        self.responder.counters.http_denied += u64::from(!admitted);
+        admitted
+    }
+}
+
 /// RFC 9110 section 15.2.1.
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
@@ -290,9 +300,13 @@ impl<I: Copy + Eq> HttpConnection<I> {
             return RequestProgress::Wait;
         }
         if self.partial.is_some() {
-            if !self.gather(cx) {
-                return RequestProgress::Wait;
+            match self.gather(cx) {
+                Ok(true) => {}
+                Ok(false) => return RequestProgress::Wait,
+                Err(status) => return self.refuse(cx, status),
             }
+        } else if !cx.admits(self.socket) {
+            return self.refuse(cx, HttpStatus::Forbidden);
         } else {
             // RFC 9112 section 2.2: empty lines before a request line are ignored. They start no
             // deadline.
@@ -352,12 +366,7 @@ impl<I: Copy + Eq> HttpConnection<I> {
             }
             // Cannot occur: a gathered head is complete or too long, so the parser has accepted or
             // refused it.
-            RequestDecision::Incomplete => {
-                match self.reply_error_and_close(cx, HttpStatus::BadRequest) {
-                    ConnAction::Keep => RequestProgress::Again,
-                    ConnAction::Closed => RequestProgress::Gone,
-                }
-            }
+            RequestDecision::Incomplete => self.refuse(cx, HttpStatus::BadRequest),
             RequestDecision::Open => {
                 let Some(file) = open(cx) else {
                     let full = FileFault::Refused(Refusal::TableFull);
@@ -416,6 +425,10 @@ impl<I: Copy + Eq> HttpConnection<I> {
         let Some(partial) = &mut self.partial else { return self.answer(cx, None) };
         if let Some(discard) = &mut partial.discard {
             while !discard.is_done() {
+                if !cx.admits(self.socket) {
+                    partial.content = RequestContentState::Refused(HttpStatus::Forbidden);
+                    break;
+                }
                 let bytes = cx.host.peek(self.socket);
                 if bytes.is_empty() {
                     return RequestProgress::Wait;
@@ -465,12 +478,21 @@ impl<I: Copy + Eq> HttpConnection<I> {
 
     /// Gathers bytes of a head that arrives in pieces, and none beyond its end. Returns whether the
     /// head is complete or too long.
-    fn gather<S: ContentSockets<Id = I>>(&mut self, cx: &mut HttpConnectionEnv<'_, S>) -> bool {
-        let Some(partial) = &mut self.partial else { return false };
+    ///
+    /// # Errors
+    /// 403 if the bytes have a denied pattern.
+    fn gather<S: ContentSockets<Id = I>>(
+        &mut self,
+        cx: &mut HttpConnectionEnv<'_, S>,
+    ) -> Result<bool, HttpStatus> {
+        let Some(partial) = &mut self.partial else { return Ok(false) };
         while !partial.complete {
+            if !cx.admits(self.socket) {
+                return Err(HttpStatus::Forbidden);
+            }
             let bytes = cx.host.peek(self.socket);
             if bytes.is_empty() {
-                return false;
+                return Ok(false);
             }
             let limits = HeadLimits {
                 head_bytes_max: cx.config.head_bytes_max,
@@ -480,7 +502,19 @@ impl<I: Copy + Eq> HttpConnection<I> {
             partial.complete = gathered.complete;
             cx.host.consume(self.socket, gathered.taken);
         }
-        true
+        Ok(true)
+    }
+
+    /// Sends an error as the last response.
+    fn refuse<S: ContentSockets<Id = I>>(
+        &mut self,
+        cx: &mut HttpConnectionEnv<'_, S>,
+        status: HttpStatus,
+    ) -> RequestProgress {
+        match self.reply_error_and_close(cx, status) {
+            ConnAction::Keep => RequestProgress::Again,
+            ConnAction::Closed => RequestProgress::Gone,
+        }
     }
 
     /// Sends an error that is not the response to a complete request, and closes.

@@ -99,6 +99,8 @@ base::counters! {
         http_discarded_bytes,
         /// Lines of the access log that were dropped because the queue was full.
         http_log_dropped: alarm,
+        /// Connections that were ended because their client sent a pattern of a denying rule.
+        http_denied,
     }
 }
 

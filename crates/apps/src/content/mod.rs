@@ -34,6 +34,8 @@ mod server;
 mod sockets;
 pub(crate) mod status;
 
+use std::sync::Arc;
+
 use base::{Duration, Instant};
 use host::{
     Application, Host, ListenConfig, ListenError, ListenerId, ListenerOption, Notice, SocketId,
@@ -45,6 +47,7 @@ pub use http3::client as http3_client;
 pub use operator_fields::{AddedField, CacheControl};
 pub use response::ErrorPage;
 
+use crate::pattern_rules::PatternRules;
 use answer::ListenerService;
 use http3::Http3;
 use server::HttpServer;
@@ -120,6 +123,9 @@ pub struct ContentServerConfig {
     pub file_validity: Duration,
     /// True to fill the access log that [`ContentServer::poll_log`] returns.
     pub access_log: bool,
+    /// Rules about patterns in the bytes of clients over TCP and TLS: a match of a denying rule is
+    /// answered with 403, and ends the connection. HTTP/3 is not inspected.
+    pub pattern_rules: Option<Arc<PatternRules>>,
 }
 
 impl Default for ContentServerConfig {
@@ -155,6 +161,7 @@ impl Default for ContentServerConfig {
             files_max: 1024,
             file_validity: Duration::from_secs(1),
             access_log: false,
+            pattern_rules: None,
         }
     }
 }
@@ -329,6 +336,7 @@ impl Application for ContentServer {
     /// files, and HTTP/3 requests that are not finished.
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.server.responder.counters.visit(f);
+        self.server.responder.inspection.visit(f);
         f("http_connections_open", self.server.connections() as u64);
         f("http_files_cached", self.server.responder.files.len() as u64);
         if let Some(http3) = &self.http3 {

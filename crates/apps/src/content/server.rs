@@ -74,6 +74,7 @@ impl<I: Copy + Eq> HttpServer<I> {
             return;
         }
         self.responder.counters.http_connections += 1;
+        self.responder.inspection.start(now, host, socket);
         if self.slots.len() <= index {
             if index >= self.slots.capacity() {
                 // Grows in steps, because doubling would leave half of a large table empty.

@@ -5,9 +5,12 @@
 //! indices of pools are valid in [`ProxyTable::pools`].
 
 use core::net::IpAddr;
+use std::sync::Arc;
 
 use base::Duration;
 use wire::Endpoint;
+
+use crate::pattern_rules::PatternRules;
 
 /// The part of a connection that is read before a backend is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -373,6 +376,10 @@ pub struct ProxyConfig {
     pub splice: bool,
     /// True to fill the access log that [`host::Application::poll_log`] returns.
     pub access_log: bool,
+    /// Rules about patterns in the bytes of clients; with rules nothing is spliced. A match of a
+    /// denying rule is answered with 403 if no response has begun, with an alert in place of a TLS
+    /// handshake, and with a reset otherwise.
+    pub pattern_rules: Option<Arc<PatternRules>>,
 }
 
 impl Default for ProxyConfig {
@@ -384,6 +391,7 @@ impl Default for ProxyConfig {
             seed: 0,
             splice: true,
             access_log: false,
+            pattern_rules: None,
         }
     }
 }

@@ -22,6 +22,8 @@ base::counters! {
         proxy_hellos_unrouted,
         /// 400 Bad Request: malformed requests.
         proxy_400,
+        /// 403 Forbidden: denied patterns.
+        proxy_403,
         /// 404 Not Found: no route.
         proxy_404,
         /// 405 Method Not Allowed: CONNECT.
@@ -45,6 +47,8 @@ base::counters! {
         proxy_504: alarm,
         /// 505 HTTP Version Not Supported.
         proxy_505,
+        /// Clients that sent a pattern of a denying rule.
+        proxy_denied,
         /// Attempts to connect to a backend, without health checks.
         proxy_connects,
         /// Backends that refused or reset the connection.
@@ -137,6 +141,7 @@ impl ProxyCounters {
     pub(crate) fn count_status(&mut self, code: u16) {
         match code {
             400 => self.proxy_400 += 1,
+            403 => self.proxy_403 += 1,
             404 => self.proxy_404 += 1,
             405 => self.proxy_405 += 1,
             408 => self.proxy_408 += 1,

@@ -195,6 +195,7 @@ impl Application for Proxy {
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         let shared = &self.server.shared;
         shared.counters.visit(f);
+        shared.inspection.visit(f);
         f("proxy_connections_open", self.server.connections() as u64);
         f("proxy_splices_open", shared.splices.len() as u64);
         let (backends, up) = shared.backends.count();

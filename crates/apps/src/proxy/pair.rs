@@ -35,6 +35,16 @@ pub(crate) struct ProxyPairEnv<'a, S: ProxySockets> {
     pub(crate) shared: &'a mut ProxyShared<S::Id>,
 }
 
+impl<S: ProxySockets> ProxyPairEnv<'_, S> {
+    /// Inspects the bytes of a client that can be read, before any of them is used. Returns whether
+    /// they may be used.
+    fn admits(&mut self, client: S::Id) -> bool {
+        let admitted = self.shared.inspection.admits(self.host, client);
+        self.shared.counters.proxy_denied += u64::from(!admitted);
+        admitted
+    }
+}
+
 /// Fate of a pair after a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PairAction {
@@ -251,8 +261,10 @@ impl<I: Copy + Eq> ProxyPair<I> {
     }
 
     fn read_http<S: ProxySockets<Id = I>>(&mut self, cx: &mut ProxyPairEnv<'_, S>) -> Routing {
-        if !self.gather_http(cx) {
-            return Routing::More;
+        match self.gather_http(cx) {
+            Ok(true) => {}
+            Ok(false) => return Routing::More,
+            Err(status) => return Routing::Answer(status),
         }
         let Some(listener) = cx.shared.table.listeners.get(self.listener) else {
             return Routing::Answer(HttpStatus::ServiceUnavailable);
@@ -297,16 +309,25 @@ impl<I: Copy + Eq> ProxyPair<I> {
 
     /// Gathers bytes up to the end of the head, and none beyond. Returns whether the head is
     /// complete or too long.
-    fn gather_http<S: ProxySockets<Id = I>>(&mut self, cx: &mut ProxyPairEnv<'_, S>) -> bool {
+    ///
+    /// # Errors
+    /// 403 if the bytes have a denied pattern.
+    fn gather_http<S: ProxySockets<Id = I>>(
+        &mut self,
+        cx: &mut ProxyPairEnv<'_, S>,
+    ) -> Result<bool, HttpStatus> {
         let limits = &cx.shared.table.limits;
         let limits = HeadLimits {
             head_bytes_max: limits.head_bytes_max,
             line_bytes_max: limits.request_line_bytes_max,
         };
         loop {
+            if !cx.admits(self.client) {
+                return Err(HttpStatus::Forbidden);
+            }
             let bytes = cx.host.peek(self.client);
             if bytes.is_empty() {
-                return false;
+                return Ok(false);
             }
             // RFC 9112 section 2.2: empty lines before a request line are ignored.
             let empty = bytes.iter().take_while(|b| matches!(b, b'\r' | b'\n')).count();
@@ -317,7 +338,7 @@ impl<I: Copy + Eq> ProxyPair<I> {
             let gathered = gather_head(&mut self.buffer, bytes, limits);
             cx.host.consume(self.client, gathered.taken);
             if gathered.complete {
-                return true;
+                return Ok(true);
             }
         }
     }
@@ -326,6 +347,9 @@ impl<I: Copy + Eq> ProxyPair<I> {
         let max = cx.shared.table.limits.head_bytes_max;
         let before = self.buffer.len();
         loop {
+            if !cx.admits(self.client) {
+                return Routing::Alert(sni::ACCESS_DENIED);
+            }
             let bytes = cx.host.peek(self.client);
             let taken = bytes.len().min(max.saturating_sub(self.buffer.len()));
             self.buffer.extend(bytes.iter().take(taken));

@@ -76,6 +76,7 @@ impl<I: Copy + Eq> ProxyServer<I> {
             return;
         }
         self.shared.counters.proxy_accepted += 1;
+        self.shared.inspection.start(now, host, socket);
         let index = self.free.pop().unwrap_or_else(|| {
             self.pairs.push(None);
             self.pairs.len() - 1

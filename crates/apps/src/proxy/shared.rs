@@ -13,6 +13,7 @@ use super::pool::{BackendId, Backends, HealthChange};
 use super::termination::Termination;
 use crate::content::date::HttpClock;
 use crate::content::log::{AccessLogQueue, quoted};
+use crate::pattern_rules::PatternInspection;
 
 /// Owner of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,6 +162,7 @@ pub(crate) struct ProxyShared<I> {
     pub(crate) splices: BTreeMap<SpliceId, usize>,
     pub(crate) clock: HttpClock,
     pub(crate) counters: ProxyCounters,
+    pub(crate) inspection: PatternInspection,
     pub(crate) log: AccessLogQueue,
     /// Backends that went down since the health checks were last informed.
     pub(crate) went_down: Vec<BackendId>,
@@ -171,6 +173,7 @@ impl<I: Copy + Eq> ProxyShared<I> {
         Self {
             clock: HttpClock::new(config.unix_epoch),
             log: AccessLogQueue::new(config.access_log),
+            inspection: PatternInspection::new(config.pattern_rules.clone()),
             config,
             table: ProxyTable::default(),
             pools: Vec::new(),

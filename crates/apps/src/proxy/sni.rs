@@ -46,6 +46,8 @@ fn server_name(body: &[u8]) -> Option<Option<String>> {
 }
 
 /// `decode_error`: not a ClientHello.
+/// TLS alert for a ClientHello with a denied pattern: RFC 8446 section 6.2.
+pub(crate) const ACCESS_DENIED: u8 = 49;
 pub(crate) const DECODE_ERROR: u8 = 50;
 /// `internal_error`: no backend is available.
 pub(crate) const INTERNAL_ERROR: u8 = 80;

@@ -283,7 +283,8 @@ impl Services {
                 }
             }
             Event::L5oRefused(refused) => {
-                if !streams.nvme_refused(cx, &refused) {
+                if !streams.nvme_refused(cx, &refused) && !streams.inspection_refused(cx, &refused)
+                {
                     streams.session_refused(cx, &refused);
                 }
             }

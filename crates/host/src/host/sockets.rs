@@ -4,17 +4,20 @@
 //! No call blocks or sends: written bytes leave at the next [`Host::poll_op`]. A socket that no
 //! longer exists behaves like a closed one.
 
+use alloc::sync::Arc;
+
 use abi::Refusal;
 use abi::teardown::LateData;
 use base::Instant;
 use bytes::Bytes;
+use patterns::PatternSet;
 use wire::{Endpoint, Tuple};
 
 use super::{Host, Services};
 use crate::accept::Accept;
 use crate::api::{
-    FileId, ListenConfig, ListenError, ListenerId, ListenerOption, Notice, Readiness, SendError,
-    SocketError, SocketId, SocketInfo, SocketOption,
+    FileId, ListenConfig, ListenError, ListenerId, ListenerOption, Notice, PatternMatch, Readiness,
+    SendError, SocketError, SocketId, SocketInfo, SocketOption,
 };
 use crate::l5p::tls::{TlsKeys, TlsServer};
 use crate::stream::table::StreamRef;
@@ -139,6 +142,29 @@ impl Host {
     #[must_use]
     pub fn peek(&self, socket: SocketId) -> &[u8] {
         self.services.streams.peek(socket)
+    }
+
+    /// Begins to inspect the bytes of a connection for patterns, from the next unread byte on. With
+    /// TLS, the plaintext is inspected. The device inspects what it can, if it offers that.
+    ///
+    /// # Errors
+    /// [`SendError::NotConnected`]: there is no such connection.
+    pub fn start_inspection(
+        &mut self,
+        now: Instant,
+        socket: SocketId,
+        patterns: Arc<PatternSet>,
+    ) -> Result<(), SendError> {
+        let (mut cx, services) = self.context_and_services(now);
+        services.streams.start_inspection(&mut cx, socket, patterns)
+    }
+
+    /// Inspects those bytes of an inspected connection that [`Self::peek`] returns and that were
+    /// not inspected yet. Calls `found` for each pattern that ends in them, in the order of the
+    /// ends. To be called before [`Self::consume`]: bytes that are consumed without inspection are
+    /// never inspected, and the inspection begins anew after them.
+    pub fn inspect(&mut self, socket: SocketId, found: &mut dyn FnMut(PatternMatch)) {
+        self.services.streams.inspect(&mut self.out.counters, socket, found);
     }
 
     /// Removes bytes from the front of those that [`Self::peek`] returned.

@@ -7,6 +7,7 @@
 //! TCP knows neither: its send stream asks [`transforms`] for the bytes of records and PDUs, and it
 //! passes the metadata of received segments on without reading it.
 
+pub(crate) mod inspect;
 pub(crate) mod nvme_tcp;
 pub(crate) mod tls;
 pub(crate) mod transforms;

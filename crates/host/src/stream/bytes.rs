@@ -29,6 +29,9 @@ impl Streams {
         socket: SocketId,
         bytes: usize,
     ) {
+        if !self.inspectors.is_empty() && self.table.contains(socket) {
+            self.inspectors.consume(socket, bytes);
+        }
         match self.table.socket_mut(socket) {
             None => return,
             Some(StreamMut::LazyTcb(quasi)) => {

@@ -227,6 +227,7 @@ impl Streams {
         if let Some(listener) = self.table.slots[id.index()].accepted_by.take() {
             self.listeners.backlog_dec(listener);
         }
+        self.inspectors.remove(id);
         self.table.remove(id.index);
     }
 }

@@ -15,12 +15,14 @@
 //! | `promotion` | their promotion to connections with a TCB |
 //! | `bytes` | reading, discarding, and whether a socket can be written |
 //! | `sessions` | work of TLS sessions |
+//! | `inspection` | inspection for patterns |
 //! | `nvme` | PDUs, and the device's contexts for NVMe/TCP |
 //! | `closing` | closing and removal of connections |
 //! | `teardown` | tear-down offload |
 
 mod bytes;
 mod closing;
+mod inspection;
 pub(crate) mod lazy_tcb;
 pub(crate) mod listeners;
 mod nvme;
@@ -40,6 +42,7 @@ use crate::tcp::conn::TcpEnv;
 use crate::tcp::input::RxTcpSegment;
 use crate::tcp::state::TcpState;
 
+use self::inspection::Inspectors;
 use self::listeners::Listeners;
 use self::table::{SocketTable, SplicePhase};
 use self::teardown_offload::TeardownOffloadState;
@@ -50,6 +53,7 @@ pub(crate) struct Streams {
     pub(crate) table: SocketTable,
     pub(crate) listeners: Listeners,
     pub(crate) teardown: TeardownOffloadState,
+    inspectors: Inspectors,
     /// Slots of connections that may have something to send.
     dirty: VecDeque<u32>,
     alarms: DeadlineHeap,
@@ -63,6 +67,7 @@ impl Streams {
             table,
             listeners: Listeners::default(),
             teardown: hand_over,
+            inspectors: Inspectors::default(),
             dirty: VecDeque::new(),
             alarms: DeadlineHeap::default(),
             draining: VecDeque::new(),
@@ -248,6 +253,7 @@ impl Streams {
             self.session_device_reset(cx, id);
             self.reinstall_digests(cx, id);
             self.nvme_device_reset(cx, id);
+            self.inspection_device_reset(cx, id);
         }
     }
 

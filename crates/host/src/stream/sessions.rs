@@ -186,6 +186,7 @@ impl Streams {
     /// Releases the files and the device's contexts of the session of a connection that has ended.
     pub(super) fn session_ended(&mut self, cx: &mut TcpEnv<'_>, id: SocketId) {
         self.nvme_ended(cx, id);
+        self.inspection_ended(cx, id);
         if let Some((session, _)) = self.table.with_session(id) {
             session.release(cx.out, cx.files);
         }

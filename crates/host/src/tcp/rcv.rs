@@ -10,6 +10,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use abi::PacketBuf;
+use abi::inspect::InspectClaims;
 use abi::l5o::RxMetadata;
 use base::{Duration, Instant, SeqNum};
 use bytes::Bytes;
@@ -196,7 +197,7 @@ impl TcpReceiveState {
                 ..recycle_segment(chunk, spares)
             };
         };
-        if chunk.has_metadata() && self.ready.len() >= MARKED_CHUNKS_MAX {
+        if chunk.needs_metadata() && self.ready.len() >= MARKED_CHUNKS_MAX {
             // The queue is full; the peer retransmits the segment.
             return recycle_segment(chunk, spares);
         }
@@ -213,7 +214,8 @@ impl TcpReceiveState {
             // RFC 5681 section 4.2: acknowledge at once when a hole is filled.
             self.due = AckUrgency::Now;
         }
-        if self.ready.len() > SPARSE_CHUNKS_MAX && !self.ready.iter().any(RxSegment::has_metadata) {
+        if self.ready.len() > SPARSE_CHUNKS_MAX && !self.ready.iter().any(RxSegment::needs_metadata)
+        {
             self.compact_sparse(spares);
         }
         ReceiveOutcome { readable: true, fin_reached: self.reach_fin() }
@@ -325,6 +327,12 @@ impl TcpReceiveState {
     /// bytes in its payload.
     pub(crate) fn metadata_mut(&mut self) -> Option<(&mut RxMetadata, usize)> {
         Some(self.ready.front_mut()?.metadata_mut())
+    }
+
+    /// Returns the results of inspections of that segment, and the same offset.
+    pub(crate) fn inspect_claims(&self) -> Option<(&InspectClaims, usize)> {
+        let (metadata, offset) = self.ready.front()?.metadata();
+        Some((metadata.inspected.as_deref()?, offset))
     }
 
     /// Removes bytes from the front; returns a buffer that is used up.

@@ -24,6 +24,7 @@ use crate::pipeline::rx::OfferedRxFrame;
 mod count;
 mod encrypt_buffers;
 pub(crate) mod file;
+mod inspect;
 pub(crate) mod l5o;
 mod list;
 pub(crate) mod nvme_tcp;

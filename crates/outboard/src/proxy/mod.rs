@@ -9,6 +9,7 @@ mod resolver;
 use std::io::Write as _;
 use std::net::IpAddr;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
 use apps::proxy::{
@@ -19,11 +20,12 @@ use base::Duration;
 use io::bridge::Bridge;
 use io::clock::{self, MonotonicClock};
 use io::link::Link;
-use nic::DeviceConfig;
+use nic::{DeviceConfig, L5oConfig};
 use stack::{BACKLOG, MessageSender, QueueSetup, Signals, Stack, StackOptions, Switch};
 
 use crate::alarms::is_alarm;
 use crate::args::{BalanceArg, BalanceHashArg, HeaderPolicyArg, ModeArg, ProxyArgs};
+use crate::pattern_file;
 use cli::Failure;
 use names::BackendResolver;
 use plan::{PoolPlan, ProxyPlan};
@@ -35,6 +37,7 @@ pub(crate) use plan::{BackendSpec, ListenArg};
 /// # Errors
 /// Fails if a file, address or thread is not available; the message says what to do.
 pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
+    let rules = pattern_file::read(args.deny_patterns.as_deref())?;
     if args.check {
         return check(args);
     }
@@ -43,7 +46,8 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
     let mut names = BackendResolver::new(args.resolver, plan.clone());
     let table = names.table();
     let proxy = |queue: QueueSetup<'_>| {
-        let config = app_config(args, &queue.clock);
+        let config =
+            proxy::ProxyConfig { pattern_rules: rules.clone(), ..app_config(args, &queue.clock) };
         Proxy::new(queue.clock.now(), config, table.clone(), queue.host)
             .map_err(|e| Failure::Unavailable(format!("{e}; check --listen and --addr")))
     };
@@ -227,6 +231,12 @@ fn configure(args: &ProxyArgs, device: &mut DeviceConfig, host: &mut host::HostC
     if args.splice == Switch::Off || !args.stack.offload.splice {
         device.splice = None;
     }
+    let inspect = args.deny_patterns.is_some() && args.stack.offload.inspect;
+    device.l5o = inspect.then(|| L5oConfig {
+        tls_tx: false,
+        tls_rx: false,
+        ..L5oConfig::new(Arc::new(crypto::Provider))
+    });
     if args.backend_link.is_some() {
         host.addrs.extend(&args.backend_addr);
     }

@@ -17,6 +17,7 @@ use stack::{BACKLOG, Offloads, QueueSetup, Signals, Stack};
 
 use crate::alarms::is_alarm;
 use crate::args::{ErrorPageArg, ServeArgs};
+use crate::pattern_file;
 use crate::tls;
 use cli::Failure;
 
@@ -101,6 +102,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     check_folder(args)?;
     let error_pages = read_error_pages(args)?;
     check_qlog(args)?;
+    let rules = pattern_file::read(args.deny_patterns.as_deref())?;
     let certificates = args
         .tls
         .then(|| tls::ServerCertificates::load(&args.cert, &args.stack.addr))
@@ -112,7 +114,12 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         let http3 = quic.as_ref().map(|tls| quic_config(args, &queue, tls, (quic_seed, steering)));
         let error_pages = error_pages.clone();
         let content = content_config(args, &queue.clock, tls.clone());
-        let content = content::ContentServerConfig { http3, error_pages, ..content };
+        let content = content::ContentServerConfig {
+            http3,
+            error_pages,
+            pattern_rules: rules.clone(),
+            ..content
+        };
         WatchedContentServer::new(args, content, queue.host)
     };
     let stack = Stack::builder()
@@ -227,11 +234,14 @@ fn watch(args: &ServeArgs) -> Option<FileWatch> {
 
 /// Enables the engines that the device may use.
 fn configure(args: &ServeArgs, steering: Option<QuicSteering>, device: &mut DeviceConfig) {
-    let Offloads { tls_tx, tls_rx, quic, .. } = args.stack.offload;
+    let Offloads { tls_tx, tls_rx, quic, inspect, .. } = args.stack.offload;
+    let (tls_tx, tls_rx) = (args.tls && tls_tx, args.tls && tls_rx);
+    let inspect = args.deny_patterns.is_some() && inspect;
     device.file = args.stack.offload.file.then(|| args.files.config());
-    device.l5o = (args.tls && (tls_tx || tls_rx)).then(|| L5oConfig {
+    device.l5o = (tls_tx || tls_rx || inspect).then(|| L5oConfig {
         tls_tx,
         tls_rx,
+        inspect,
         ..L5oConfig::new(Arc::new(crypto::Provider))
     });
     device.quic = (args.http3 && quic).then(|| QuicConfig::new(Arc::new(crypto::Provider)));

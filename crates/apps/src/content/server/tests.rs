@@ -2,6 +2,7 @@
 
 mod content;
 mod fake;
+mod patterns;
 mod precompressed;
 mod secure;
 

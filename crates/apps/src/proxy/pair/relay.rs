@@ -26,7 +26,8 @@ impl<I: Copy + Eq> ProxyPair<I> {
             cx.shared.counters.proxy_relayed += 1;
             return PairAction::Keep;
         }
-        if !cx.shared.config.splice || !self.offloads.splice {
+        let may_splice = cx.shared.config.splice && !cx.shared.inspection.is_active();
+        if !may_splice || !self.offloads.splice {
             cx.shared.counters.proxy_relayed += 1;
             return self.relay(cx);
         }
@@ -127,7 +128,9 @@ impl<I: Copy + Eq> ProxyPair<I> {
         if !self.flush(cx, backend) {
             return self.check_closed(cx, backend);
         }
-        self.pump(cx, CLIENT, self.client, backend);
+        if !self.pump(cx, CLIENT, self.client, backend) {
+            return self.deny(cx);
+        }
         self.pump(cx, BACKEND, backend, self.client);
         self.check_closed(cx, backend)
     }
@@ -148,17 +151,31 @@ impl<I: Copy + Eq> ProxyPair<I> {
         self.buffer.is_empty()
     }
 
+    /// Ends a pair whose client sent a denied pattern: with a response if none has begun.
+    fn deny<S: ProxySockets<Id = I>>(&mut self, cx: &mut ProxyPairEnv<'_, S>) -> PairAction {
+        self.set_termination(TerminationCause::Proxy, self.stage(cx.shared));
+        if self.is_unanswered(cx, BACKEND) {
+            return self.answer(cx, HttpStatus::Forbidden);
+        }
+        self.reset_both_sides(cx)
+    }
+
     /// Relays the bytes of one direction for which the other side has room, and then the FIN.
+    /// Returns whether the bytes are admitted: false if the client sent a denied pattern, which is
+    /// not relayed.
     fn pump<S: ProxySockets<Id = I>>(
         &mut self,
         cx: &mut ProxyPairEnv<'_, S>,
         from: usize,
         source: I,
         to: I,
-    ) {
+    ) -> bool {
         let target = 1 - from;
         let is_answer = from == BACKEND && self.mode(cx) == Some(ProxyMode::Http);
         while !self.send_closed[target] {
+            if from == CLIENT && !cx.admits(source) {
+                return false;
+            }
             let bytes = cx.host.peek(source);
             let room = cx.host.send_room(to);
             if bytes.is_empty() || room == 0 {
@@ -193,6 +210,7 @@ impl<I: Copy + Eq> ProxyPair<I> {
                 cx.host.shutdown(cx.now, to);
             }
         }
+        true
     }
 
     /// Returns whether `from` is a backend that has not responded to a request.

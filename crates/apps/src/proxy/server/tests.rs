@@ -1,6 +1,7 @@
 //! Pairs over fake sockets: heads in pieces, retries, aborts at each stage, back-pressure, splices.
 
 mod fake;
+mod patterns;
 mod termination;
 
 use abi::Refusal;

@@ -57,9 +57,10 @@ impl RxSegment {
         }
     }
 
-    /// Returns whether the chunk has metadata, so that its bytes must not be joined with others.
-    pub(super) const fn has_metadata(&self) -> bool {
-        !self.metadata.is_empty()
+    /// Returns whether the chunk has metadata that its bytes need, so that these must not be joined
+    /// with others.
+    pub(super) const fn needs_metadata(&self) -> bool {
+        !self.metadata.is_dispensable()
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
@@ -92,6 +93,11 @@ impl RxSegment {
     /// Returns the metadata of the segment, and the offset of the remaining bytes in its payload.
     pub(super) const fn metadata_mut(&mut self) -> (&mut RxMetadata, usize) {
         (&mut self.metadata, self.start - self.origin)
+    }
+
+    /// Returns [`Self::metadata_mut`], shared.
+    pub(super) const fn metadata(&self) -> (&RxMetadata, usize) {
+        (&self.metadata, self.start - self.origin)
     }
 
     /// Removes `bytes` from the front, at most the length.

@@ -38,6 +38,7 @@ mod walk;
 
 use abi::FlowId;
 use abi::Refusal;
+use abi::inspect::{InspectClaims, InspectState};
 use abi::l5o::{
     L5oCreate, L5oDecrypted, L5oDirection, L5oId, L5oLimits, L5oRefused, L5oState, ResyncRequest,
 };
@@ -57,6 +58,7 @@ use self::counters::L5oCounters;
 use self::rx::TlsReceiver;
 use self::rx_scratch::RxScratch;
 use super::encrypt_buffers::EncryptBuffers;
+use super::inspect::InspectEngine;
 use super::nvme_tcp::tx::{NvmeDigestTxState as NvmeTxState, NvmeTxCounters};
 use super::nvme_tcp::{DecryptedByTls, NvmeTcpEngine};
 use super::tls::{TlsDeviceKeys, TlsRangeCipher, TlsTxPosition, TlsTxState};
@@ -78,6 +80,8 @@ pub(crate) struct L5oRxOutcome {
     pub(crate) decrypted: Option<L5oDecrypted>,
     /// Bytes of PDUs that were placed or verified.
     pub(crate) placed: Option<Box<NvmeRxClaims>>,
+    /// Bytes that were inspected for patterns.
+    pub(crate) inspected: Option<Box<InspectClaims>>,
     /// Resync requests to the hosts.
     pub(crate) resync_requests: RoutedResyncRequests,
 }
@@ -124,6 +128,8 @@ pub(crate) struct L5oEngine {
     rx_scratch: RxScratch,
     /// Receive contexts of NVMe/TCP.
     nvme_tcp: NvmeTcpEngine,
+    /// Contexts that inspect.
+    inspect: InspectEngine,
     seed: u64,
     counters: L5oCounters,
     nvme_tx: NvmeTxCounters,
@@ -142,6 +148,7 @@ impl L5oEngine {
             scratch: Box::new([0; CONTENT_BYTES_MAX + 1]),
             rx_scratch: RxScratch::new(&config),
             nvme_tcp: NvmeTcpEngine::new(seed),
+            inspect: InspectEngine::new(seed),
             seed,
             counters: L5oCounters::default(),
             nvme_tx: NvmeTxCounters::default(),
@@ -151,7 +158,7 @@ impl L5oEngine {
 
     /// Returns the limits to announce.
     pub(crate) const fn limits(&self) -> L5oLimits {
-        let L5oConfig { contexts_max, resync, tls_tx, tls_rx, .. } = self.config;
+        let L5oConfig { contexts_max, resync, tls_tx, tls_rx, inspect, .. } = self.config;
         let nvme_tcp = NvmeTcpLimits {
             tx: self.config.nvme_tcp_tx,
             rx: self.config.nvme_tcp_rx,
@@ -159,7 +166,7 @@ impl L5oEngine {
             buffer_bytes_max: self.config.ddp_buffer_bytes_max,
             io_threshold: self.config.ddp_io_threshold,
         };
-        L5oLimits { contexts_max, resync, tls_tx, tls_rx, nvme_tcp }
+        L5oLimits { contexts_max, resync, tls_tx, tls_rx, nvme_tcp, inspect }
     }
 
     /// Creates a context. Returns the refusal if that failed.
@@ -174,6 +181,9 @@ impl L5oEngine {
         let L5oCreate { context: id, flow, direction, tcpsn, state } = create;
         if let (L5oState::NvmeTcp(state), L5oDirection::Receive(tuple)) = (&state, &direction) {
             return self.create_nvme_tcp((queue, id, flow), *tuple, tcpsn, state);
+        }
+        if let (L5oState::Inspect(state), L5oDirection::Receive(tuple)) = (&state, &direction) {
+            return self.create_inspect((queue, id), *tuple, (tcpsn, state.clone()));
         }
         let on = match (direction, &state) {
             (L5oDirection::Transmit, L5oState::Tls(_)) => self.config.tls_tx,
@@ -263,11 +273,34 @@ impl L5oEngine {
         Ok(())
     }
 
+    /// Creates a context that inspects.
+    fn create_inspect(
+        &mut self,
+        (queue, id): (usize, L5oId),
+        tuple: Tuple,
+        state: (SeqNum, InspectState),
+    ) -> Result<(), Refusal> {
+        let created = if !self.config.inspect {
+            Err(Refusal::NotSupported)
+        } else if self.is_taken(queue, id) {
+            Err(Refusal::TableFull)
+        } else {
+            self.inspect.create(&self.config, (queue, id), tuple, state)
+        };
+        created.inspect_err(|_| self.inspect.count_refused())
+    }
+
+    /// Returns the number of contexts of all kinds.
+    const fn context_count(&self) -> usize {
+        self.contexts.len() + self.nvme_tcp.len() + self.inspect.len()
+    }
+
     /// Returns whether the table is full or the ID is in use.
     fn is_taken(&self, queue: usize, id: L5oId) -> bool {
-        self.contexts.len() + self.nvme_tcp.len() >= self.config.contexts_max as usize
+        self.context_count() >= self.config.contexts_max as usize
             || self.find(queue, id).is_some()
             || self.nvme_tcp.find(queue, id).is_some()
+            || self.inspect.find(queue, id).is_some()
     }
 
     /// Registers a buffer for direct data placement. A refused buffer is queued for its return.
@@ -294,6 +327,9 @@ impl L5oEngine {
     pub(crate) fn destroy(&mut self, queue: usize, id: L5oId) {
         if let Some(key) = self.nvme_tcp.destroy(queue, id) {
             return self.cache.remove(nvme_tcp_cache_line(key));
+        }
+        if self.inspect.destroy(queue, id) {
+            return;
         }
         let Some(key) = self.find(queue, id) else { return };
         self.unindex(key);
@@ -340,7 +376,7 @@ impl L5oEngine {
 
     /// Returns whether there are receive contexts.
     pub(crate) fn has_receive_contexts(&self) -> bool {
-        !self.by_tuple.is_empty() || self.nvme_tcp.len() > 0
+        !self.by_tuple.is_empty() || self.nvme_tcp.len() > 0 || self.inspect.len() > 0
     }
 
     /// Processes the payload of a segment with a correct checksum: decrypts in place what it can,
@@ -353,12 +389,16 @@ impl L5oEngine {
     ) -> Option<L5oRxOutcome> {
         let tls = self.find_tuple(tuple);
         let nvme_tcp = self.nvme_tcp.find_tuple(tuple);
-        if tls.is_none() && nvme_tcp.is_none() {
+        let inspect = self.inspect.find_tuple(tuple);
+        if tls.is_none() && nvme_tcp.is_none() && inspect.is_none() {
             return None;
         }
         let mut outcome = L5oRxOutcome::default();
         if let Some(key) = tls {
             self.decrypt(key, seq, payload, &mut outcome);
+        }
+        if let Some(key) = inspect {
+            outcome.inspected = self.inspect_payload((key, tls), seq, payload, &outcome);
         }
         let Some(key) = nvme_tcp else { return Some(outcome) };
         self.cache.touch(nvme_tcp_cache_line(key), &mut self.counters);
@@ -380,6 +420,25 @@ impl L5oEngine {
             outcome.resync_requests.extend(done.request.map(|request| (queue, id, flow, request)));
         }
         Some(outcome)
+    }
+
+    /// Has a context inspect the payload, or what the TLS context `tls` has decrypted of it.
+    fn inspect_payload(
+        &mut self,
+        (key, tls): (SlabKey, Option<SlabKey>),
+        seq: SeqNum,
+        payload: &[u8],
+        outcome: &L5oRxOutcome,
+    ) -> Option<Box<InspectClaims>> {
+        let keys = tls.and_then(|key| match &self.contexts.get(key)?.kind {
+            ContextKind::Receive(_, keys, _) => Some(&**keys),
+            ContextKind::Transmit(..) | ContextKind::NvmeTransmit(..) => None,
+        });
+        let decrypted: &[_] = match outcome.decrypted {
+            Some(_) => &self.rx_scratch.decrypted,
+            None => &[],
+        };
+        self.inspect.receive(key, seq, payload, keys.map(|keys| (keys, decrypted)))
     }
 
     /// Has a TLS receive context decrypt what it can.
@@ -427,6 +486,7 @@ impl L5oEngine {
         self.outputs.clear();
         self.rx_scratch.tracked_messages = 0;
         self.nvme_tcp.reset();
+        self.inspect.reset();
     }
 
     /// Calls `f` with the name and value of each counter and gauge.
@@ -434,7 +494,8 @@ impl L5oEngine {
         self.counters.visit(f);
         self.nvme_tx.visit(f);
         self.nvme_tcp.visit(f);
-        f("l5o_contexts", (self.contexts.len() + self.nvme_tcp.len()) as u64);
+        self.inspect.visit(f);
+        f("l5o_contexts", self.context_count() as u64);
         f("l5o_contexts_max", self.config.contexts_max.into());
         f("nvme_tcp_buffers_max", self.config.ddp_buffers_max.into());
         f("l5o_messages_open", self.rx_scratch.tracked_messages as u64);

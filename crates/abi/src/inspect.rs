@@ -1,0 +1,61 @@
+//! Inspection of received bytes for patterns (Autonomous NIC Offloads, section 7).
+//!
+//! A context of the layer-5 engine inspects the bytes of one connection: the stream, or the content
+//! of the TLS records that the device decrypts. A claim about inspected bytes names the state
+//! before and after them. It is therefore independent of everything else: the host uses a claim if
+//! its own state at that byte equals the state before, and inspects the bytes itself if not. So
+//! neither side has to tell the other where it is in the stream, after a loss or at any other time.
+
+use alloc::sync::Arc;
+use core::ops::Range;
+
+use patterns::PatternSet;
+use smallvec::SmallVec;
+
+use crate::l5o::L5oId;
+
+/// Matches in a claim. With more, the bytes count as not inspected.
+pub const RANGE_MATCHES_MAX: usize = 8;
+/// Claims about one frame. With more, the bytes of further records count as not inspected.
+pub const FRAME_RANGES_MAX: usize = 4;
+
+/// State with which an inspection context is created.
+#[derive(Clone, Debug)]
+pub struct InspectState {
+    /// The patterns to find.
+    pub patterns: Arc<PatternSet>,
+    /// The connection has a TLS session: the content of decrypted records is inspected, and not the
+    /// stream.
+    pub over_tls: bool,
+}
+
+/// A match in inspected bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RangeMatch {
+    /// Index of the pattern in the set.
+    pub pattern: u16,
+    /// Offset in the frame's payload after the last byte of the match.
+    pub end: u32,
+}
+
+/// Claim that the device inspected consecutive bytes of a frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InspectedRange {
+    /// The inspected range of the payload.
+    pub range: Range<u32>,
+    /// State before the range: the number of a [`patterns::PatternState`].
+    pub before: u32,
+    /// State after the range.
+    pub after: u32,
+    /// The patterns that end in the range, in the order of their ends.
+    pub matches: SmallVec<[RangeMatch; 1]>,
+}
+
+/// Claims of an inspection context about a frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InspectClaims {
+    /// The context.
+    pub context: L5oId,
+    /// The claims, in the order of the bytes.
+    pub ranges: SmallVec<[InspectedRange; 1]>,
+}
