@@ -28,7 +28,7 @@ pub(crate) struct Inspectors {
 
 impl Inspectors {
     /// Returns whether no connection was ever inspected.
-    pub(super) const fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.slots.is_empty()
     }
 

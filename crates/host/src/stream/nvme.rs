@@ -123,14 +123,17 @@ impl Streams {
     ) -> Result<u64, SendError> {
         self.promote(cx, socket);
         self.check_open(socket)?;
+        let is_due = |conn: &L5pConnection| {
+            conn.snd.transforms.pdus.as_ref().is_some_and(|pdus| pdus.is_request_due())
+        };
+        if digest && self.table.get(socket).is_some_and(is_due) {
+            self.reinstall_digests(cx, socket);
+        }
         let gone = SendError::NotConnected(SocketError::Closed);
         let conn = self.table.get_mut(socket).ok_or(gone)?;
         let pdus = conn.snd.transforms.pdus.get_or_insert_default();
         if digest && !pdus.has_digests() {
             return Err(SendError::NoDigests);
-        }
-        if digest && pdus.is_request_due() {
-            self.reinstall_digests(cx, socket);
         }
         let (data, data_len) = match data {
             PduData::None => (StreamSource::Memory(Bytes::new()), 0),
