@@ -303,7 +303,7 @@ impl<X> Connections for FakeConnections<X> {
     fn consume(&mut self, id: FakeSocketId, bytes: usize) {
         let FakeConnection { received, inspection, .. } = self.live(id);
         if let Some(inspection) = inspection {
-            // The state of what is discarded does not matter.
+            // The state of discarded bytes does not matter.
             inspection.unread = inspection.unread.saturating_sub(bytes);
         }
         let front = received.front_mut().expect("consume only what peek showed");
