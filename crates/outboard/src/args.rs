@@ -1,7 +1,7 @@
 //! Command-line options.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use apps::content::{AddedField, CacheControl};
@@ -41,8 +41,11 @@ pub(crate) enum CliSubcommand {
 /// Options of `outboard serve`.
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
-    /// Directory to serve; files outside of it are never read
-    pub(crate) dir: PathBuf,
+    /// Directory to serve; files outside of it are never read. Or namespaces with ext4 file systems:
+    /// [/NAME=]nvme://TARGET/NSID[?OPTION[=VALUE]&...] with options of `outboard nvme read`, served
+    /// at / or /NAME/
+    #[arg(value_name = "DIR|URL", required = true)]
+    pub(crate) sources: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) stack: StackOptions,
     /// Port to listen on [default: 80, or 443 with --tls]
@@ -233,6 +236,11 @@ pub(crate) enum HeaderPolicyArg {
 }
 
 impl ServeArgs {
+    /// Returns the directory.
+    pub(crate) fn dir(&self) -> &Path {
+        self.sources.first().map_or(Path::new(""), PathBuf::as_path)
+    }
+
     /// Returns the port for plain HTTP beside the TLS port.
     pub(crate) fn cleartext_port(&self) -> Option<u16> {
         self.http.or(self.redirect_http)

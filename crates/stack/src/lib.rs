@@ -51,5 +51,11 @@ pub use running::Stack;
 pub use signals::Signals;
 pub use threads::{MessageSender, spawn};
 
+/// Returns a disk without files, for a stack that reads none.
+#[must_use]
+pub fn no_disk() -> Box<dyn io::disk::Disk> {
+    no_disk::NoDisk::boxed()
+}
+
 /// Maximum number of half-open and unaccepted connections of a listener.
 pub const BACKLOG: usize = 4096;

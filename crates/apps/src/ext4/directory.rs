@@ -96,8 +96,8 @@ impl Ext4<'_> {
     }
 }
 
-/// Returns the length of an entry. In blocks of 64 KiB the whole block is 0 or 65535, and lower bits
-/// extend the range (`ext4_rec_len_from_disk`).
+/// Returns the length of an entry. In blocks of 64 KiB the whole block is 0 or 65535, and lower
+/// bits extend the range (`ext4_rec_len_from_disk`).
 fn entry_bytes(entry: &[u8], block_bytes: usize) -> usize {
     let len = usize::from(le16(entry, 4));
     if block_bytes < 65_536 {

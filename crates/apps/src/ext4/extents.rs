@@ -52,7 +52,7 @@ impl Ext4<'_> {
         Ok(with_holes(&found, range))
     }
 
-    /// Collects the extents of a node, as far as they lie in `range`. A child gets the part of the
+    /// Collects the parts of a node's extents that lie in `range`. A child gets the part of the
     /// range that its entry covers: so the runs are in order whatever the tree contains, and no
     /// level has more nodes to read than the range has blocks.
     fn walk(

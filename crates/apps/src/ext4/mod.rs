@@ -3,7 +3,7 @@
 //!
 //! Called by [`crate::remote`], which reads the blocks of files itself, so that their bytes never
 //! pass through this module. Metadata is read through [`Ext4Metadata`], whose implementation may
-//! answer [`Ext4Stop::Missing`]: then the caller fetches what is missing and calls again from the
+//! answer [`Ext4Stop::Missing`]: then the caller fetches the missing pages and calls again from the
 //! beginning. Nothing is kept between calls.
 //!
 //! The image is hostile input. Every number in it is checked before it is used, every loop is

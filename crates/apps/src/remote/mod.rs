@@ -12,7 +12,7 @@
 //! again. *Units* (`units`) are fetched with read-ahead, many at a time, and cached in bounded
 //! memory. *Metadata* (`pages`) is trusted for [`RemoteFilesConfig::validity`]; after each unit the
 //! file's inode is compared again if it is older, so that a changed file is detected and never
-//! served as a mixture, as far as the writer keeps the times of inodes.
+//! served as a mixture, if the writer keeps the times of inodes.
 //!
 //! *Outages.* While a target is lost, opens and reads wait for [`RemoteFilesConfig::patience`];
 //! then they fail with [`FileFault::Unavailable`]: requests get 503, and responses that have begun
@@ -71,7 +71,8 @@ pub struct RemoteVolumeConfig {
 pub struct RemoteFilesConfig {
     /// The namespaces.
     pub volumes: Vec<RemoteVolumeConfig>,
-    /// Memory for content, in bytes, at least 512 KiB. More is in use while it is being fetched or sent.
+    /// Memory for content, in bytes, at least 512 KiB. More is in use while it is being fetched or
+    /// sent.
     pub cache_bytes_max: usize,
     /// Pages of 4 KiB of metadata that are kept for each volume, at least 2,560.
     pub metadata_pages_max: usize,

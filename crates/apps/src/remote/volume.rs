@@ -126,8 +126,8 @@ impl Volume {
         self.live_since.map_or(Instant::FAR_FUTURE, |since| since.max(not_before))
     }
 
-    /// Runs `work` on the file system, with a superblock not older than `superblock_since` and other
-    /// metadata not older than `since`. If pages have to be fetched, `waiter` waits for them.
+    /// Runs `work` on the file system, with a superblock not older than `superblock_since` and
+    /// other metadata not older than `since`. If pages have to be fetched, `waiter` waits for them.
     pub(super) fn with_file_system<T>(
         &mut self,
         now: Instant,
@@ -302,8 +302,8 @@ impl Volume {
         self.pages.restart_reads(now);
     }
 
-    /// Returns the next event of the association. To be called when [`Self::poll_read`] has returned
-    /// `None`: completed reads belong to the association before.
+    /// Returns the next event of the association. To be called when [`Self::poll_read`] has
+    /// returned `None`: completed reads belong to the association before.
     pub(super) fn poll_event(&mut self, now: Instant) -> Option<RemoteEvent> {
         loop {
             return match self.initiator.poll_event()? {

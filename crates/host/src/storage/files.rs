@@ -4,8 +4,9 @@
 //! An application's handle refers to a file that the device opened (IO-TCP section 4: the metadata
 //! is cached here, so `offload_fstat` costs nothing). If file offload is disabled or the device
 //! refuses, the host opens and reads the file through its own disk, and the send stream holds the
-//! bytes in memory. The application may take the place of the disk (`provided`). A handle lives until the application has closed it and no span of a send stream
-//! refers to it. Files that the host writes to are in `namespaces`.
+//! bytes in memory. The application may take the place of the disk (`provided`). A handle lives
+//! until the application has closed it and no span of a send stream refers to it. Files that the
+//! host writes to are in `namespaces`.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;

@@ -30,7 +30,8 @@ use stack::Offloads;
 
 use cli::Failure;
 
-pub(crate) use args::NvmeSubcommand;
+pub(crate) use args::{NvmeSubcommand, SubsystemArgs};
+pub(crate) use session::initiator_config;
 
 /// Bytes of data from which registering a buffer with the device costs the host less than copying,
 /// measured by `outboard-lab bench nvme`: 400 cycles more at 8 KiB, 400 cycles less at 16 KiB.
@@ -55,7 +56,7 @@ pub(crate) fn run(verb: &NvmeSubcommand) -> Result<(), Failure> {
 }
 
 /// Returns the device's offloads for NVMe/TCP, and for TLS if it is used.
-fn l5o_config(offload: Offloads, tls: bool) -> Option<L5oConfig> {
+pub(crate) fn l5o_config(offload: Offloads, tls: bool) -> Option<L5oConfig> {
     let Offloads { nvme, .. } = offload;
     let (tls_tx, tls_rx) = (tls && offload.tls_tx, tls && offload.tls_rx);
     (nvme || tls_tx || tls_rx).then(|| L5oConfig {

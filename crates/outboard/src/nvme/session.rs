@@ -195,9 +195,7 @@ impl InitiatorSession {
         // Before anything is opened, so that no signal is lost.
         let signals = Signals::take()?;
         let security = InitiatorSecurity::new(&args.connect, &args.nqn.0)?;
-        let mut config = config(&args.connect, args.nqn.0, &security)?;
-        config.queues = args.io_queues;
-        config.queue_entries = args.queue_size;
+        let mut config = subsystem_config(args, &security)?;
         config.back_off.ctrl_loss = Some(Duration::from_secs(args.ctrl_loss_timeout.into()));
         let (sender, events) = channel();
         let make = |now, host: &mut Host| {
@@ -436,6 +434,24 @@ fn start<A: Application + Send + 'static, M: Send + 'static>(
         .start()?;
     let sender = stack.senders().first().cloned().ok_or_else(one_queue)?;
     Ok((stack, sender))
+}
+
+/// Returns the configuration of an initiator for the options of a subsystem.
+///
+/// # Errors
+/// An option is missing, or a file cannot be read or is invalid.
+pub(crate) fn initiator_config(args: &SubsystemArgs) -> Result<InitiatorConfig, Failure> {
+    subsystem_config(args, &InitiatorSecurity::new(&args.connect, &args.nqn.0)?)
+}
+
+fn subsystem_config(
+    args: &SubsystemArgs,
+    security: &InitiatorSecurity,
+) -> Result<InitiatorConfig, Failure> {
+    let mut config = config(&args.connect, args.nqn.0, security)?;
+    config.queues = args.io_queues;
+    config.queue_entries = args.queue_size;
+    Ok(config)
 }
 
 /// Returns the configuration of an initiator.

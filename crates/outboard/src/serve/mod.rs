@@ -1,5 +1,7 @@
 //! `outboard serve`: a stack ([`stack::Stack`]) with the content server as its application.
 
+mod remote;
+
 use std::io::Write as _;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -7,8 +9,9 @@ use std::sync::Arc;
 
 use abi::quic::QuicSteering;
 use apps::content::{self, ContentServer, ErrorPage};
+use apps::remote::{RemoteFiles, RemoteFilesConfig};
 use base::{Duration, Instant};
-use host::{Application, Host, ListenConfig, Notice, TlsServer};
+use host::{Application, ContentSource, Host, HostConfig, ListenConfig, Notice, TlsServer};
 use io::clock::{self, MonotonicClock};
 use io::disk::{ChangeRule, Disk};
 use io::watch::{FileWatch, StaleFile};
@@ -21,21 +24,26 @@ use crate::pattern_file;
 use crate::tls;
 use cli::Failure;
 
-/// The content server, with a watch on the files that it serves.
+/// The content server, with a watch on the files that it serves, or with remote files.
 struct WatchedContentServer {
     server: ContentServer,
     watch: Option<FileWatch>,
+    remote: Option<(RemoteFiles, RemoteFilesConfig)>,
 }
 
 impl WatchedContentServer {
     fn new(
         args: &ServeArgs,
         content: content::ContentServerConfig,
+        remote: Option<RemoteFilesConfig>,
+        now: Instant,
         host: &mut Host,
     ) -> Result<Self, Failure> {
         let server = ContentServer::new(content, host)
             .map_err(|e| Failure::Unavailable(format!("{e}; choose another port with --port")))?;
-        Ok(Self { server, watch: watch(args) })
+        let watch = if remote.is_none() { watch(args) } else { None };
+        let remote = remote.map(|config| (RemoteFiles::new(config.clone(), now, host), config));
+        Ok(Self { server, watch, remote })
     }
 }
 
@@ -62,10 +70,26 @@ impl Application for WatchedContentServer {
     }
 
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+        if let Some((remote, _)) = &mut self.remote {
+            remote.handle_notice(now, host, notice);
+        }
         self.server.handle_notice(now, host, notice);
     }
 
+    fn advance(&mut self, now: Instant, host: &mut Host) -> bool {
+        let Some((files, config)) = &mut self.remote else { return false };
+        let worked = files.advance(now, host);
+        if remote::report_events(files, config) {
+            // Requests that follow wait for the target, instead of being cut in mid-response.
+            self.server.expire(None);
+        }
+        worked
+    }
+
     fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
+        if let Some((remote, _)) = &mut self.remote {
+            remote.handle_timeout(now, host);
+        }
         self.server.handle_timeout(now, host);
     }
 
@@ -75,10 +99,14 @@ impl Application for WatchedContentServer {
 
     fn end(&mut self, now: Instant, host: &mut Host) {
         self.server.end(now, host);
+        if let Some((remote, _)) = &mut self.remote {
+            remote.end(now, host);
+        }
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        self.server.poll_timeout()
+        let remote = self.remote.as_ref().and_then(|(remote, _)| remote.poll_timeout());
+        Instant::earliest([self.server.poll_timeout(), remote])
     }
 
     fn poll_log(&mut self) -> Option<String> {
@@ -87,6 +115,9 @@ impl Application for WatchedContentServer {
 
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.server.visit(f);
+        if let Some((remote, _)) = &self.remote {
+            remote.visit(f);
+        }
         if let Some(watch) = &self.watch {
             watch.visit(f);
         }
@@ -99,7 +130,15 @@ impl Application for WatchedContentServer {
 /// Fails if a file, address or thread is not available; the message says what to do.
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let signals = Signals::take()?;
-    check_folder(args)?;
+    let remote = remote::volumes(&args.sources)?;
+    match remote {
+        None => check_folder(args)?,
+        Some(_) if args.stack.queues != 1 => {
+            let line = "--queues: remote storage supports only one queue".to_owned();
+            return Err(Failure::Usage(line));
+        }
+        Some(_) => {}
+    }
     let error_pages = read_error_pages(args)?;
     check_qlog(args)?;
     let rules = pattern_file::read(args.deny_patterns.as_deref())?;
@@ -120,15 +159,20 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
             pattern_rules: rules.clone(),
             ..content
         };
-        WatchedContentServer::new(args, content, queue.host)
+        let now = queue.clock.now();
+        WatchedContentServer::new(args, content, remote.clone(), now, queue.host)
     };
+    let is_remote = remote.is_some();
     let stack = Stack::builder()
         .options(args.stack.clone())
         .configure(|_, device, host| {
             args.files.configure_host(host);
             configure(args, steering, device);
+            if is_remote {
+                configure_remote(args, device, host);
+            }
         })
-        .disk(|| open_disk(args))
+        .disk(|| if is_remote { Ok(stack::no_disk()) } else { open_disk(args) })
         .application(site)
         .messages(|site: &mut WatchedContentServer, _, _, pages: Vec<ErrorPage>| {
             site.server.set_error_pages(&pages)
@@ -149,10 +193,10 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
 /// Fails if the directory cannot be served, before anything is created.
 fn check_folder(args: &ServeArgs) -> Result<(), Failure> {
     drop(open_disk(args)?);
-    if let Some(why) = io::disk::unreliable_metadata_reason(&args.dir) {
+    if let Some(why) = io::disk::unreliable_metadata_reason(args.dir()) {
         eprintln!(
             "outboard: warning: {}: {why}, so modified files may be sent as unchanged",
-            args.dir.display()
+            args.dir().display()
         );
     }
     Ok(())
@@ -168,7 +212,7 @@ fn announce(args: &ServeArgs, certificates: Option<&tls::ServerCertificates>) {
             IpAddr::V4(v4) => format!("{scheme}://{v4}{port}/"),
             IpAddr::V6(v6) => format!("{scheme}://[{v6}]{port}/"),
         };
-        let _ = writeln!(out, "serving {url} from {}", args.dir.display());
+        let _ = writeln!(out, "serving {url} from {}", args.dir().display());
     }
     if let Some(port) = args.cleartext_port() {
         let what =
@@ -221,7 +265,7 @@ fn reload_error_pages(args: &ServeArgs, stack: &Stack<Vec<ErrorPage>>) {
 
 fn open_disk(args: &ServeArgs) -> Result<Box<dyn Disk>, Failure> {
     let rule = if args.strict_files { ChangeRule::Strict } else { ChangeRule::Content };
-    args.files.open_disk(&args.dir, rule)
+    args.files.open_disk(args.dir(), rule)
 }
 
 /// Starts watching the directory. Without a watch, changes are seen up to a second late.
@@ -229,7 +273,7 @@ fn watch(args: &ServeArgs) -> Option<FileWatch> {
     let why = |error| {
         eprintln!("outboard: cannot watch files, changes take up to 1 s to be seen: {error}")
     };
-    FileWatch::new(&args.dir).map_err(why).ok()
+    FileWatch::new(args.dir()).map_err(why).ok()
 }
 
 /// Enables the engines that the device may use.
@@ -247,6 +291,14 @@ fn configure(args: &ServeArgs, steering: Option<QuicSteering>, device: &mut Devi
     device.quic = (args.http3 && quic).then(|| QuicConfig::new(Arc::new(crypto::Provider)));
     device.quic_steering = steering;
     device.splice = None;
+}
+
+/// Lets the application provide the content, and the device place what the initiators read.
+fn configure_remote(args: &ServeArgs, device: &mut DeviceConfig, host: &mut HostConfig) {
+    host.content = ContentSource::Application;
+    device.file = None;
+    // The namespaces' connections may use TLS, too.
+    device.l5o = crate::nvme::l5o_config(args.stack.offload, true);
 }
 
 /// Returns how QUIC datagrams are steered to queues, `None` if there is one queue.

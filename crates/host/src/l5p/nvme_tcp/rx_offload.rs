@@ -6,8 +6,8 @@
 //!
 //! A context does not last as long as its connection: a device reset ends it, and over TLS every
 //! record that it does not follow, for example one under new keys. Then another context is
-//! requested from the next PDU on whose header has not arrived; if the device's table was full, when
-//! twice as many bytes have arrived. The rate is limited, because for each context the device
+//! requested from the next PDU on whose header has not arrived; if the device's table was full,
+//! when twice as many bytes have arrived. The rate is limited, because for each context the device
 //! returns and takes back all buffers.
 
 use alloc::boxed::Box;
