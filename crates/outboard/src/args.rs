@@ -41,9 +41,9 @@ pub(crate) enum CliSubcommand {
 /// Options of `outboard serve`.
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
-    /// Directory to serve; files outside of it are never read. Or namespaces with ext4 file systems:
-    /// [/NAME=]nvme://TARGET/NSID[?OPTION[=VALUE]&...] with options of `outboard nvme read`, served
-    /// at / or /NAME/
+    /// Directory to serve; files outside of it are never read. Or namespaces with ext4 file
+    /// systems: [/NAME=]nvme://TARGET/NSID[?OPTION[=VALUE]&...] with options of `outboard nvme
+    /// read`, served at / or /NAME/
     #[arg(value_name = "DIR|URL", required = true)]
     pub(crate) sources: Vec<PathBuf>,
     #[command(flatten)]
@@ -238,7 +238,7 @@ pub(crate) enum HeaderPolicyArg {
 impl ServeArgs {
     /// Returns the directory.
     pub(crate) fn dir(&self) -> &Path {
-        self.sources.first().map_or(Path::new(""), PathBuf::as_path)
+        self.sources.first().map_or_else(|| Path::new(""), PathBuf::as_path)
     }
 
     /// Returns the port for plain HTTP beside the TLS port.
@@ -322,7 +322,7 @@ mod tests {
     /// docs/cli has the help of every command.
     #[test]
     fn reference_is_current() {
-        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/cli");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/cli");
         assert_eq!(cli::check_reference(Cli::command(), &folder), Ok(()));
     }
 

@@ -78,7 +78,8 @@ fn volume(text: &str) -> Result<RemoteVolumeConfig, Failure> {
             .filter(|name| !name.contains('/'))
             .ok_or_else(|| invalid(format!("bad name `{prefix}`")))?,
     };
-    let (place, query) = url[SCHEME.len()..].split_once('?').unwrap_or((&url[SCHEME.len()..], ""));
+    let (place, query) =
+        url[SCHEME.len()..].split_once('?').unwrap_or_else(|| (&url[SCHEME.len()..], ""));
     let (target, nsid) =
         place.split_once('/').ok_or_else(|| invalid("no namespace ID".to_owned()))?;
     let nsid = nsid.parse().map_err(|_| invalid(format!("bad namespace ID `{nsid}`")))?;
