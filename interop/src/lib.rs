@@ -32,7 +32,7 @@ pub use curl::{Download, PausedDownload, Response, Url};
 pub use daemon::ThirdPartyServer;
 pub use files::{Files, pattern, sha256};
 pub use netns::Netns;
-pub use nvme::{fio_report, nvme_initiator, nvme_target};
+pub use nvme::{fio_report, namespace_server, nvme_initiator, nvme_target};
 pub use relay::{RelayLink, RelayLinkConfig, RelayLinkCounts};
 pub use server::{ADDR, PEER, ServerExit, TestServer, outboard};
 pub use tool::{Watchdog, expect_success, output_text, run, run_for_output, wait_with_time_limit};

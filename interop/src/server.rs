@@ -102,6 +102,29 @@ impl TestServer {
         Self::run(netns, command, scratch, control)
     }
 
+    /// Starts `outboard serve` for a namespace on an NVMe/TCP target, with these `network` options
+    /// instead of [`ADDR`]'s, and waits until it is ready.
+    ///
+    /// # Panics
+    /// Like [`Self::start`].
+    #[must_use]
+    pub fn serve_namespace(
+        netns: Arc<Netns>,
+        url: &str,
+        network: &[&str],
+        options: &[&str],
+    ) -> Self {
+        let (scratch, control) = scratch();
+        let mut command = netns.command(program());
+        command
+            .args(["serve", url, "--seed", "1"])
+            .args(network)
+            .arg("--control")
+            .arg(&control)
+            .args(with_drain_option(options));
+        Self::run(netns, command, scratch, control)
+    }
+
     /// Starts the example program that embeds a stack, in a new namespace, and waits until it is
     /// ready.
     ///

@@ -192,27 +192,62 @@ pub struct L5oDecrypted {
 pub struct RxMetadata {
     /// Messages that were decrypted in place.
     pub decrypted: Option<L5oDecrypted>,
-    /// NVMe/TCP PDUs in the payload that were placed or verified.
-    pub nvme_tcp: Option<Box<NvmeRxClaims>>,
-    /// Bytes of the payload that were inspected for patterns.
-    pub inspected: Option<Box<InspectClaims>>,
+    /// Claims about the stream's content, decrypted or not.
+    pub stream: Option<Box<StreamClaims>>,
+}
+
+/// Claims about the content of a stream. If a connection has contexts of both kinds, those of
+/// NVMe/TCP are reported, because the host can repeat an inspection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StreamClaims {
+    /// NVMe/TCP PDUs in the payload were placed or verified.
+    NvmeTcp(NvmeRxClaims),
+    /// Bytes of the payload were inspected for patterns.
+    Inspected(InspectClaims),
 }
 
 impl RxMetadata {
     /// Metadata of a segment without claims.
-    pub const EMPTY: Self = Self { decrypted: None, nvme_tcp: None, inspected: None };
+    pub const EMPTY: Self = Self { decrypted: None, stream: None };
 
     /// Returns whether there are no claims, so that the segment is as received.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
-        self.decrypted.is_none() && self.nvme_tcp.is_none() && self.inspected.is_none()
+        self.decrypted.is_none() && self.stream.is_none()
     }
 
     /// Returns whether all claims can be ignored, because the payload is as received: at most the
     /// results of inspections are lost.
     #[must_use]
-    pub const fn is_dispensable(&self) -> bool {
-        self.decrypted.is_none() && self.nvme_tcp.is_none()
+    pub fn is_dispensable(&self) -> bool {
+        self.decrypted.is_none() && self.nvme_tcp().is_none()
+    }
+
+    /// Returns the claims about NVMe/TCP PDUs.
+    #[must_use]
+    pub fn nvme_tcp(&self) -> Option<&NvmeRxClaims> {
+        match self.stream.as_deref()? {
+            StreamClaims::NvmeTcp(claims) => Some(claims),
+            StreamClaims::Inspected(_) => None,
+        }
+    }
+
+    /// Returns the claims about NVMe/TCP PDUs.
+    #[must_use]
+    pub fn nvme_tcp_mut(&mut self) -> Option<&mut NvmeRxClaims> {
+        match self.stream.as_deref_mut()? {
+            StreamClaims::NvmeTcp(claims) => Some(claims),
+            StreamClaims::Inspected(_) => None,
+        }
+    }
+
+    /// Returns the claims about inspected bytes.
+    #[must_use]
+    pub fn inspected(&self) -> Option<&InspectClaims> {
+        match self.stream.as_deref()? {
+            StreamClaims::Inspected(claims) => Some(claims),
+            StreamClaims::NvmeTcp(_) => None,
+        }
     }
 }
 

@@ -62,9 +62,8 @@ impl MetadataPages {
         if let (Some(content), Some(since)) = (content, since) {
             entry.content = Some((content.into(), since));
         }
-        entry.used = true;
         let waiters = core::mem::take(&mut entry.waiters);
-        self.evict();
+        self.evict(page);
         waiters
     }
 
@@ -76,8 +75,9 @@ impl MetadataPages {
         }
     }
 
-    /// Evicts pages that were not used since they were last considered.
-    fn evict(&mut self) {
+    /// Evicts pages that were not used since they were last considered, but not `fetched`, which
+    /// its waiters are about to use.
+    fn evict(&mut self, fetched: u64) {
         // Two rounds suffice, unless all pages are being fetched.
         for _ in 0..self.clock.len() * 2 {
             if self.pages.len() <= self.pages_max {
@@ -85,7 +85,8 @@ impl MetadataPages {
             }
             let Some(page) = self.clock.pop_front() else { return };
             let Some(entry) = self.pages.get_mut(&page) else { continue };
-            let is_kept = core::mem::take(&mut entry.used) || entry.fetching.is_some();
+            let is_used = core::mem::take(&mut entry.used);
+            let is_kept = is_used || entry.fetching.is_some() || page == fetched;
             if is_kept {
                 self.clock.push_back(page);
             } else {

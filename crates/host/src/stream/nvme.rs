@@ -236,7 +236,7 @@ impl Streams {
             return None;
         }
         let (metadata, at) = conn.rcv.metadata_mut()?;
-        let placed = metadata.nvme_tcp.as_deref_mut()?;
+        let placed = metadata.nvme_tcp_mut()?;
         (placed.context == Some(context)).then_some((placed, at))
     }
 

@@ -332,7 +332,7 @@ impl TcpReceiveState {
     /// Returns the results of inspections of that segment, and the same offset.
     pub(crate) fn inspect_claims(&self) -> Option<(&InspectClaims, usize)> {
         let (metadata, offset) = self.ready.front()?.metadata();
-        Some((metadata.inspected.as_deref()?, offset))
+        Some((metadata.inspected()?, offset))
     }
 
     /// Removes bytes from the front; returns a buffer that is used up.

@@ -288,8 +288,7 @@ impl HostPorts for HostSide {
         let mut event = self.events.pop()?;
         if let Event::Received(received) = &mut event {
             self.packets += 1;
-            if let Some(placed) =
-                received.metadata.nvme_tcp.as_mut().filter(|_| self.digests_ignored)
+            if let Some(placed) = received.metadata.nvme_tcp_mut().filter(|_| self.digests_ignored)
             {
                 placed.verified.clear();
             }

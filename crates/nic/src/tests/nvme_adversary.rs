@@ -185,7 +185,7 @@ proptest! {
                     Event::DdpTeardownDone(_) => back += 1,
                     Event::Received(received) => {
                         let most = received.packet.as_slice().len();
-                        let placed = received.metadata.nvme_tcp.map(|placed| placed.placements);
+                        let placed = received.metadata.nvme_tcp().map(|placed| placed.placements.clone());
                         for placement in placed.unwrap_or_default() {
                             prop_assert!(placement.range.end as usize <= most);
                         }

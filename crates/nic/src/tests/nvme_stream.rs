@@ -354,11 +354,11 @@ impl NvmeRxFlow {
 
     /// Receives a packet as a host that checks each claim.
     fn take(&mut self, at: usize, len: usize, received: ReceivedFrame) {
-        if let Some(opened) = received.metadata.decrypted {
+        if let Some(opened) = received.metadata.decrypted.clone() {
             self.records_verified.extend(opened.verified);
         }
         let mut claims: Vec<PlacementClaim> = vec![None; len];
-        if let Some(placed) = received.metadata.nvme_tcp {
+        if let Some(placed) = received.metadata.nvme_tcp().cloned() {
             assert_eq!(placed.context, Some(CONTEXT));
             let any = [placed.placements.len(), placed.verified.len(), placed.summed.len()];
             assert_ne!(any, [0; 3]);
@@ -380,7 +380,7 @@ impl NvmeRxFlow {
             for pos in &placed.verified {
                 self.verified.push(pos.0.wrapping_sub(START) as usize);
             }
-            self.placed = Some(*placed);
+            self.placed = Some(placed);
         }
         self.have.resize(self.have.len().max(at + len), None);
         for (have, claim) in self.have[at..].iter_mut().zip(claims) {

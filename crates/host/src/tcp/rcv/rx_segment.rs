@@ -59,7 +59,7 @@ impl RxSegment {
 
     /// Returns whether the chunk has metadata that its bytes need, so that these must not be joined
     /// with others.
-    pub(super) const fn needs_metadata(&self) -> bool {
+    pub(super) fn needs_metadata(&self) -> bool {
         !self.metadata.is_dispensable()
     }
 

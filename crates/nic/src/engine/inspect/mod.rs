@@ -23,7 +23,7 @@ use abi::Refusal;
 use abi::inspect::{
     FRAME_RANGES_MAX, InspectClaims, InspectState, InspectedRange, RANGE_MATCHES_MAX, RangeMatch,
 };
-use abi::l5o::L5oId;
+use abi::l5o::{L5oId, StreamClaims};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -186,7 +186,7 @@ impl InspectEngine {
         seq: SeqNum,
         payload: &[u8],
         decrypted: Option<(&TlsDeviceKeys, &[DecryptedRange])>,
-    ) -> Option<Box<InspectClaims>> {
+    ) -> Option<Box<StreamClaims>> {
         let context = self.contexts.get_mut(key)?;
         let mut ranges = SmallVec::new();
         let counters = &mut self.counters;
@@ -208,7 +208,8 @@ impl InspectEngine {
             }
             _ => {}
         }
-        (!ranges.is_empty()).then(|| Box::new(InspectClaims { context: context.id, ranges }))
+        let claims = InspectClaims { context: context.id, ranges };
+        (!claims.ranges.is_empty()).then(|| Box::new(StreamClaims::Inspected(claims)))
     }
 
     /// Removes all contexts; counters are kept.

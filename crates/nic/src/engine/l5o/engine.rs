@@ -76,11 +76,7 @@ impl Engine for L5oEngine {
         let Some(tcp) = tcp_payload(received.packet.as_slice(), at) else { return };
         let payload = &mut received.packet.as_mut_slice()[tcp.range];
         let Some(outcome) = self.receive(&tcp.tuple, tcp.seq, payload) else { return };
-        received.metadata = RxMetadata {
-            decrypted: outcome.decrypted,
-            nvme_tcp: outcome.placed,
-            inspected: outcome.inspected,
-        };
+        received.metadata = RxMetadata { decrypted: outcome.decrypted, stream: outcome.stream };
         for (queue, context, flow, request) in outcome.resync_requests {
             out.emit(queue, Event::L5oResyncRxReq { context, flow, request });
         }

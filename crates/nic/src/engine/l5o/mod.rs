@@ -38,11 +38,12 @@ mod walk;
 
 use abi::FlowId;
 use abi::Refusal;
-use abi::inspect::{InspectClaims, InspectState};
+use abi::inspect::InspectState;
 use abi::l5o::{
     L5oCreate, L5oDecrypted, L5oDirection, L5oId, L5oLimits, L5oRefused, L5oState, ResyncRequest,
+    StreamClaims,
 };
-use abi::nvme_tcp::{DdpSetup, DdpTeardownDone, NvmeRxClaims, NvmeTcpLimits, NvmeTcpState};
+use abi::nvme_tcp::{DdpSetup, DdpTeardownDone, NvmeTcpLimits, NvmeTcpState};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -78,10 +79,8 @@ pub(crate) type RoutedResyncRequests = SmallVec<[(usize, L5oId, FlowId, ResyncRe
 pub(crate) struct L5oRxOutcome {
     /// The decrypted range.
     pub(crate) decrypted: Option<L5oDecrypted>,
-    /// Bytes of PDUs that were placed or verified.
-    pub(crate) placed: Option<Box<NvmeRxClaims>>,
-    /// Bytes that were inspected for patterns.
-    pub(crate) inspected: Option<Box<InspectClaims>>,
+    /// Bytes of PDUs that were placed or verified, or bytes that were inspected for patterns.
+    pub(crate) stream: Option<Box<StreamClaims>>,
     /// Resync requests to the hosts.
     pub(crate) resync_requests: RoutedResyncRequests,
 }
@@ -398,7 +397,7 @@ impl L5oEngine {
             self.decrypt(key, seq, payload, &mut outcome);
         }
         if let Some(key) = inspect {
-            outcome.inspected = self.inspect_payload((key, tls), seq, payload, &outcome);
+            outcome.stream = self.inspect_payload((key, tls), seq, payload, &outcome);
         }
         let Some(key) = nvme_tcp else { return Some(outcome) };
         self.cache.touch(nvme_tcp_cache_line(key), &mut self.counters);
@@ -416,7 +415,7 @@ impl L5oEngine {
         let done = self.nvme_tcp.receive(key, &self.config, seq, payload, by.as_ref());
         if let Some(done) = done {
             let (queue, id, flow) = done.asker;
-            outcome.placed = done.placed;
+            outcome.stream = done.placed.or(outcome.stream);
             outcome.resync_requests.extend(done.request.map(|request| (queue, id, flow, request)));
         }
         Some(outcome)
@@ -429,7 +428,7 @@ impl L5oEngine {
         seq: SeqNum,
         payload: &[u8],
         outcome: &L5oRxOutcome,
-    ) -> Option<Box<InspectClaims>> {
+    ) -> Option<Box<StreamClaims>> {
         let keys = tls.and_then(|key| match &self.contexts.get(key)?.kind {
             ContextKind::Receive(_, keys, _) => Some(&**keys),
             ContextKind::Transmit(..) | ContextKind::NvmeTransmit(..) => None,

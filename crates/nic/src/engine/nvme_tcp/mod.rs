@@ -22,7 +22,7 @@ mod search;
 pub(crate) mod tx;
 mod walk;
 
-use abi::l5o::{L5oId, ResyncRequest};
+use abi::l5o::{L5oId, ResyncRequest, StreamClaims};
 use abi::nvme_tcp::{DdpSetup, DdpTeardownDone, NvmeRxClaims, NvmeTcpState};
 use abi::{FlowId, Refusal};
 use alloc::boxed::Box;
@@ -72,7 +72,7 @@ pub(crate) struct DecryptedByTls<'a> {
 #[derive(Debug)]
 pub(crate) struct NvmeRxOutcome {
     /// Bytes placed and digests verified.
-    pub(crate) placed: Option<Box<NvmeRxClaims>>,
+    pub(crate) placed: Option<Box<StreamClaims>>,
     /// Queue, context and flow that the request concerns.
     pub(crate) asker: (usize, L5oId, FlowId),
     /// Resync request to the host.
@@ -298,7 +298,11 @@ impl NvmeTcpEngine {
         let any = !placed.placements.is_empty()
             || !placed.verified.is_empty()
             || !placed.summed.is_empty();
-        Some(NvmeRxOutcome { placed: any.then(|| Box::new(placed)), asker, request })
+        Some(NvmeRxOutcome {
+            placed: any.then(|| Box::new(StreamClaims::NvmeTcp(placed))),
+            asker,
+            request,
+        })
     }
 
     /// Removes all contexts and hands back their buffers; counters are kept.
