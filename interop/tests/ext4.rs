@@ -120,7 +120,9 @@ fn compare(files: &Files, options: &[&str]) {
     let superblock = image.run(|m| Ext4Superblock::read(m, &crypto, IMAGE_BYTES));
     let superblock = superblock.expect("a clean file system");
     let system = Ext4 { superblock: &superblock, crypto: &crypto };
-    let oracle = ext4_view::Ext4::load_from_path(&path).expect("a valid image");
+    // `ext4-view` 1.0 refuses inodes of 128 bytes.
+    let oracle = (!options.contains(&"128"))
+        .then(|| ext4_view::Ext4::load_from_path(&path).expect("a valid image"));
     let mut all = Vec::new();
     regular_files(files.path(), &mut all);
     assert!(all.len() > 1500);
@@ -130,6 +132,7 @@ fn compare(files: &Files, options: &[&str]) {
         let expected = fs::read(path).expect("readable");
         assert_eq!(inode.kind, Ext4FileKind::Regular, "{name}");
         assert!(image.content(system, &inode) == expected, "{name} with {options:?}");
+        let Some(oracle) = &oracle else { continue };
         let oracle_path = format!("/{name}");
         let metadata = oracle.metadata(oracle_path.as_str()).expect("it is there");
         assert_eq!(metadata.len(), inode.size, "{name}");
@@ -181,7 +184,9 @@ fn damaged_and_dirty_images_are_refused() {
     assert_eq!(read(), Err(Ext4Fault::NeedsRecovery));
     debugfs("feature -needs_recovery");
     read().expect("clean again");
-    let raw = fs::OpenOptions::new().write(true).open(&path).expect("the image");
-    raw.write_all_at(&[7], 1024 + 0x30).expect("within the image");
+    let raw = fs::OpenOptions::new().read(true).write(true).open(&path).expect("the image");
+    let mut byte = [0];
+    raw.read_exact_at(&mut byte, 1024 + 0x30).expect("within the image");
+    raw.write_all_at(&[!byte[0]], 1024 + 0x30).expect("within the image");
     assert_eq!(read(), Err(Ext4Fault::Checksum("the superblock")));
 }

@@ -64,7 +64,7 @@ impl RemoteFilesFixture {
             let keys = disk.write("keys", format!("{HOST} {KEY}\n"));
             query.push_str(&format!("&hostnqn={HOST}&tls-psk-file={}", keys.display()));
         }
-        let options = ["--tls", "--http3", "--offload", offload];
+        let options = ["--http", "--tls", "--http3", "--offload", offload];
         let server = namespace_server(Arc::clone(&netns), &query, &options);
         let hashes = hashes(content.path());
         (Self { disk, hashes, netns, tls, server }, target)

@@ -75,7 +75,11 @@ impl Streams {
         if conn.rcv.ready_bytes() > 0 && session.peek(&conn.rcv).is_empty() {
             self.run_session(cx, id);
         }
-        self.with_session(cx, id, write)
+        self.with_session(cx, id, |session, conn, cx| {
+            // A session that only sends has no other occasion.
+            session.request_again(conn, cx);
+            write(session, conn, cx)
+        })
     }
 
     /// Appends bytes to the output of a session. Returns how many were accepted.

@@ -76,7 +76,7 @@ impl HostTlsSession {
     }
 
     /// Requests contexts again that the device refused because its table was full, if due.
-    pub(super) fn request_again(&mut self, conn: &mut L5pConnection, cx: &mut TcpEnv<'_>) {
+    pub(crate) fn request_again(&mut self, conn: &mut L5pConnection, cx: &mut TcpEnv<'_>) {
         let received = conn.rcv.next();
         if self.offload.as_ref().is_some_and(|offload| offload.is_request_due(received)) {
             cx.out.counters.tls_device_asked_again += 1;

@@ -97,6 +97,8 @@ impl HostTlsSession {
         cx: &mut TcpEnv<'_>,
         pdu: OutgoingPdu,
     ) {
+        // A session that only sends has no other occasion.
+        self.request_again(conn, cx);
         if self.can_write_now(conn, pdu.len() + PDU_RUNS * CONTENT_BYTES_MAX as u64) {
             self.write_pdu(conn, &mut cx.out.counters, pdu);
         } else {
