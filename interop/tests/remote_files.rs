@@ -1,6 +1,6 @@
-//! `outboard serve nvme://...`: files of an ext4 file system on our target, fetched by curl over HTTP
-//! and HTTPS and by quinn over HTTP/3, with and without offload, with and without TLS to the target;
-//! and a target that is killed and restarted.
+//! `outboard serve nvme://...`: files of an ext4 file system on our target, fetched by curl over
+//! HTTP and HTTPS and by quinn over HTTP/3, with and without offload, with and without TLS to the
+//! target; and a target that is killed and restarted.
 
 use std::collections::BTreeSet;
 use std::path::Path;

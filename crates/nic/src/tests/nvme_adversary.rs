@@ -185,8 +185,8 @@ proptest! {
                     Event::DdpTeardownDone(_) => back += 1,
                     Event::Received(received) => {
                         let most = received.packet.as_slice().len();
-                        let placed = received.metadata.nvme_tcp().map(|placed| placed.placements.clone());
-                        for placement in placed.unwrap_or_default() {
+                        let placed = received.metadata.nvme_tcp();
+                        for placement in placed.iter().flat_map(|placed| &placed.placements) {
                             prop_assert!(placement.range.end as usize <= most);
                         }
                     }
