@@ -1,7 +1,7 @@
 //! Rules about byte patterns that clients send: some end the connection, others are only counted.
 //!
 //! [`PatternRules::parse`] reads the file of `--deny-patterns`. The content server and the proxy
-//! own a [`PatternInspection`] each, and call it for every run of bytes before they use it. The
+//! own a `PatternInspection` each, and call it for every run of bytes before they use it. The
 //! host inspects, or the device for it; both find the same.
 
 use std::fmt;
