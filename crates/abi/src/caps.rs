@@ -104,6 +104,20 @@ pub enum Refusal {
     Unanswered,
 }
 
+impl Refusal {
+    /// Minimum of the bytes from which the time of a repeated request is computed: a TLS record.
+    const REQUEST_BYTES_MIN: u64 = 1 << 14;
+
+    /// Returns the bytes at which to request again an offload that was refused after `carried`
+    /// bytes of a connection: twice as many if the device's table was full, so that the requests of
+    /// a connection cost little however long there is no room. `None` for never.
+    #[must_use]
+    pub fn next_request_at(self, carried: u64) -> Option<u64> {
+        let is_full = self == Self::TableFull;
+        is_full.then(|| carried.max(Self::REQUEST_BYTES_MIN).saturating_mul(2))
+    }
+}
+
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -251,9 +251,7 @@ impl ConnectionOffload {
         device.host.quic_remove(quic);
         self.refused = Some(why);
         self.remove_context(quic);
-        if why == Refusal::TableFull {
-            self.request_at_bytes = Some(bytes.saturating_mul(2));
-        }
+        self.request_at_bytes = why.next_request_at(bytes).or(self.request_at_bytes);
     }
 
     /// Handles a transmit that the device did not encrypt: the host encrypts from now on.

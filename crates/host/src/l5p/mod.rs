@@ -12,21 +12,10 @@ pub(crate) mod nvme_tcp;
 pub(crate) mod tls;
 pub(crate) mod transforms;
 
-use abi::Refusal;
 use transforms::L5pTransforms;
-
-/// Minimum of the bytes from which the time of a repeated request is computed: a TLS record.
-const REQUEST_BYTES_MIN: u64 = 1 << 14;
 
 /// A connection with the transforms of these protocols.
 pub(crate) type L5pConnection = crate::tcp::conn::TcpConnection<L5pTransforms>;
-
-/// Returns the bytes at which to request again a context that was refused after `carried` bytes of
-/// its direction: twice as many if the device's table was full, as for QUIC, so that the requests
-/// of a connection cost little however long there is no room. `None` for never.
-pub(crate) fn next_request_at(why: Refusal, carried: u64) -> Option<u64> {
-    (why == Refusal::TableFull).then(|| carried.max(REQUEST_BYTES_MIN).saturating_mul(2))
-}
 
 #[cfg(test)]
 mod tests {

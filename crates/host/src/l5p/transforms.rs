@@ -443,6 +443,7 @@ impl TxTransforms for L5pTransforms {
         }
         lost.digests = self.lose_digests(out, refused.filter(|_| !lost.encryption));
         if let Some(pdus) = &mut self.pdus
+            && refused.is_some()
             && lost.digests
             && lost.encryption
         {

@@ -19,8 +19,8 @@ use abi::nvme_tcp::{DdpId, DdpSetup, DdpTeardownDone, NvmeTcpLimits, NvmeTcpStat
 use abi::{FlowId, Op, Refusal};
 use base::SeqNum;
 
+use crate::l5p::L5pConnection;
 use crate::l5p::tls::{HostTlsSession, NextRecord};
-use crate::l5p::{L5pConnection, next_request_at};
 use crate::net::outbox::Outbox;
 use crate::rate_limit::RateLimiter;
 use crate::tcp::conn::TcpEnv;
@@ -225,7 +225,7 @@ impl NvmeRxOffload {
 
     /// Handles the refusal of the receive context, when `received` bytes had arrived.
     pub(crate) fn handle_refused(&mut self, out: &mut Outbox, why: Refusal, received: u64) {
-        (self.rx, self.request_at) = (Err(why), next_request_at(why, received));
+        (self.rx, self.request_at) = (Err(why), why.next_request_at(received));
         let counters = &mut out.counters;
         counters.nvme_rx_device -= counters.nvme_rx_device.min(1);
         counters.nvme_rx_sw += 1;

@@ -21,7 +21,6 @@ use smallvec::SmallVec;
 
 use crate::api::FileId;
 use crate::counters::HostCounters;
-use crate::l5p::next_request_at;
 use crate::storage::source::StreamSource;
 
 /// Data of a PDU.
@@ -208,8 +207,9 @@ impl NvmeTxPdus {
     /// for that of TLS, another is requested later.
     pub(crate) fn refuse(&mut self, why: Refusal) {
         self.refused = Some(why);
-        let full = if why == Refusal::Encrypted { Refusal::TableFull } else { why };
-        self.request_at = next_request_at(full, self.written);
+        // The host encrypts because the table was full for TLS.
+        let cause = if why == Refusal::Encrypted { Refusal::TableFull } else { why };
+        self.request_at = cause.next_request_at(self.written);
     }
 
     /// Returns whether a context is to be requested again.

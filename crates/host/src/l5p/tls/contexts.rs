@@ -11,7 +11,7 @@ use abi::nvme_tcp::TlsCarrier;
 use abi::{Op, Refusal};
 
 use super::{HostTlsSession, TlsQueuedData};
-use crate::l5p::{L5pConnection, next_request_at};
+use crate::l5p::L5pConnection;
 use crate::tcp::conn::TcpEnv;
 use base::internal_error;
 
@@ -137,7 +137,7 @@ impl HostTlsSession {
         // The context may be one of older keys: the host encrypts records under these as well.
         if conn.drop_contexts(cx, Some((context, why))).encryption {
             self.tx_refused = Some(why);
-            self.tx_request_at = next_request_at(why, conn.snd.spans.end());
+            self.tx_request_at = why.next_request_at(conn.snd.spans.end());
             cx.out.counters.tls_tx_sw += 1;
             cx.out.counters.tls_tx_device_refused += 1;
         }

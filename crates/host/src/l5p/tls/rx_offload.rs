@@ -18,7 +18,7 @@ use base::SeqNum;
 use wire::tls::{HEADER_BYTES, TlsRecordHeader};
 
 use super::record::TlsRecordKeys;
-use crate::l5p::{L5pConnection, next_request_at};
+use crate::l5p::L5pConnection;
 use crate::net::outbox::Outbox;
 use crate::rate_limit::RateLimiter;
 use crate::tcp::conn::TcpEnv;
@@ -179,7 +179,7 @@ impl TlsRxOffload {
     /// `received` bytes had arrived.
     pub(super) fn handle_refused(&mut self, why: Refusal, received: u64) {
         self.context = Err(why);
-        self.request_at = next_request_at(why, received);
+        self.request_at = why.next_request_at(received);
     }
 
     /// Returns whether the device is to be asked again, after `received` bytes.
