@@ -11,10 +11,9 @@ use super::error::{GetError, MissingBytes};
 use super::progress::{CONTENT_BYTES_MAX, ExchangeProgress, HEAD_BYTES_MAX};
 use super::response::{MalformedResponse, ResponseFraming, ResponseHead};
 use crate::content::gather::{HeadLimits, gather_head};
+use crate::content::http3_client::INFORMATIONAL_MAX;
 use crate::content::reader::ContentReader;
 
-/// Maximum number of informational responses before the final one.
-const INFORMATIONAL_MAX: u8 = 16;
 /// Maximum number of bytes of the chunked coding between two pieces of content: extensions and
 /// trailers.
 const CODING_BYTES_MAX: usize = 16 * 1024;

@@ -34,7 +34,8 @@ base::counters! {
         remote_corrupt: alarm,
         /// Reads of namespaces that failed.
         remote_read_errors,
-        /// Associations that were lost.
+        /// Outages: times from the loss of an association, or the first failure to establish it, to
+        /// the next association.
         remote_outages,
         /// Opens and reads that were given up because a target did not answer in time.
         remote_timeouts,

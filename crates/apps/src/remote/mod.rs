@@ -106,7 +106,8 @@ impl Default for RemoteFilesConfig {
 pub enum RemoteEvent {
     /// The association is established.
     Connected,
-    /// The association was lost or could not be established, and is retried.
+    /// The association was lost or could not be established, and is retried. Reported once for an
+    /// outage, whatever the number of attempts.
     Lost(AssociationLoss),
     /// The file system can be read.
     Readable,

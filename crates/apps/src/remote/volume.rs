@@ -55,6 +55,8 @@ pub(super) struct Volume {
     crypto: Arc<dyn CryptoProvider>,
     initiator: Initiator,
     restart_at: Option<Instant>,
+    /// The present outage was reported.
+    is_loss_reported: bool,
     /// Time at which the present association was established; pages and verifications from before
     /// it are not trusted.
     pub(super) live_since: Option<Instant>,
@@ -75,6 +77,7 @@ impl Volume {
             initiator: Initiator::new(config.initiator.clone(), config.remote),
             config,
             restart_at: None,
+            is_loss_reported: false,
             live_since: None,
             pages: MetadataPages::new(pages_max),
             superblock: None,
@@ -306,15 +309,16 @@ impl Volume {
     /// returned `None`: completed reads belong to the association before.
     pub(super) fn poll_event(&mut self, now: Instant) -> Option<RemoteEvent> {
         loop {
-            return match self.initiator.poll_event()? {
+            let loss = match self.initiator.poll_event()? {
                 InitiatorEvent::Connected => {
+                    self.is_loss_reported = false;
                     self.begin_trust(now);
-                    Some(RemoteEvent::Connected)
+                    return Some(RemoteEvent::Connected);
                 }
-                InitiatorEvent::Lost(loss) => Some(RemoteEvent::Lost(loss)),
+                InitiatorEvent::Lost(loss) => loss,
                 InitiatorEvent::Failed(loss) => {
                     self.restart_at = Some(now + RESTART);
-                    Some(RemoteEvent::Lost(loss))
+                    loss
                 }
                 InitiatorEvent::NamespacesChanged => {
                     // The namespace may be another one now.
@@ -323,6 +327,9 @@ impl Volume {
                 }
                 InitiatorEvent::DiscoveryChanged => continue,
             };
+            if !core::mem::replace(&mut self.is_loss_reported, true) {
+                return Some(RemoteEvent::Lost(loss));
+            }
         }
     }
 }

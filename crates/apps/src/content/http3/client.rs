@@ -9,7 +9,7 @@ use super::{frame, qpack};
 /// Maximum length of a response's head in bytes; a longer one is an error.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
 /// Maximum number of informational responses before the final one.
-const INFORMATIONAL_MAX: u8 = 16;
+pub(crate) const INFORMATIONAL_MAX: u8 = 16;
 
 /// Returns the first bytes of a client's control stream: its type, and settings (RFC 9114 section
 /// 6.2.1).
