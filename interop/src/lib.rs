@@ -23,6 +23,7 @@ mod nvme;
 pub mod quic;
 mod relay;
 mod server;
+pub mod tls_client;
 mod tool;
 mod vm;
 
