@@ -73,7 +73,7 @@ impl LimitOptions {
     }
 
     /// Sets the limits of the tables of one of `queues` devices, whose engines are chosen.
-    pub(crate) fn apply(&self, queues: u8, device: &mut DeviceConfig) {
+    pub fn apply(&self, queues: u8, device: &mut DeviceConfig) {
         let bytes = match self.device_memory {
             Some(mib) => u64::from(mib) << 20,
             None => available_bytes() / SHARE,

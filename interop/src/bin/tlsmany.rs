@@ -2,8 +2,8 @@
 //!
 //! `tlsmany ADDR:PORT PATH FILE CONNECTIONS SOURCE` opens CONNECTIONS connections from the local
 //! address SOURCE, and prints a line. For each line on standard input it then requests PATH once on
-//! each connection, compares each response's content with that of FILE, and prints a line. It closes
-//! the connections at the end of standard input. The first error ends it with exit code 1.
+//! each connection, compares each response's content with that of FILE, and prints a line. At the
+//! end of standard input it closes the connections. The first error ends it with exit code 1.
 
 use std::io::{BufRead as _, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpStream};

@@ -46,9 +46,11 @@ pub(crate) struct Streams {
     pub(crate) contexts: ContextMemory,
 }
 
-/// The device's modeled memory for contexts (ANO section 6.5).
+/// The device's limit of contexts, and its modeled memory for them (ANO section 6.5).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ContextMemory {
+    /// Maximum number of contexts.
+    pub(crate) contexts_max: u32,
     /// Bytes of a context.
     pub(crate) context_bytes: u32,
     /// Bytes of the memory.
@@ -57,9 +59,9 @@ pub(crate) struct ContextMemory {
 
 impl Default for ContextMemory {
     fn default() -> Self {
-        let L5oConfig { context_bytes, cache_bytes, .. } =
+        let L5oConfig { contexts_max, context_bytes, cache_bytes, .. } =
             L5oConfig::new(Arc::new(crypto::Provider));
-        Self { context_bytes, cache_bytes }
+        Self { contexts_max, context_bytes, cache_bytes }
     }
 }
 
@@ -159,7 +161,7 @@ fn build(
     folder: &Path,
 ) -> Result<StreamPair, Failure> {
     let Streams { side, by, source, suite, message_bytes, connections, contexts } = streams;
-    let ContextMemory { context_bytes, cache_bytes } = contexts;
+    let ContextMemory { contexts_max, context_bytes, cache_bytes } = contexts;
     // Faults are per packet, so segments cross the link one by one in both directions.
     let segmentation = !faults.is_active();
     let (near, far) =
@@ -170,7 +172,7 @@ fn build(
     let agreed = StreamParams { connections, message_bytes, source, suite };
     let l5o = (by == TlsProcessing::Device).then(|| L5oConfig {
         out_of_order,
-        contexts_max: 1 << 20,
+        contexts_max,
         context_bytes,
         cache_bytes,
         ..L5oConfig::new(Arc::new(crypto::Provider))

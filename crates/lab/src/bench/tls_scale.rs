@@ -1,15 +1,20 @@
 //! `outboard-lab bench tls-scale`: TLS offload with many flows and a small context memory (ANO
 //! section 6.5, figure 19).
 //!
-//! 64 to 128 K streams of 64 KiB messages, sent from memory with AES-128-GCM. The device models a
-//! context memory, of 4 MiB with 208 bytes per context by default. Results are host cycles relative
-//! to plain TCP, how often a context had to be fetched, and the throughput of a NIC for which each
-//! fetch has a latency and needs bandwidth of its bus.
+//! 64 to 128 K streams of 64 KiB messages, sent from memory with AES-128-GCM. The device has the
+//! limits of `outboard serve`, and its options; flows that do not fit are an error. The device
+//! models a context memory, of 4 MiB with 208 bytes per context by default. Results are host cycles
+//! relative to plain TCP, how often a context had to be fetched, and the throughput of a NIC for
+//! which each fetch has a latency and needs bandwidth of its bus.
+
+use std::sync::Arc;
 
 use abi::crypto::Suite;
 use clap::Args;
 use io::fault::FaultConfig;
+use nic::L5oConfig;
 use serde_json::json;
+use stack::LimitOptions;
 
 use super::experiment::{self, BenchReport, Benchmark, Experiment, Fields, TempFolder, single_run};
 use super::memory::device_entries;
@@ -17,10 +22,13 @@ use super::stream::StreamSource;
 use super::stream_pair::{
     ContextMemory, StreamFigures, StreamSide, Streams, TlsProcessing, make_content, measure,
 };
+use super::testbed::MachineConfig;
 use cli::Failure;
 
 /// Concurrent streams.
 const FLOWS: [u32; 6] = [64, 512, 4 << 10, 16 << 10, 64 << 10, 128 << 10];
+/// Contexts of a TLS connection, one for each direction.
+const CONTEXTS_PER_FLOW: u32 = 2;
 /// Bytes of a message; a stream queues at least two messages.
 const MESSAGE_BYTES: usize = 64 << 10;
 /// Bytes per stream, before and during the measurement.
@@ -58,6 +66,8 @@ pub(crate) struct TlsScaleArgs {
     #[arg(long, value_name = "GBIT", default_value_t = 100,
         value_parser = clap::value_parser!(u32).range(1..))]
     link: u32,
+    #[command(flatten)]
+    limits: LimitOptions,
 }
 
 type TlsScaleRow = experiment::ResultRow<Streams, StreamFigures>;
@@ -66,9 +76,19 @@ impl Benchmark for TlsScaleArgs {
     fn run(&self, report: &mut BenchReport) -> Result<(), Failure> {
         let flows = self.flows.as_deref().unwrap_or(&FLOWS);
         let contexts = ContextMemory {
+            contexts_max: self.contexts_max(),
             context_bytes: self.context_bytes,
             cache_bytes: self.context_memory << 10,
         };
+        let fit = contexts.contexts_max / CONTEXTS_PER_FLOW;
+        if let Some(flows) = flows.iter().find(|&&flows| flows > fit) {
+            let message = format!(
+                "{flows} flows need {CONTEXTS_PER_FLOW} contexts each, and the device has room for \
+                 {}; raise --max-contexts or --device-memory",
+                contexts.contexts_max
+            );
+            return Err(Failure::Usage(message));
+        }
         let folder = TempFolder::new();
         make_content(folder.path())?;
         let experiment = Experiment {
@@ -107,6 +127,16 @@ impl Benchmark for TlsScaleArgs {
 }
 
 impl TlsScaleArgs {
+    /// Returns the limit of contexts that `outboard serve --offload tls-tx` computes from these
+    /// options.
+    fn contexts_max(&self) -> u32 {
+        let l5o = L5oConfig::new(Arc::new(crypto::Provider));
+        let mut device = MachineConfig::new(1).device;
+        device.l5o = Some(l5o);
+        self.limits.apply(1, &mut device);
+        device.l5o.map_or(0, |l5o| l5o.contexts_max)
+    }
+
     fn nic(&self) -> ModeledNic {
         let bytes_per_s = |gbit: u32| f64::from(gbit) * 1e9 / 8.0;
         ModeledNic {
