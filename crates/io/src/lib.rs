@@ -5,10 +5,10 @@
 //! frames and messages of `abi`, so the same code runs over a TAP, over memory, and in the
 //! simulator.
 //!
-//! Links: [`memory_link`] (two ends in one process) and [`tap`] (the Linux kernel at the other
-//! end); [`fault`] and [`pcap`] wrap any link, [`bridge`] joins two. Disks: io_uring, a thread
-//! pool, or plain calls, chosen by [`disk::open_disk`]. [`heap`] reports how much memory the
-//! process has allocated.
+//! Links: [`memory_link`] (two ends in one process), [`tap`] (the Linux kernel at the other end),
+//! [`macvtap`] and [`packet_socket`] (the network of an interface); [`fault`] and [`pcap`] wrap any
+//! link, [`bridge`] joins two. Disks: io_uring, a thread pool, or plain calls, chosen by
+//! [`disk::open_disk`]. [`heap`] reports how much memory the process has allocated.
 //!
 //! This crate implements no protocol: it parses a frame only if the format of a link or a capture
 //! requires it. `unsafe` code is confined to the modules that make system calls, which declare it
@@ -20,11 +20,17 @@ pub mod clock;
 pub mod disk;
 pub mod fault;
 pub mod heap;
+mod interface;
 pub mod link;
+pub mod macvtap;
 pub mod memory_link;
+mod netlink;
 pub mod notify;
+pub mod open_error;
+pub mod packet_socket;
 pub mod pcap;
 pub mod tap;
+pub mod vnet;
 pub mod watch;
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ pub fn alarms() -> impl Iterator<Item = &'static str> {
         host::HostCounters::ALARMS,
         quic::QuicEndpointCounters::ALARMS,
         io::disk::DiskCounters::ALARMS,
-        io::tap::TapCounters::ALARMS,
+        io::vnet::VnetLinkCounters::ALARMS,
         io::bridge::BridgeCounters::ALARMS,
     ];
     nic::ALARMS.into_iter().chain(others).flatten().copied()

@@ -245,7 +245,7 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
         let mut device_config = self.options.device_config(rss_seed);
         let mut host_config = self.options.host_config(index);
         if link.capabilities().segmentation {
-            device_config.run_bytes_max = io::tap::run_bytes_max();
+            device_config.run_bytes_max = self.options.link.run_bytes_max();
         }
         if self.open_disk.is_some() {
             device_config.file = self.options.offload.file.then(nic::FileConfig::default);

@@ -1,4 +1,5 @@
-//! Links of a stack: one TAP queue for each queue, with the capture and the faults of the options.
+//! Links of a stack: one queue of the link for each queue of the stack, with the capture and the
+//! faults of the options.
 //!
 //! Called by [`crate::Builder`], and by programs that join links before they pass them to it.
 
@@ -10,8 +11,12 @@ use cli::Failure;
 use io::clock::MonotonicClock;
 use io::fault::FaultLink;
 use io::link::Link;
+use io::macvtap::{self, MacvtapConfig, MacvtapMode};
+use io::open_error::OpenLinkError;
+use io::packet_socket::{self, PacketSocketConfig};
 use io::pcap::PcapLink;
-use io::tap::{IpPrefix, Tap, TapConfig, TapError};
+use io::tap::{self, IpPrefix, TapConfig};
+use io::vnet::{self, VnetLink};
 
 use crate::options::StackOptions;
 
@@ -20,14 +25,33 @@ use crate::options::StackOptions;
 pub enum LinkName {
     /// A TAP interface with this name.
     Tap(String),
+    /// A macvtap interface on an interface.
+    Macvtap {
+        /// The interface below.
+        lower: String,
+        /// Traffic between interfaces on it.
+        mode: MacvtapMode,
+    },
+    /// A packet socket on an interface.
+    Packet(String),
 }
 
 impl LinkName {
-    /// Returns the name of the interface.
+    /// Returns the name of the interface that carries the frames.
     #[must_use]
-    pub fn interface(&self) -> &str {
-        let Self::Tap(name) = self;
-        name
+    pub fn interface(&self) -> String {
+        match self {
+            Self::Tap(name) | Self::Packet(name) => name.clone(),
+            Self::Macvtap { lower, .. } => macvtap::interface_name(lower),
+        }
+    }
+
+    /// Returns the largest payload in bytes of a run of segments.
+    pub(crate) fn run_bytes_max(&self) -> u32 {
+        match self {
+            Self::Tap(_) => tap::run_bytes_max(),
+            Self::Macvtap { .. } | Self::Packet(_) => vnet::RUN_BYTES_MAX,
+        }
     }
 }
 
@@ -37,7 +61,14 @@ impl FromStr for LinkName {
     fn from_str(text: &str) -> Result<Self, String> {
         match text.split_once(':') {
             Some(("tap", name)) if !name.is_empty() => Ok(Self::Tap(name.to_owned())),
-            _ => Err(format!("invalid link `{text}`; expected tap:NAME")),
+            Some(("packet", name)) if !name.is_empty() => Ok(Self::Packet(name.to_owned())),
+            Some(("macvtap", rest)) if !rest.is_empty() => {
+                let (lower, mode) = rest.split_once(',').unwrap_or((rest, "bridge"));
+                Ok(Self::Macvtap { lower: lower.to_owned(), mode: mode.parse()? })
+            }
+            _ => Err(format!(
+                "invalid link `{text}`; expected tap:NAME, macvtap:IF[,MODE] or packet:IF"
+            )),
         }
     }
 }
@@ -46,6 +77,8 @@ impl fmt::Display for LinkName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tap(name) => write!(f, "tap:{name}"),
+            Self::Macvtap { lower, mode } => write!(f, "macvtap:{lower},{}", mode.name()),
+            Self::Packet(name) => write!(f, "packet:{name}"),
         }
     }
 }
@@ -58,21 +91,11 @@ pub fn open_links(
     options: &StackOptions,
     clock: &MonotonicClock,
 ) -> Result<Vec<Box<dyn Link>>, Failure> {
-    let name = options.link.interface();
-    let prefix = |cidr: &host::Cidr| IpPrefix { addr: cidr.addr, prefix: cidr.prefix_len };
-    let config = TapConfig {
-        name: name.to_owned(),
-        queues: usize::from(options.queues),
-        peer: options.peer.iter().map(prefix).collect(),
-        mtu: None,
-        // Faults apply to packets: all packets of a run would be dropped or kept together.
-        offloads: !options.faults.config(0).is_active(),
-    };
-    let taps = Tap::open(&config).map_err(tap_failure)?;
-    let wrap = |(queue, tap): (usize, Tap)| {
-        let mut link: Box<dyn Link> = Box::new(tap);
+    let interface = options.link.interface();
+    let wrap = |(queue, link): (usize, VnetLink)| {
+        let mut link: Box<dyn Link> = Box::new(link);
         if let Some(path) = &options.pcap {
-            link = capture(link, path, queue, (name, clock))?;
+            link = capture(link, path, queue, (&interface, clock))?;
         }
         let faults = options.faults.config(queue);
         if faults.is_active() {
@@ -80,7 +103,30 @@ pub fn open_links(
         }
         Ok(link)
     };
-    taps.into_iter().enumerate().map(wrap).collect()
+    let opened = open_interface(options).map_err(open_failure)?;
+    opened.into_iter().enumerate().map(wrap).collect()
+}
+
+/// Opens the interface of the options, without capture and faults.
+fn open_interface(options: &StackOptions) -> Result<Vec<VnetLink>, OpenLinkError> {
+    let (queues, mac) = (usize::from(options.queues), options.link_address());
+    // Faults apply to packets: all packets of a run would be dropped or kept together.
+    let offloads = !options.faults.config(0).is_active();
+    match &options.link {
+        LinkName::Tap(name) => {
+            let prefix = |cidr: &host::Cidr| IpPrefix { addr: cidr.addr, prefix: cidr.prefix_len };
+            let peer = options.peer.iter().map(prefix).collect();
+            tap::open(&TapConfig { name: name.clone(), queues, peer, mtu: None, offloads })
+        }
+        LinkName::Macvtap { lower, mode } => {
+            let (lower, mode) = (lower.clone(), *mode);
+            macvtap::open(&MacvtapConfig { lower, mode, queues, mac, offloads })
+        }
+        LinkName::Packet(name) => {
+            let interface = name.clone();
+            packet_socket::open(&PacketSocketConfig { interface, queues, mac, offloads })
+        }
+    }
 }
 
 /// Wraps a queue's link to write its packets to a file.
@@ -99,15 +145,15 @@ fn capture(
     Ok(Box::new(capture))
 }
 
-fn tap_failure(error: TapError) -> Failure {
+fn open_failure(error: OpenLinkError) -> Failure {
     let line = error.to_string();
     match error {
-        TapError::NoPermission { .. } | TapError::DeviceDenied => Failure::NoPermission(line),
-        TapError::BadName { .. } => Failure::Usage(line),
-        TapError::Busy { .. } | TapError::AddressInUse { .. } | TapError::NoDevice => {
-            Failure::Unavailable(line)
+        OpenLinkError::NoPermission { .. } | OpenLinkError::DeviceDenied { .. } => {
+            Failure::NoPermission(line)
         }
-        _ => Failure::System(line),
+        OpenLinkError::BadName { .. } => Failure::Usage(line),
+        OpenLinkError::Other { .. } => Failure::System(line),
+        _ => Failure::Unavailable(line),
     }
 }
 
@@ -118,7 +164,15 @@ mod tests {
     #[test]
     fn names_of_links() {
         let name: LinkName = "tap:ob0".parse().unwrap();
-        assert_eq!((name.interface(), name.to_string().as_str()), ("ob0", "tap:ob0"));
+        assert_eq!((name.interface(), name.to_string()), ("ob0".into(), "tap:ob0".into()));
+        let name: LinkName = "macvtap:eth0".parse().unwrap();
+        assert_eq!(name.interface(), "ob-eth0");
+        assert_eq!(name.to_string(), "macvtap:eth0,bridge");
+        let private: LinkName = "macvtap:enp0s31f6u1u2,private".parse().unwrap();
+        assert_eq!((private.interface().len(), private.run_bytes_max()), (15, 65_416));
+        let name: LinkName = "packet:eth0".parse().unwrap();
+        assert_eq!((name.interface(), name.to_string()), ("eth0".into(), "packet:eth0".into()));
+        assert!("macvtap:eth0,x".parse::<LinkName>().unwrap_err().contains("passthru"));
         assert!("tap:".parse::<LinkName>().is_err());
         assert!("ob0".parse::<LinkName>().is_err());
     }

@@ -26,13 +26,14 @@ pub struct StackOptions {
     /// Address and prefix length of the stack; may be given twice, for IPv4 and IPv6
     #[arg(long, value_name = "CIDR", default_values = ["10.77.0.2/24", "fd77::2/64"])]
     pub addr: Vec<Cidr>,
-    /// Address and prefix length of the kernel's end of the TAP; may be given twice
+    /// Address and prefix length of the kernel's end of a TAP; may be given twice
     #[arg(long, value_name = "CIDR", default_values = ["10.77.0.1/24", "fd77::1/64"])]
     pub peer: Vec<Cidr>,
     /// Next hop for destinations that are not on the link; may be given twice, for IPv4 and IPv6
     #[arg(long, value_name = "ADDR")]
     pub gateway: Vec<IpAddr>,
-    /// Link to use: tap:NAME
+    /// Link to use: tap:NAME (to the kernel of this machine), macvtap:IF[,MODE] or packet:IF (to
+    /// the network of the interface IF, as a station of its own)
     #[arg(long = "link", alias = "wire", default_value = "tap:ob0", value_name = "LINK")]
     pub link: LinkName,
     /// Offloads that the device provides, besides checksums and segmentation: all, none, or a list
@@ -191,22 +192,26 @@ impl StackOptions {
         self.limits.quic_connections_max(self.queues)
     }
 
-    /// Returns the configuration of a device, without the engines that need a disk or crypto.
-    pub(crate) fn device_config(&self, rss_seed: u64) -> DeviceConfig {
-        // A locally administered address (second bit), derived from the IP address so that the
-        // peer's neighbor table stays valid across a restart.
+    /// Returns the link address of the stack: locally administered (second bit), and derived from
+    /// the IP address so that the peers' neighbor tables stay valid across a restart.
+    pub(crate) fn link_address(&self) -> [u8; 6] {
         let mut mac = [0x02, b'o', b'b', 0, 0, 0];
         match self.addr.first().map(|cidr| cidr.addr) {
             Some(IpAddr::V4(v4)) => mac[3..].copy_from_slice(&v4.octets()[1..]),
             Some(IpAddr::V6(v6)) => mac[3..].copy_from_slice(&v6.octets()[13..]),
             None => {}
         }
+        mac
+    }
+
+    /// Returns the configuration of a device, without the engines that need a disk or crypto.
+    pub(crate) fn device_config(&self, rss_seed: u64) -> DeviceConfig {
         DeviceConfig {
             queues: usize::from(self.queues),
             file: None,
             transmit_bytes_max: nic::LONG_TRANSMIT_BYTES,
             rss_seed,
-            ..DeviceConfig::new(mac)
+            ..DeviceConfig::new(self.link_address())
         }
     }
 

@@ -1,255 +1,201 @@
 //! Linux TAP interface: a link to the kernel's network stack.
 //!
-//! There is one [`Tap`] for each queue of the device. Runs of segments and partial checksums cross
-//! in one system call in both directions, described by a virtio-net header (`vnet`): runs of up to
-//! 64 KiB, and to the kernel, over IPv4, up to [`run_bytes_max`]. A payload goes from the sender's
-//! buffers to the kernel without a copy in user space. `setup` opens and configures the interface,
-//! once.
+//! Opens descriptors, and sets offloads, MTU and addresses of the kernel's end, once per run;
+//! [`crate::vnet`] carries the frames. The interface is never made persistent, so the kernel
+//! removes it with its last descriptor, however the process ends. An interface that was persistent
+//! already is used as it is; only settings in the configuration are changed.
 //!
 //! The kernel's end answers ARP and neighbor discovery for its own addresses; the host stack does
 //! so for ours.
-
-mod error;
-mod netlink;
-mod setup;
-mod vnet;
+#![expect(unsafe_code, reason = "ioctl")]
 
 #[cfg(test)]
 mod tests;
 
-use std::fs::File;
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
-use std::os::fd::{AsRawFd, RawFd};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 
-use abi::link::{LinkCaps, RxFrame, TxFrame};
-use abi::{PacketBuf, PacketPool};
-use base::Instant;
+use crate::interface::{InterfaceControl, ifreq, ioctl, low_word};
+use crate::netlink;
+pub use crate::netlink::IpPrefix;
+use crate::open_error::{LinkKind, OpenLinkError};
+use crate::vnet::{LinkOffloads, VNET_BYTES, VnetLink};
 
-pub use error::TapError;
-pub use setup::{IpPrefix, TapConfig, run_bytes_max};
-
-use crate::link::{Link, LinkTxStatus};
-use vnet::VNET_BYTES;
-
-/// `IoSlice`s of one frame that need no allocation: both headers and 62 slices of payload.
-const SLICES: usize = 64;
-/// Received frames longer than this keep their buffer; shorter ones are copied to a buffer of their
-/// size.
-const KEEP_BYTES: usize = 2048;
-
-base::counters! {
-    /// Counters of one queue of a TAP.
-    pub struct TapCounters {
-        /// Frames written.
-        tap_tx_frames,
-        /// Bytes written.
-        tap_tx_bytes,
-        /// Runs of segments written.
-        tap_tx_runs,
-        /// Writes for which the kernel had no room.
-        tap_tx_full,
-        /// Runs above 64 KiB for which the kernel had no memory.
-        tap_tx_too_long,
-        /// Writes that the kernel refused: the interface is down, or the frame is invalid.
-        tap_tx_errors: alarm,
-        /// Frames that a virtio-net header cannot describe.
-        tap_tx_refused: alarm,
-        /// Frames read.
-        tap_rx_frames,
-        /// Bytes read.
-        tap_rx_bytes,
-        /// Runs of segments read.
-        tap_rx_runs,
-        /// Reads that failed.
-        tap_rx_errors: alarm,
-        /// Reads without a frame, or with one that is longer than any buffer.
-        tap_rx_malformed: alarm,
-    }
+/// Configuration of a TAP.
+#[derive(Clone, Debug)]
+pub struct TapConfig {
+    /// Name of the interface: 1 to 15 bytes.
+    pub name: String,
+    /// Descriptors to open, one per queue of the device, at least 1. The kernel keeps each flow on
+    /// one.
+    pub queues: usize,
+    /// Addresses of the kernel's end.
+    pub peer: Vec<IpPrefix>,
+    /// MTU in bytes; `None` keeps that of the interface (1500 for a new one).
+    pub mtu: Option<u16>,
+    /// True if runs of segments and partial checksums may cross, in both directions.
+    pub offloads: bool,
 }
 
-/// Offloads that the kernel accepts from us.
-#[derive(Clone, Copy, Debug)]
-struct TapOffloads {
-    /// Partial checksums, and runs of TCP segments.
-    tcp: bool,
-    /// Runs of UDP datagrams.
-    udp: bool,
+/// Payload of a long run over IPv4: 256 KiB of a file with the head of its response, which takes
+/// about half of the fragments in which the kernel can store a frame.
+const LONG_RUN_BYTES: u32 = (256 + 8) * 1024;
+
+/// Returns the largest payload in bytes of a frame with a segment size, over IPv4. Frames above 64
+/// KiB have a length field of zero: Linux accepts them since 6.3 (BIG TCP) and drops them before.
+#[must_use]
+pub fn run_bytes_max() -> u32 {
+    if kernel_version() >= (6, 3) { LONG_RUN_BYTES } else { crate::vnet::RUN_BYTES_MAX }
 }
 
-/// One queue of a TAP interface.
-#[derive(Debug)]
-pub struct Tap {
-    file: File,
-    name: String,
-    caps: LinkCaps,
-    /// Buffer of the largest size, for the next frame.
-    rx_buffer: Option<PacketBuf>,
-    counters: TapCounters,
+/// Returns the version of the running kernel; zeros if it is not known.
+pub(crate) fn kernel_version() -> (u32, u32) {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    version_of(&release)
 }
 
-impl Tap {
-    /// Opens the interface, creates it if it does not exist, assigns addresses to the kernel's end
-    /// and brings it up. Returns one link for each queue; a created interface is removed with the
-    /// last of them.
-    ///
-    /// # Errors
-    /// As [`TapError`] lists them. An interface that was created is removed again.
-    pub fn open(config: &TapConfig) -> Result<Vec<Self>, TapError> {
-        setup::open(config)
-    }
-
-    fn new(file: File, name: &str, mtu: u16, offloads: TapOffloads) -> Self {
-        let TapOffloads { tcp, udp } = offloads;
-        let caps = LinkCaps { segmentation: tcp, udp_segmentation: udp, checksum: tcp, mtu };
-        let (name, counters) = (name.to_owned(), TapCounters::default());
-        Self { file, name, caps, rx_buffer: None, counters }
-    }
-
-    /// Name of the interface.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Returns the counters of this queue.
-    #[must_use]
-    pub const fn counters(&self) -> &TapCounters {
-        &self.counters
-    }
-
-    /// Reads one frame into the landing buffer. Returns its virtio-net header, and the length of
-    /// both.
-    fn read(&mut self, pool: &mut PacketPool) -> io::Result<([u8; VNET_BYTES], usize)> {
-        let landing = match &mut self.rx_buffer {
-            Some(landing) => landing,
-            none => match pool.take(PacketPool::FRAME_BYTES_MAX) {
-                Some(buffer) => none.insert(buffer),
-                None => return Err(io::ErrorKind::OutOfMemory.into()),
-            },
-        };
-        let mut vnet = [0; VNET_BYTES];
-        let mut slices = [IoSliceMut::new(&mut vnet), IoSliceMut::new(landing.as_mut_slice())];
-        let len = retry(|| (&self.file).read_vectored(&mut slices))?;
-        Ok((vnet, len))
-    }
-
-    /// Removes the frame of `len` bytes from the landing buffer, or copies it if it is short.
-    fn take_received(&mut self, len: usize, pool: &mut PacketPool) -> Option<PacketBuf> {
-        if len <= KEEP_BYTES {
-            return pool.copy(&self.rx_buffer.as_ref()?.as_slice()[..len]);
-        }
-        let mut packet = self.rx_buffer.take()?;
-        packet.truncate(len);
-        Some(packet)
-    }
+fn version_of(release: &str) -> (u32, u32) {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
-fn write_frame(mut file: &File, vnet: &[u8], frame: &TxFrame) -> io::Result<usize> {
-    let mut few = [IoSlice::new(&[]); SLICES];
-    let mut many;
-    let count = frame.payload.len() + 2;
-    let slices = match few.get_mut(..count) {
-        Some(slices) => slices,
-        None => {
-            many = vec![IoSlice::new(&[]); count];
-            &mut many[..]
-        }
-    };
-    slices[0] = IoSlice::new(vnet);
-    slices[1] = IoSlice::new(frame.header.as_slice());
-    for (slice, payload) in slices[2..].iter_mut().zip(&frame.payload) {
-        *slice = IoSlice::new(payload.as_slice());
-    }
-    retry(|| file.write_vectored(slices))
-}
-
-/// Returns whether a frame is longer than an IP packet can be.
-fn is_long(frame: &TxFrame) -> bool {
-    frame.len() - frame.header.l3() > usize::from(u16::MAX)
-}
-
-fn is_no_memory(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::ENOBUFS | libc::ENOMEM | libc::EMSGSIZE))
-}
-
-/// Repeats a call that a signal interrupted.
-fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    loop {
-        match call() {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            result => return result,
+/// Opens the interface, creates it if it does not exist, assigns addresses to the kernel's end and
+/// brings it up. Returns one link for each queue; a created interface is removed with the last of
+/// them.
+///
+/// # Errors
+/// As [`OpenLinkError`] lists them. An interface that was created is removed again.
+pub fn open(config: &TapConfig) -> Result<Vec<VnetLink>, OpenLinkError> {
+    let interface = InterfaceControl::new(LinkKind::Tap, &config.name)?;
+    for peer in &config.peer {
+        if let Some(interface) = (netlink::interfaces_with_address(peer.addr)
+            .map_err(interface.error("query"))?)
+        .into_iter()
+        .find(|holder| *holder != config.name)
+        {
+            return Err(OpenLinkError::AddressInUse { addr: peer.addr, interface });
         }
     }
+    let queues = config.queues.max(1);
+    let files = (0..queues)
+        .map(|queue| open_queue(&interface, queue, queues > 1, config.offloads))
+        .collect::<Result<Vec<_>, _>>()?;
+    let mtu = configure(config, &interface)?;
+    let link = |(file, offloads)| VnetLink::new(file, &config.name, mtu, offloads);
+    Ok(files.into_iter().map(link).collect())
 }
 
-impl Link for Tap {
-    fn capabilities(&self) -> LinkCaps {
-        self.caps
-    }
-
-    fn transmit(&mut self, _now: Instant, frame: &mut TxFrame) -> LinkTxStatus {
-        let Some(vnet) = vnet::encode(frame) else {
-            self.counters.tap_tx_refused += 1;
-            return LinkTxStatus::Failed;
-        };
-        match write_frame(&self.file, &vnet, frame) {
-            Ok(_) => {
-                self.counters.tap_tx_frames += 1;
-                self.counters.tap_tx_bytes += frame.len() as u64;
-                self.counters.tap_tx_runs += u64::from(vnet::is_run(vnet));
-                LinkTxStatus::Sent
+fn open_queue(
+    interface: &InterfaceControl,
+    queue: usize,
+    many: bool,
+    offloads: bool,
+) -> Result<(File, LinkOffloads), OpenLinkError> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open("/dev/net/tun")
+        .map_err(|error| match error.raw_os_error() {
+            Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => OpenLinkError::NoTunDriver,
+            Some(libc::EPERM | libc::EACCES) => {
+                OpenLinkError::DeviceDenied { node: "/dev/net/tun".to_owned() }
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                self.counters.tap_tx_full += 1;
-                LinkTxStatus::Full
-            }
-            // The kernel stores a frame in at most 17 fragments, whose size depends on how
-            // fragmented its memory is. It can always store 64 KiB.
-            Err(error) if is_long(frame) && is_no_memory(&error) => {
-                self.counters.tap_tx_too_long += 1;
-                LinkTxStatus::TooLong
-            }
-            Err(_) => {
-                self.counters.tap_tx_errors += 1;
-                LinkTxStatus::Failed
-            }
+            _ => interface.error("open /dev/net/tun for")(error),
+        })?;
+    let mut flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+    if many {
+        flags |= libc::IFF_MULTI_QUEUE;
+        // With several queues the kernel would let a second process attach; with one it returns
+        // EBUSY.
+        if queue == 0 {
+            flags |= libc::IFF_TUN_EXCL;
         }
     }
+    let mut request = ifreq(interface.name());
+    // The flag word has 16 bits; IFF_TUN_EXCL is its sign bit.
+    request.ifr_ifru.ifru_flags = libc::c_short::from_ne_bytes(low_word(flags));
+    ioctl(&file, libc::TUNSETIFF, &mut request).map_err(|error| match error.raw_os_error() {
+        Some(libc::EINVAL) => OpenLinkError::BadName {
+            kind: LinkKind::Tap,
+            name: interface.name().to_owned(),
+            why: "used by an interface of another type",
+        },
+        _ => interface.error("attach to")(error),
+    })?;
+    let offloads = set_up_queue(&file, interface, offloads)?;
+    Ok((file, offloads))
+}
 
-    fn receive(&mut self, _now: Instant, pool: &mut PacketPool) -> Option<RxFrame> {
-        loop {
-            let (vnet, len) = match self.read(pool) {
-                Ok(got) => got,
-                Err(error) => {
-                    let idle = error.kind() == io::ErrorKind::WouldBlock;
-                    self.counters.tap_rx_errors += u64::from(!idle);
-                    return None;
-                }
-            };
-            // A read that fills the buffer may have been truncated.
-            let len = len.checked_sub(VNET_BYTES).filter(|&n| n < PacketPool::FRAME_BYTES_MAX);
-            let packet = len.filter(|&n| n > 0).and_then(|n| self.take_received(n, pool));
-            let Some(packet) = packet else {
-                self.counters.tap_rx_malformed += 1;
-                continue;
-            };
-            let (checksum, segment_size) = vnet::decode(vnet);
-            self.counters.tap_rx_frames += 1;
-            self.counters.tap_rx_bytes += packet.len() as u64;
-            self.counters.tap_rx_runs += u64::from(segment_size > 0);
-            return Some(RxFrame { packet, checksum, segment_size });
+/// Sets the header size and the offloads of a descriptor of a TAP or macvtap.
+pub(crate) fn set_up_queue(
+    file: &File,
+    interface: &InterfaceControl,
+    offloads: bool,
+) -> Result<LinkOffloads, OpenLinkError> {
+    // The default, set again because a persistent interface may have another size.
+    let mut size = libc::c_int::try_from(VNET_BYTES).unwrap_or(0);
+    ioctl(file, libc::TUNSETVNETHDRSZ, &mut size)
+        .map_err(interface.error("set the virtio-net header size of"))?;
+    set_offloads(file, offloads).map_err(interface.error("set the offloads of"))
+}
+
+/// Tells the kernel which offloads we accept, and returns those that it accepts.
+///
+/// The kernel accepts runs of datagrams if it knows the flags `TUN_F_USO*` (Linux 6.2;
+/// `set_offload`). We do not ask for such runs ourselves: the device decrypts QUIC datagrams one at
+/// a time.
+fn set_offloads(file: &File, on: bool) -> io::Result<LinkOffloads> {
+    let all = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
+    let udp = on && set_flags(file, all | libc::TUN_F_USO4 | libc::TUN_F_USO6).is_ok();
+    set_flags(file, if on { all } else { 0 })?;
+    Ok(LinkOffloads { tcp: on, udp })
+}
+
+fn set_flags(file: &File, flags: libc::c_uint) -> io::Result<()> {
+    let offloads = libc::c_ulong::from(flags);
+    // SAFETY: TUNSETOFFLOAD takes its argument by value.
+    match unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETOFFLOAD, offloads) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Applies those settings of `config` that the interface does not have yet, and returns its MTU. An
+/// interface with all of them needs no privilege.
+fn configure(config: &TapConfig, interface: &InterfaceControl) -> Result<u16, OpenLinkError> {
+    if let Some(mtu) = config.mtu {
+        if interface.mtu()? != mtu {
+            interface.set_mtu(mtu)?;
         }
     }
-
-    fn poll_timeout(&self) -> Option<Instant> {
-        None
+    if config.peer.iter().any(|peer| peer.addr.is_ipv6()) {
+        // IPv6 may be off by default, and duplicate address detection would make the link-local
+        // address unusable for a second. If this fails, adding the address does too.
+        interface.set_ipv6_option("disable_ipv6", "0");
+        interface.set_ipv6_option("accept_dad", "0");
     }
-
-    fn pollable(&self) -> Option<RawFd> {
-        Some(self.file.as_raw_fd())
+    let index = interface.index()?;
+    for &peer in &config.peer {
+        let holders =
+            netlink::interfaces_with_address(peer.addr).map_err(interface.error("query"))?;
+        if holders.is_empty() {
+            netlink::add_address(index, peer).map_err(interface.error("add an address to"))?;
+        }
     }
+    interface.set_flags(libc::IFF_UP)?;
+    interface.mtu()
+}
 
-    fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
-        self.counters.visit(f);
+#[cfg(test)]
+mod unit_tests {
+    use super::*;
+
+    #[test]
+    fn versions_of_kernels() {
+        assert_eq!(version_of("6.3.0-1-amd64\n"), (6, 3));
+        assert_eq!((version_of("7.0-rc1"), version_of("")), ((7, 0), (0, 0)));
     }
 }

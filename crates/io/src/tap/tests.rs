@@ -4,14 +4,16 @@
 //! each test runs itself again as root of a user namespace.
 #![expect(unsafe_code, reason = "unshare")]
 
+use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 
-use abi::link::FramePayload;
-use abi::{Checksum, PacketHeader};
-use base::Duration;
+use abi::link::{FramePayload, LinkCaps, RxFrame, TxFrame};
+use abi::{Checksum, PacketHeader, PacketPool};
+use base::{Duration, Instant};
 use bytes::Bytes;
 
 use super::*;
+use crate::link::{Link as _, LinkTxStatus};
 use crate::notify::Poller;
 
 /// Timeout of socket calls, so that a broken test fails instead of hanging.
@@ -51,14 +53,14 @@ fn config(queues: usize, offloads: bool) -> TapConfig {
 
 /// A TAP, with the learned link address of the kernel's end.
 struct TapPeer {
-    tap: Tap,
+    tap: VnetLink,
     pool: PacketPool,
     kernel_mac: [u8; 6],
 }
 
 impl TapPeer {
     fn new(offloads: bool) -> Self {
-        let tap = Tap::open(&config(1, offloads)).unwrap().remove(0);
+        let tap = open(&config(1, offloads)).unwrap().remove(0);
         Self { tap, pool: PacketPool::new(4), kernel_mac: [0; 6] }
     }
 
@@ -188,7 +190,7 @@ fn datagrams_cross_both_ways() {
         assert_eq!(socket.recv(&mut buf).unwrap(), 100);
         assert!(buf.iter().copied().eq(0..100));
         let c = peer.tap.counters();
-        assert_eq!((c.tap_tx_frames, c.tap_tx_runs, c.tap_tx_errors), (3, 0, 0));
+        assert_eq!((c.link_tx_frames, c.link_tx_runs, c.link_tx_errors), (3, 0, 0));
     });
 }
 
@@ -220,7 +222,7 @@ fn runs_of_datagrams_go_out() {
         }
         // The other frame is the ARP reply.
         let c = peer.tap.counters();
-        assert_eq!((c.tap_tx_frames, c.tap_tx_runs, c.tap_tx_errors), (2, 1, 0));
+        assert_eq!((c.link_tx_frames, c.link_tx_runs, c.link_tx_errors), (2, 1, 0));
     });
 }
 
@@ -280,8 +282,8 @@ fn runs_of_segments_cross_both_ways() {
         assert!(payload.len() > 1460 && payload == &data[..payload.len()]);
         let c = peer.tap.counters();
         let runs = if whole { 2 } else { 5 };
-        assert_eq!((c.tap_tx_runs, c.tap_rx_runs, c.tap_rx_malformed), (runs, 1, 0));
-        assert_eq!((c.tap_tx_errors, c.tap_tx_too_long), (0, 0));
+        assert_eq!((c.link_tx_runs, c.link_rx_runs, c.link_rx_malformed), (runs, 1, 0));
+        assert_eq!((c.link_tx_errors, c.link_tx_too_long), (0, 0));
     });
 }
 
@@ -307,10 +309,10 @@ fn without_offloads_every_packet_is_whole() {
 fn opens_once_and_goes_away() {
     in_namespace("tap::tests::opens_once_and_goes_away", || {
         for queues in [1, 3] {
-            let taps = Tap::open(&config(queues, true)).unwrap();
+            let taps = open(&config(queues, true)).unwrap();
             assert_eq!(taps.len(), queues);
-            let again = Tap::open(&config(queues, true)).unwrap_err();
-            assert!(matches!(again, TapError::Busy { .. }), "{again:?}");
+            let again = open(&config(queues, true)).unwrap_err();
+            assert!(matches!(again, OpenLinkError::Busy { .. }), "{again:?}");
             assert_eq!(netlink::interfaces_with_address(KERNEL4.into()).unwrap(), ["ob0"]);
             assert_eq!(netlink::interfaces_with_address(KERNEL6.into()).unwrap(), ["ob0"]);
             // Usable at once, since duplicate address detection is off.
@@ -324,11 +326,11 @@ fn opens_once_and_goes_away() {
 #[test]
 fn errors_say_what_is_wrong() {
     in_namespace("tap::tests::errors_say_what_is_wrong", || {
-        let _tap = Tap::open(&TapConfig { mtu: Some(9000), ..config(1, true) }).unwrap();
+        let _tap = open(&TapConfig { mtu: Some(9000), ..config(1, true) }).unwrap();
         assert_eq!(_tap[0].capabilities().mtu, 9000);
         let other = TapConfig { name: "ob1".into(), ..config(1, true) };
-        match Tap::open(&other).unwrap_err() {
-            TapError::AddressInUse { addr, interface } => {
+        match open(&other).unwrap_err() {
+            OpenLinkError::AddressInUse { addr, interface } => {
                 assert_eq!((addr, interface.as_str()), (IpAddr::from(KERNEL4), "ob0"));
             }
             error => panic!("{error:?}"),
@@ -336,8 +338,8 @@ fn errors_say_what_is_wrong() {
         let long = "x".repeat(16);
         for name in ["", ".", "..", "a b", "a/b", "tap%d", "a\0b", "lo", &long] {
             let bad = TapConfig { name: name.into(), peer: vec![], ..config(1, true) };
-            let error = Tap::open(&bad).unwrap_err();
-            assert!(matches!(error, TapError::BadName { .. }), "{name:?}: {error:?}");
+            let error = open(&bad).unwrap_err();
+            assert!(matches!(error, OpenLinkError::BadName { .. }), "{name:?}: {error:?}");
         }
     });
 }
@@ -352,8 +354,8 @@ fn without_the_capability_it_says_so() {
         // which ends here.
         let rc = unsafe { libc::syscall(libc::SYS_capset, head.as_ptr(), none.as_ptr()) };
         assert_eq!(rc, 0);
-        let error = Tap::open(&config(1, true)).unwrap_err();
-        assert!(matches!(error, TapError::NoPermission { .. }), "{error:?}");
+        let error = open(&config(1, true)).unwrap_err();
+        assert!(matches!(error, OpenLinkError::NoPermission { .. }), "{error:?}");
         assert!(error.to_string().contains("CAP_NET_ADMIN"), "{error}");
         assert!(!error.to_string().contains('\n'));
     });
@@ -365,6 +367,6 @@ fn a_frame_that_cannot_be_described_is_refused() {
         let mut peer = TapPeer::new(true);
         let icmp = peer.packet(1, &[8, 0, 0, 0, 0, 0, 0, 0], &[]);
         assert_eq!(peer.tap.transmit(Instant::ZERO, &mut icmp.clone()), LinkTxStatus::Failed);
-        assert_eq!(peer.tap.counters().tap_tx_refused, 1);
+        assert_eq!(peer.tap.counters().link_tx_refused, 1);
     });
 }

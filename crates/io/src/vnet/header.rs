@@ -1,14 +1,14 @@
-//! The virtio-net header before each frame on a TAP, which describes its offloads.
+//! The virtio-net header before each frame, which describes its offloads.
 //!
 //! Virtual I/O Device 1.2 section 5.1.6, `struct virtio_net_hdr`: the ten-byte form without
 //! `num_buffers`, in native byte order, which is the default of `IFF_VNET_HDR` (Linux,
-//! `tun_put_user`).
+//! `tun_put_user`) and of `PACKET_VNET_HDR`.
 
 use abi::Checksum;
 use abi::link::TxFrame;
 
 /// Size of the header.
-pub(super) const VNET_BYTES: usize = 10;
+pub(crate) const VNET_BYTES: usize = 10;
 
 /// `flags`: the checksum from `csum_start` on is partial.
 const F_NEEDS_CSUM: u8 = 1;
@@ -72,6 +72,11 @@ pub(super) fn encode(frame: &TxFrame) -> Option<[u8; VNET_BYTES]> {
 /// Returns whether the header describes a run of segments.
 pub(super) const fn is_run(vnet: [u8; VNET_BYTES]) -> bool {
     vnet[1] != GSO_NONE
+}
+
+/// Returns whether the header describes a run of UDP datagrams.
+pub(super) const fn is_datagram_run(vnet: [u8; VNET_BYTES]) -> bool {
+    vnet[1] & !GSO_ECN == GSO_UDP
 }
 
 /// Returns whether the packet is IPv6, and its transport protocol. Our stack sends no extension

@@ -1,0 +1,146 @@
+//! Network interfaces of Linux: name, index, MTU, link address and flags (netdevice(7)).
+//!
+//! Called by the modules that open links, once per run. Errors become messages for the user
+//! ([`OpenLinkError`]). Addresses of interfaces are set by [`crate::netlink`].
+#![expect(unsafe_code, reason = "ioctl")]
+
+use std::ffi::CString;
+use std::io;
+use std::net::UdpSocket;
+use std::os::fd::AsRawFd;
+
+use crate::open_error::{LinkKind, OpenLinkError};
+
+/// Control of one interface.
+#[derive(Debug)]
+pub(crate) struct InterfaceControl {
+    kind: LinkKind,
+    name: String,
+    /// Interface ioctls work on any socket; a UDP socket needs no privilege.
+    socket: UdpSocket,
+}
+
+impl InterfaceControl {
+    /// Returns the control of the interface `name`, which need not exist yet.
+    pub(crate) fn new(kind: LinkKind, name: &str) -> Result<Self, OpenLinkError> {
+        check_name(kind, name)?;
+        let socket = UdpSocket::bind(("0.0.0.0", 0))
+            .map_err(|e| OpenLinkError::from_io(kind, name, "reach", e))?;
+        Ok(Self { kind, name: name.to_owned(), socket })
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Converts the kernel's error after the action `doing`.
+    pub(crate) fn error(&self, doing: &'static str) -> impl FnOnce(io::Error) -> OpenLinkError {
+        move |error| OpenLinkError::from_io(self.kind, &self.name, doing, error)
+    }
+
+    /// Returns the index of the interface.
+    pub(crate) fn index(&self) -> Result<u32, OpenLinkError> {
+        let name = self.name.clone();
+        let Ok(c_name) = CString::new(name.as_str()) else {
+            return Err(OpenLinkError::NoInterface { name });
+        };
+        // SAFETY: `c_name` is a NUL-terminated string.
+        match unsafe { libc::if_nametoindex(c_name.as_ptr()) } {
+            0 => Err(OpenLinkError::NoInterface { name }),
+            index => Ok(index),
+        }
+    }
+
+    /// Returns the MTU in bytes.
+    pub(crate) fn mtu(&self) -> Result<u16, OpenLinkError> {
+        let mut request = ifreq(&self.name);
+        ioctl(&self.socket, libc::SIOCGIFMTU, &mut request)
+            .map_err(self.error("read the MTU of"))?;
+        // SAFETY: SIOCGIFMTU has filled in this member.
+        let mtu = unsafe { request.ifr_ifru.ifru_mtu };
+        Ok(u16::try_from(mtu).unwrap_or(u16::MAX))
+    }
+
+    pub(crate) fn set_mtu(&self, mtu: u16) -> Result<(), OpenLinkError> {
+        let mut request = ifreq(&self.name);
+        request.ifr_ifru.ifru_mtu = mtu.into();
+        ioctl(&self.socket, libc::SIOCSIFMTU, &mut request).map_err(self.error("set the MTU of"))
+    }
+
+    /// Fails if the interface has no Ethernet header.
+    pub(crate) fn require_ethernet(&self) -> Result<(), OpenLinkError> {
+        let mut request = ifreq(&self.name);
+        ioctl(&self.socket, libc::SIOCGIFHWADDR, &mut request).map_err(self.error("query"))?;
+        // SAFETY: SIOCGIFHWADDR has filled in this member.
+        let family = unsafe { request.ifr_ifru.ifru_hwaddr.sa_family };
+        if family == libc::ARPHRD_ETHER {
+            Ok(())
+        } else {
+            Err(OpenLinkError::NotEthernet { name: self.name.clone() })
+        }
+    }
+
+    /// Sets flags of the interface (`IFF_UP`) unless all of them are set: only a change needs a
+    /// privilege.
+    pub(crate) fn set_flags(&self, flags: libc::c_int) -> Result<(), OpenLinkError> {
+        let mut request = ifreq(&self.name);
+        ioctl(&self.socket, libc::SIOCGIFFLAGS, &mut request).map_err(self.error("query"))?;
+        // SAFETY: SIOCGIFFLAGS has filled in this member.
+        let old = unsafe { request.ifr_ifru.ifru_flags };
+        let new = old | libc::c_short::from_ne_bytes(low_word(flags));
+        if new == old {
+            return Ok(());
+        }
+        request.ifr_ifru.ifru_flags = new;
+        ioctl(&self.socket, libc::SIOCSIFFLAGS, &mut request).map_err(self.error("bring up"))
+    }
+
+    /// Writes a setting of the interface in `/proc/sys/net/ipv6/conf`. Errors are ignored: the
+    /// kernel may have no IPv6.
+    pub(crate) fn set_ipv6_option(&self, option: &str, value: &str) {
+        let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{}/{option}", self.name), value);
+    }
+}
+
+fn check_name(kind: LinkKind, name: &str) -> Result<(), OpenLinkError> {
+    let bad = |why| Err(OpenLinkError::BadName { kind, name: name.to_owned(), why });
+    match name {
+        "" => bad("it is empty"),
+        _ if name.len() >= libc::IFNAMSIZ => bad("longer than 15 bytes"),
+        "." | ".." => bad("reserved by the kernel"),
+        // The kernel would replace "%d" by a number of its choice, and refuses the others
+        // (`dev_valid_name`).
+        _ if name.bytes().any(|b| b"/:%\0".contains(&b) || b.is_ascii_whitespace()) => {
+            bad("contains an invalid character")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Returns the lower 16 bits, which the flag words of a request have.
+pub(crate) const fn low_word(flags: libc::c_int) -> [u8; 2] {
+    let bytes = flags.to_ne_bytes();
+    if cfg!(target_endian = "little") { [bytes[0], bytes[1]] } else { [bytes[2], bytes[3]] }
+}
+
+/// Returns a request for the interface `name`, whose length [`check_name`] has verified.
+pub(crate) fn ifreq(name: &str) -> libc::ifreq {
+    // SAFETY: an ifreq is plain data, valid as zeros.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = libc::c_char::from_ne_bytes([from]);
+    }
+    request
+}
+
+pub(crate) fn ioctl<T>(
+    file: &impl AsRawFd,
+    request: libc::Ioctl,
+    argument: &mut T,
+) -> io::Result<()> {
+    // SAFETY: the callers pair each request with the type that the kernel reads and writes for it.
+    match unsafe { libc::ioctl(file.as_raw_fd(), request, std::ptr::from_mut(argument)) } {
+        0.. => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

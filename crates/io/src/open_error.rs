@@ -1,0 +1,163 @@
+//! Errors of opening a link. Each message is one line that says what to do.
+
+use std::fmt;
+use std::io;
+use std::net::IpAddr;
+
+/// Kind of a link that is opened by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkKind {
+    /// A TAP interface.
+    Tap,
+    /// A macvtap interface.
+    Macvtap,
+    /// A packet socket on an interface.
+    PacketSocket,
+}
+
+impl LinkKind {
+    /// Returns the capabilities that opening such a link needs.
+    const fn capabilities(self) -> &'static str {
+        match self {
+            Self::Tap | Self::Macvtap => "CAP_NET_ADMIN",
+            Self::PacketSocket => "CAP_NET_RAW",
+        }
+    }
+}
+
+impl fmt::Display for LinkKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tap => "TAP",
+            Self::Macvtap => "macvtap",
+            Self::PacketSocket => "packet socket on",
+        })
+    }
+}
+
+/// Reason for which a link could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenLinkError {
+    /// The process may not create or configure network interfaces, or open packet sockets.
+    #[error(
+        "cannot set up {kind} {name}: Operation not permitted; run as root, grant {}, or use \
+         `make run`, which creates a private network namespace",
+        kind.capabilities()
+    )]
+    NoPermission {
+        /// The link.
+        kind: LinkKind,
+        /// The interface.
+        name: String,
+    },
+    /// The process may not open the device node of a TAP or macvtap, which only root may on this
+    /// machine.
+    #[error(
+        "cannot open {node}: Permission denied; run as root, or allow access with `chmod 666 \
+         {node}`"
+    )]
+    DeviceDenied {
+        /// The device node.
+        node: String,
+    },
+    /// Another process holds the interface.
+    #[error(
+        "cannot open {kind} {name}: in use by another process; stop it, or choose another \
+         interface with --link"
+    )]
+    Busy {
+        /// The link.
+        kind: LinkKind,
+        /// The interface.
+        name: String,
+    },
+    /// The kernel has no TUN/TAP driver, or the device node is missing.
+    #[error(
+        "cannot open /dev/net/tun: no such device; run `modprobe tun`, or start the container \
+         with --device /dev/net/tun"
+    )]
+    NoTunDriver,
+    /// The kernel has no macvtap driver, or the interface cannot have a macvtap on it.
+    #[error(
+        "cannot create a macvtap on {lower}: {source}; run `modprobe macvtap`, and use an \
+         interface that is in no bridge or bond"
+    )]
+    NoMacvtap {
+        /// The interface below.
+        lower: String,
+        /// The kernel's error.
+        source: io::Error,
+    },
+    /// The device node of a macvtap is missing, or is that of another interface.
+    #[error(
+        "cannot open {node} for macvtap {name}: {why}; /dev must be a devtmpfs, or create the \
+         node with the number in /sys/class/net/{name}/macvtap/*/dev"
+    )]
+    NoMacvtapNode {
+        /// The device node.
+        node: String,
+        /// The interface.
+        name: String,
+        /// The reason.
+        why: String,
+    },
+    /// There is no interface of this name.
+    #[error("no interface {name}; `ip link` lists them")]
+    NoInterface {
+        /// The name.
+        name: String,
+    },
+    /// Not an Ethernet interface.
+    #[error("interface {name} is not an Ethernet interface; `ip link` lists the types")]
+    NotEthernet {
+        /// The name.
+        name: String,
+    },
+    /// Not a valid interface name, or the name of an interface of another type.
+    #[error("invalid {kind} name {name:?}: {why}; choose another with --link")]
+    BadName {
+        /// The link.
+        kind: LinkKind,
+        /// The name.
+        name: String,
+        /// The rule that the name violates.
+        why: &'static str,
+    },
+    /// The address for the kernel's end is already on another interface.
+    #[error(
+        "address {addr} is already in use on interface {interface}; choose another with --peer"
+    )]
+    AddressInUse {
+        /// The address.
+        addr: IpAddr,
+        /// The interface that has it.
+        interface: String,
+    },
+    /// Any other error.
+    #[error("cannot {doing} interface {name}: {source}; check `ip link show {name}`")]
+    Other {
+        /// The interface.
+        name: String,
+        /// The failed action: a verb, and a preposition if the interface's name needs one.
+        doing: &'static str,
+        /// The kernel's error.
+        source: io::Error,
+    },
+}
+
+impl OpenLinkError {
+    /// Converts the kernel's error after the action `doing` on interface `name`.
+    pub(crate) fn from_io(
+        kind: LinkKind,
+        name: &str,
+        doing: &'static str,
+        source: io::Error,
+    ) -> Self {
+        let name = name.to_owned();
+        match source.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => Self::NoPermission { kind, name },
+            Some(libc::EBUSY) => Self::Busy { kind, name },
+            _ => Self::Other { name, doing, source },
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Packet socket (packet(7)): a station of its own on an existing Ethernet interface.
+//!
+//! Frames are received and sent with a virtio-net header (`PACKET_VNET_HDR`), so runs of segments
+//! and partial checksums cross as over a TAP; [`crate::vnet`] carries them. The socket receives
+//! frames to our link address and multicast, without VLAN tag. The kernel of this machine receives
+//! broadcasts too, but ignores frames to our link address; it cannot be reached through the socket.
+#![expect(unsafe_code, reason = "socket, bind and setsockopt")]
+
+use std::fs::File;
+use std::io;
+use std::mem::size_of;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use crate::interface::{InterfaceControl, low_word};
+use crate::open_error::{LinkKind, OpenLinkError};
+use crate::tap;
+use crate::vnet::{LinkOffloads, VnetLink};
+
+/// Bytes that wait in the kernel in each direction.
+const BUFFER_BYTES: libc::c_int = 8 << 20;
+
+/// Configuration of a packet socket.
+#[derive(Clone, Debug)]
+pub struct PacketSocketConfig {
+    /// The interface.
+    pub interface: String,
+    /// Sockets to open, one per queue of the device, at least 1. The kernel spreads flows over them
+    /// by a hash of addresses and ports (`PACKET_FANOUT_HASH`).
+    pub queues: usize,
+    /// Our link address.
+    pub mac: [u8; 6],
+    /// True if runs of segments and partial checksums may be sent. They may be received in any
+    /// case: the kernel does not segment for a packet socket.
+    pub offloads: bool,
+}
+
+/// Opens a socket for each queue.
+///
+/// # Errors
+/// As [`OpenLinkError`] lists them.
+pub fn open(config: &PacketSocketConfig) -> Result<Vec<VnetLink>, OpenLinkError> {
+    let interface = InterfaceControl::new(LinkKind::PacketSocket, &config.interface)?;
+    let index = interface.index()?;
+    interface.require_ethernet()?;
+    interface.set_flags(libc::IFF_UP)?;
+    let mtu = interface.mtu()?;
+    // Linux sends runs of datagrams from a virtio-net header since 6.2.
+    let udp = config.offloads && tap::kernel_version() >= (6, 2);
+    let offloads = LinkOffloads { tcp: config.offloads, udp };
+    let queues = config.queues.max(1);
+    let mut group = None;
+    let mut links = Vec::new();
+    for _ in 0..queues {
+        let socket = open_socket(index, config.mac).map_err(interface.error("receive from"))?;
+        if queues > 1 {
+            join_fanout(&socket, &mut group).map_err(interface.error("spread flows of"))?;
+        }
+        links.push(VnetLink::new(socket, interface.name(), mtu, offloads));
+    }
+    Ok(links)
+}
+
+fn open_socket(index: u32, mac: [u8; 6]) -> io::Result<File> {
+    let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: no pointers are passed; the result is checked before use. Protocol 0 receives nothing
+    // before the socket is bound, when all options are set.
+    let fd = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just returned this descriptor, and nothing else owns it.
+    let socket = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+    let on: libc::c_int = 1;
+    set_option(&socket, libc::SOL_PACKET, libc::PACKET_VNET_HDR, &on)?;
+    set_option(&socket, libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, &on)?;
+    attach_filter(&socket, mac)?;
+    let buffers =
+        [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)];
+    for (forced, limited) in buffers {
+        // Without CAP_NET_ADMIN the size is limited by net.core.rmem_max and wmem_max.
+        if set_option(&socket, libc::SOL_SOCKET, forced, &BUFFER_BYTES).is_err() {
+            set_option(&socket, libc::SOL_SOCKET, limited, &BUFFER_BYTES)?;
+        }
+    }
+    let mut address = [0; 8];
+    address[..6].copy_from_slice(&mac);
+    for (kind, len) in [(libc::PACKET_MR_UNICAST, 6), (libc::PACKET_MR_ALLMULTI, 0)] {
+        let member = libc::packet_mreq {
+            mr_ifindex: signed(index),
+            mr_type: u16::from_ne_bytes(low_word(kind)),
+            mr_alen: len,
+            mr_address: address,
+        };
+        set_option(&socket, libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &member)?;
+    }
+    bind(&socket, index)?;
+    Ok(socket)
+}
+
+/// Binds the socket to all protocols of the interface.
+fn bind(socket: &File, index: u32) -> io::Result<()> {
+    // SAFETY: a sockaddr_ll is plain data, valid as zeros.
+    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    address.sll_family = u16::from_ne_bytes(low_word(libc::AF_PACKET));
+    address.sll_protocol = u16::from_ne_bytes(low_word(libc::ETH_P_ALL)).to_be();
+    address.sll_ifindex = signed(index);
+    let len = option_len::<libc::sockaddr_ll>();
+    // SAFETY: the pointer and the length are those of `address`.
+    match unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), len) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Joins the group of sockets among which the kernel spreads flows; the first socket creates it.
+fn join_fanout(socket: &File, group: &mut Option<u32>) -> io::Result<()> {
+    let argument = match *group {
+        Some(id) => id | libc::PACKET_FANOUT_HASH << 16,
+        None => (libc::PACKET_FANOUT_HASH | libc::PACKET_FANOUT_FLAG_UNIQUEID) << 16,
+    };
+    set_option(socket, libc::SOL_PACKET, libc::PACKET_FANOUT, &argument)?;
+    if group.is_none() {
+        let (mut value, mut len) = (0_u32, option_len::<u32>());
+        // SAFETY: both pointers are valid for the lengths that the kernel writes.
+        let rc = unsafe {
+            libc::getsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_PACKET,
+                libc::PACKET_FANOUT,
+                (&raw mut value).cast(),
+                &raw mut len,
+            )
+        };
+        if rc != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // The lower half is the group's ID.
+        *group = Some(value & 0xffff);
+    }
+    Ok(())
+}
+
+/// Attaches a classic BPF program that accepts frames without VLAN tag to our link address, and
+/// multicast.
+fn attach_filter(socket: &File, mac: [u8; 6]) -> io::Result<()> {
+    let mut program = filter(mac);
+    let filter = libc::sock_fprog { len: FILTER_LEN, filter: program.as_mut_ptr() };
+    set_option(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &filter)
+}
+
+/// Instructions of the filter.
+const FILTER_LEN: u16 = 9;
+
+fn filter(mac: [u8; 6]) -> [libc::sock_filter; FILTER_LEN as usize] {
+    // BPF_LD | BPF_ABS with the size of the operand; BPF_JMP | BPF_JEQ and BPF_JSET; BPF_RET.
+    let (load_word, load_half, load_byte) = (0x20, 0x28, 0x30);
+    let (equal, any_bit, accept) = (0x15, 0x45, 0x06);
+    let one = |code, k, jt, jf| libc::sock_filter { code, jt, jf, k };
+    let [a, b, c, d, e, f] = mac;
+    let vlan = libc::SKF_AD_OFF + libc::SKF_AD_VLAN_TAG_PRESENT;
+    let vlan = u32::from_ne_bytes(vlan.to_ne_bytes());
+    [
+        one(load_byte, vlan, 0, 0),
+        one(equal, 0, 0, 6),
+        one(load_word, 0, 0, 0),
+        // The group bit of the destination.
+        one(any_bit, 0x0100_0000, 3, 0),
+        one(equal, u32::from_be_bytes([a, b, c, d]), 0, 3),
+        one(load_half, 4, 0, 0),
+        one(equal, u32::from_be_bytes([0, 0, e, f]), 0, 1),
+        one(accept, u32::MAX, 0, 0),
+        one(accept, 0, 0, 0),
+    ]
+}
+
+fn set_option<T>(socket: &File, level: i32, option: i32, value: &T) -> io::Result<()> {
+    let pointer = std::ptr::from_ref(value).cast();
+    // SAFETY: the pointer and the length are those of `value`; the callers pair each option with
+    // the type that the kernel reads for it.
+    match unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, pointer, option_len::<T>()) }
+    {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Returns an interface's index in the type that socket addresses have.
+const fn signed(index: u32) -> libc::c_int {
+    libc::c_int::from_ne_bytes(index.to_ne_bytes())
+}
+
+fn option_len<T>() -> libc::socklen_t {
+    // Options and addresses have a few bytes.
+    libc::socklen_t::try_from(size_of::<T>()).unwrap_or(0)
+}

@@ -1,0 +1,302 @@
+//! Links over a descriptor whose frames have a virtio-net header: TAP, macvtap, packet sockets.
+//!
+//! [`crate::tap`], [`crate::macvtap`] and [`crate::packet_socket`] open the descriptor; there is
+//! one [`VnetLink`] for each queue of the device. Runs of segments and partial checksums cross in one
+//! system call in both directions, described by the header (`header`): runs of up to 64 KiB, and
+//! to a TAP, over IPv4, up to [`crate::tap::run_bytes_max`]. A payload goes from the sender's
+//! buffers to the kernel without a copy in user space. Received runs of UDP datagrams are cut here,
+//! because the device decrypts QUIC datagrams one at a time.
+
+mod header;
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+
+use abi::link::{LinkCaps, RxFrame, TxFrame};
+use abi::{Checksum, PacketBuf, PacketPool};
+use base::Instant;
+
+use wire::segment::{HeaderLayout, cut_run};
+
+use crate::link::{Link, LinkTxStatus};
+use crate::netlink::CreatedInterface;
+pub(crate) use header::VNET_BYTES;
+
+/// `IoSlice`s of one frame that need no allocation: both headers and 62 slices of payload.
+const SLICES: usize = 64;
+/// Received frames longer than this keep their buffer; shorter ones are copied to a buffer of their
+/// size.
+const KEEP_BYTES: usize = 2048;
+
+/// Largest payload in bytes of a run without BIG TCP: a packet with the longest headers is 64 KiB.
+pub const RUN_BYTES_MAX: u32 = 65_536 - 120;
+
+base::counters! {
+    /// Counters of one queue of a link to the kernel.
+    pub struct VnetLinkCounters {
+        /// Frames written.
+        link_tx_frames,
+        /// Bytes written.
+        link_tx_bytes,
+        /// Runs of segments written.
+        link_tx_runs,
+        /// Writes for which the kernel had no room.
+        link_tx_full,
+        /// Runs above 64 KiB for which the kernel had no memory.
+        link_tx_too_long,
+        /// Writes that the kernel refused: the interface is down, or the frame is invalid.
+        link_tx_errors: alarm,
+        /// Frames that a virtio-net header cannot describe.
+        link_tx_refused: alarm,
+        /// Frames read.
+        link_rx_frames,
+        /// Bytes read.
+        link_rx_bytes,
+        /// Runs of segments read.
+        link_rx_runs,
+        /// Reads that failed.
+        link_rx_errors: alarm,
+        /// Reads without a frame, or with one that is longer than any buffer.
+        link_rx_malformed: alarm,
+    }
+}
+
+/// Offloads that the kernel accepts from us.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LinkOffloads {
+    /// Partial checksums, and runs of TCP segments.
+    pub(crate) tcp: bool,
+    /// Runs of UDP datagrams.
+    pub(crate) udp: bool,
+}
+
+/// One queue of a link to the kernel, or to a network through the kernel.
+#[derive(Debug)]
+pub struct VnetLink {
+    file: File,
+    name: String,
+    caps: LinkCaps,
+    /// Buffer of the largest size, for the next frame.
+    rx_buffer: Option<PacketBuf>,
+    /// Datagrams of a received run, in order.
+    rx_datagrams: VecDeque<PacketBuf>,
+    /// Buffer for a datagram of a run.
+    rx_scratch: Vec<u8>,
+    counters: VnetLinkCounters,
+    /// The interface, if it ends with its last queue. Dropped after `file`.
+    _created: Option<Arc<CreatedInterface>>,
+}
+
+impl VnetLink {
+    pub(crate) fn new(file: File, name: &str, mtu: u16, offloads: LinkOffloads) -> Self {
+        let LinkOffloads { tcp, udp } = offloads;
+        Self {
+            file,
+            name: name.to_owned(),
+            caps: LinkCaps { segmentation: tcp, udp_segmentation: udp, checksum: tcp, mtu },
+            rx_buffer: None,
+            rx_datagrams: VecDeque::new(),
+            rx_scratch: Vec::new(),
+            counters: VnetLinkCounters::default(),
+            _created: None,
+        }
+    }
+
+    /// Ties the life of a created interface to that of its queues.
+    pub(crate) fn with_interface(self, created: Arc<CreatedInterface>) -> Self {
+        Self { _created: Some(created), ..self }
+    }
+
+    /// Returns the name of the interface.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the counters of this queue.
+    #[must_use]
+    pub const fn counters(&self) -> &VnetLinkCounters {
+        &self.counters
+    }
+
+    /// Reads one frame into the landing buffer. Returns its virtio-net header, and the length of
+    /// both.
+    fn read(&mut self, pool: &mut PacketPool) -> io::Result<([u8; VNET_BYTES], usize)> {
+        let landing = match &mut self.rx_buffer {
+            Some(landing) => landing,
+            none => match pool.take(PacketPool::FRAME_BYTES_MAX) {
+                Some(buffer) => none.insert(buffer),
+                None => return Err(io::ErrorKind::OutOfMemory.into()),
+            },
+        };
+        let mut vnet = [0; VNET_BYTES];
+        let mut slices = [IoSliceMut::new(&mut vnet), IoSliceMut::new(landing.as_mut_slice())];
+        let len = retry(|| (&self.file).read_vectored(&mut slices))?;
+        Ok((vnet, len))
+    }
+
+    /// Removes the frame of `len` bytes from the landing buffer, or copies it if it is short.
+    fn take_received(&mut self, len: usize, pool: &mut PacketPool) -> Option<PacketBuf> {
+        if len <= KEEP_BYTES {
+            return pool.copy(&self.rx_buffer.as_ref()?.as_slice()[..len]);
+        }
+        let mut packet = self.rx_buffer.take()?;
+        packet.truncate(len);
+        Some(packet)
+    }
+
+    /// Cuts a received run of UDP datagrams, and returns the first of them.
+    fn take_datagrams(
+        &mut self,
+        run: &PacketBuf,
+        segment_size: u16,
+        pool: &mut PacketPool,
+    ) -> Option<RxFrame> {
+        let frame = run.as_slice();
+        let layout = HeaderLayout::find(frame);
+        let (datagrams, malformed) = (&mut self.rx_datagrams, &mut self.counters.link_rx_malformed);
+        cut_run(frame, layout, (segment_size, true), &mut self.rx_scratch, |packet| {
+            match pool.copy(packet) {
+                Some(packet) => datagrams.push_back(packet),
+                None => *malformed += 1,
+            }
+        });
+        self.next_datagram()
+    }
+
+    fn next_datagram(&mut self) -> Option<RxFrame> {
+        let packet = self.rx_datagrams.pop_front()?;
+        // The kernel has merged datagrams with a correct checksum, or has received a run whose
+        // checksums were still to be computed.
+        Some(RxFrame { packet, checksum: Checksum::Good, segment_size: 0 })
+    }
+}
+
+fn write_frame(mut file: &File, vnet: &[u8], frame: &TxFrame) -> io::Result<usize> {
+    let mut few = [IoSlice::new(&[]); SLICES];
+    let mut many;
+    let count = frame.payload.len() + 2;
+    let slices = match few.get_mut(..count) {
+        Some(slices) => slices,
+        None => {
+            many = vec![IoSlice::new(&[]); count];
+            &mut many[..]
+        }
+    };
+    slices[0] = IoSlice::new(vnet);
+    slices[1] = IoSlice::new(frame.header.as_slice());
+    for (slice, payload) in slices[2..].iter_mut().zip(&frame.payload) {
+        *slice = IoSlice::new(payload.as_slice());
+    }
+    retry(|| file.write_vectored(slices))
+}
+
+/// Returns whether a frame is longer than an IP packet can be.
+fn is_long(frame: &TxFrame) -> bool {
+    frame.len() - frame.header.l3() > usize::from(u16::MAX)
+}
+
+/// Returns whether the same frame may be accepted later.
+fn is_full(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error() == Some(libc::ENOBUFS)
+}
+
+fn is_no_memory(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOBUFS | libc::ENOMEM | libc::EMSGSIZE))
+}
+
+/// Repeats a call that a signal interrupted.
+fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
+impl Link for VnetLink {
+    fn capabilities(&self) -> LinkCaps {
+        self.caps
+    }
+
+    fn transmit(&mut self, _now: Instant, frame: &mut TxFrame) -> LinkTxStatus {
+        let Some(vnet) = header::encode(frame) else {
+            self.counters.link_tx_refused += 1;
+            return LinkTxStatus::Failed;
+        };
+        match write_frame(&self.file, &vnet, frame) {
+            Ok(_) => {
+                self.counters.link_tx_frames += 1;
+                self.counters.link_tx_bytes += frame.len() as u64;
+                self.counters.link_tx_runs += u64::from(header::is_run(vnet));
+                LinkTxStatus::Sent
+            }
+            // ENOBUFS: the queue of the interface below is full.
+            Err(error) if is_full(&error) && !(is_long(frame) && is_no_memory(&error)) => {
+                self.counters.link_tx_full += 1;
+                LinkTxStatus::Full
+            }
+            // The kernel stores a frame in at most 17 fragments, whose size depends on how
+            // fragmented its memory is. It can always store 64 KiB.
+            Err(error) if is_long(frame) && is_no_memory(&error) => {
+                self.counters.link_tx_too_long += 1;
+                LinkTxStatus::TooLong
+            }
+            Err(_) => {
+                self.counters.link_tx_errors += 1;
+                LinkTxStatus::Failed
+            }
+        }
+    }
+
+    fn receive(&mut self, _now: Instant, pool: &mut PacketPool) -> Option<RxFrame> {
+        if let Some(datagram) = self.next_datagram() {
+            return Some(datagram);
+        }
+        loop {
+            let (vnet, len) = match self.read(pool) {
+                Ok(got) => got,
+                Err(error) => {
+                    let idle = error.kind() == io::ErrorKind::WouldBlock;
+                    self.counters.link_rx_errors += u64::from(!idle);
+                    return None;
+                }
+            };
+            // A read that fills the buffer may have been truncated.
+            let len = len.checked_sub(VNET_BYTES).filter(|&n| n < PacketPool::FRAME_BYTES_MAX);
+            let packet = len.filter(|&n| n > 0).and_then(|n| self.take_received(n, pool));
+            let Some(packet) = packet else {
+                self.counters.link_rx_malformed += 1;
+                continue;
+            };
+            let (checksum, segment_size) = header::decode(vnet);
+            self.counters.link_rx_frames += 1;
+            self.counters.link_rx_bytes += packet.len() as u64;
+            self.counters.link_rx_runs += u64::from(segment_size > 0);
+            if segment_size > 0 && header::is_datagram_run(vnet) {
+                let first = self.take_datagrams(&packet, segment_size, pool);
+                if first.is_some() {
+                    return first;
+                }
+                continue;
+            }
+            return Some(RxFrame { packet, checksum, segment_size });
+        }
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        None
+    }
+
+    fn pollable(&self) -> Option<RawFd> {
+        Some(self.file.as_raw_fd())
+    }
+
+    fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.counters.visit(f);
+    }
+}
