@@ -206,7 +206,9 @@ impl FileCache {
         if !matches!(resource, Ok(CachedResource::File(_))) {
             self.close.push(file);
         }
-        if opening.expired && !opening.retried {
+        // Storage that did not answer within its time is not asked again: the request has waited.
+        let is_unavailable = matches!(resource, Err(FileFault::Unavailable));
+        if opening.expired && !opening.retried && !is_unavailable {
             if let Ok(CachedResource::File(open)) = resource {
                 self.close.push(open.file);
             }

@@ -290,6 +290,12 @@ impl ContentServer {
         self.server.close_files(host);
     }
 
+    /// Returns the number of open connections of HTTP/1.1 and HTTP/3.
+    #[must_use]
+    pub fn open_connections(&self) -> usize {
+        self.server.connections() + self.http3.as_ref().map_or(0, Http3::open_connections)
+    }
+
     /// Returns the connections of HTTP/3.
     pub fn quic_connections(&self) -> impl Iterator<Item = quic::ConnectionInfo> + '_ {
         self.http3.iter().flat_map(Http3::connections)

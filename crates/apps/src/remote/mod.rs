@@ -25,6 +25,7 @@ mod counters;
 mod files;
 mod operation;
 mod pages;
+mod server;
 mod units;
 mod volume;
 
@@ -39,6 +40,7 @@ use wire::Endpoint;
 pub use self::counters::RemoteCounters;
 use self::files::RemoteFileTable;
 use self::operation::{Operation, OperationWork};
+pub use self::server::RemoteContentServer;
 use self::units::UnitCache;
 use self::volume::{ReadPurpose, Volume, VolumeReadDone};
 use crate::ext4::Ext4Fault;
@@ -169,6 +171,12 @@ impl RemoteFiles {
     #[must_use]
     pub const fn counters(&self) -> &RemoteCounters {
         &self.counters
+    }
+
+    /// Closes the associations in an orderly way: the controllers are shut down. The turns that
+    /// follow send the commands. Opens and reads fail from now on.
+    pub fn close(&mut self, now: Instant, host: &mut Host) {
+        self.volumes.iter_mut().for_each(|volume| volume.close(now, host));
     }
 
     /// Adds an operation, which fails after the patience if `is_bounded`.
@@ -319,13 +327,15 @@ impl Application for RemoteFiles {
         self.run(now, host)
     }
 
-    /// Closes the associations.
+    /// Ends the associations. The host resets their connections before a command can be sent: for
+    /// an orderly end, call [`Self::close`] and continue with turns first.
     fn end(&mut self, now: Instant, host: &mut Host) {
-        self.volumes.iter_mut().for_each(|volume| volume.close(now, host));
+        self.close(now, host);
     }
 
     /// Calls `f` with the name and value of each counter, of the sums of the initiators' counters,
-    /// and of the gauges: memory of the cache, files, operations, and volumes that are connected.
+    /// and of the gauges: memory of the cache, pages of metadata, fetches in progress, volumes that
+    /// are connected, each with its maximum; files, and operations.
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.counters.visit(f);
         let mut sums: BTreeMap<&'static str, u64> = BTreeMap::new();
@@ -337,7 +347,13 @@ impl Application for RemoteFiles {
             *sums.entry("remote_volumes_connected").or_insert(0) += u64::from(is_live);
         }
         sums.into_iter().for_each(|(name, value)| f(name, value));
+        f("remote_volumes_connected_max", self.volumes.len() as u64);
         f("remote_cache_bytes", self.units.bytes() as u64);
+        f("remote_cache_bytes_max", self.units.bytes_max() as u64);
+        f("remote_pages", self.volumes.iter().map(|volume| volume.pages() as u64).sum());
+        f("remote_pages_max", self.volumes.iter().map(|volume| volume.pages_max() as u64).sum());
+        f("remote_fetches", self.fetches as u64);
+        f("remote_fetches_max", self.config.fetches_max as u64);
         f("remote_files_known", self.files.len() as u64);
         f("remote_operations_open", self.operations.len() as u64);
     }

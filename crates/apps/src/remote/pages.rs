@@ -40,6 +40,16 @@ impl MetadataPages {
         Self { pages: BTreeMap::new(), clock: VecDeque::new(), pages_max }
     }
 
+    /// Returns the number of pages.
+    pub(super) fn len(&self) -> usize {
+        self.pages.len()
+    }
+
+    /// Returns the number of pages above which pages are evicted.
+    pub(super) const fn max(&self) -> usize {
+        self.pages_max
+    }
+
     /// Makes `waiter` wait for a page. Returns whether its read has to be started.
     pub(super) fn wait(&mut self, now: Instant, page: u64, waiter: OperationId) -> bool {
         let entry = self.pages.entry(page).or_insert_with(|| {

@@ -95,6 +95,11 @@ impl UnitCache {
         self.bytes
     }
 
+    /// Returns the memory above which units are evicted, in bytes.
+    pub(super) const fn bytes_max(&self) -> usize {
+        self.bytes_max
+    }
+
     /// Returns a unit, which counts as used.
     pub(super) fn get(&mut self, unit: UnitId) -> Option<&mut UnitState> {
         let cached = self.units.get_mut(&unit)?;

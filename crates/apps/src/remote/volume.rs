@@ -93,8 +93,20 @@ impl Volume {
     }
 
     pub(super) fn close(&mut self, now: Instant, host: &mut Host) {
-        self.restart_at = None;
         self.initiator.close(now, host);
+        // An initiator that has failed is not replaced.
+        while self.initiator.poll_event().is_some() {}
+        self.restart_at = None;
+    }
+
+    /// Returns the number of pages of metadata.
+    pub(super) fn pages(&self) -> usize {
+        self.pages.len()
+    }
+
+    /// Returns the largest number of pages of metadata.
+    pub(super) const fn pages_max(&self) -> usize {
+        self.pages.max()
     }
 
     pub(super) fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {

@@ -225,6 +225,17 @@ fn open_that_expired_meanwhile_is_repeated_once() {
     assert_eq!(ready(&mut files, at(1001), "a"), Some(4));
 }
 
+/// The request has waited for the storage already, and must not wait as long again.
+#[test]
+fn an_open_that_is_unavailable_is_not_repeated() {
+    let mut files = cache(4);
+    files.begin(b"a", FileId(1), waiter(1), false);
+    files.expire_all();
+    let opened = files.handle_opened(at(0), 0, FileId(1), Err(FileFault::Unavailable));
+    let failed = FileOpenOutcome::Resume(vec![waiter(1)], Err(FileFault::Unavailable));
+    assert_eq!(opened, failed);
+}
+
 #[test]
 fn an_optional_file_that_is_absent_is_remembered() {
     let mut files = cache(4);

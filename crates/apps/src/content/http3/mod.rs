@@ -197,6 +197,11 @@ impl Http3 {
         f("http3_requests_open", kept.sum::<usize>() as u64);
     }
 
+    /// Returns the number of open connections.
+    pub(crate) fn open_connections(&self) -> usize {
+        self.endpoint.connections().count()
+    }
+
     /// Returns the endpoint's connections.
     pub(crate) fn connections(&self) -> impl Iterator<Item = quic::ConnectionInfo> + '_ {
         self.endpoint.infos()

@@ -1,7 +1,10 @@
 //! The content server on remote storage: files in an ext4 file system on a namespace of our target,
 //! read by our initiator on the same host. The client's machine also has the target.
 
+mod image;
+#[path = "../machines/mod.rs"]
 mod machines;
+mod transports;
 
 use std::sync::Arc;
 
@@ -9,88 +12,20 @@ use abi::Refusal;
 use base::{Duration, Instant};
 use bytes::Bytes;
 use crypto::Provider;
-use host::{Application, Cidr, ContentSource, Host, HostConfig, Notice, SocketError, SocketId};
-use machines::{CLIENT, SERVER, content, machine};
-use nic::{DeviceConfig, L5oConfig};
-use outboard_apps::content::{ContentServer, ContentServerConfig};
+use host::{
+    Application, Cidr, ContentSource, Host, HostConfig, Notice, SocketError, SocketId, TlsClient,
+    TlsServer,
+};
+use image::{BIG, BLOCK, SMALL, SMALL_AT, big, image, inode_at, small};
+use machines::{CLIENT, SERVER, machine};
+use nic::{DeviceConfig, L5oConfig, QuicConfig};
+use outboard_apps::content::ContentServerConfig;
 use outboard_apps::nvme::initiator::{BackOff, InitiatorConfig};
 use outboard_apps::nvme::target::{NamespaceConfig, NvmeTarget, NvmeTargetConfig, SubsystemConfig};
-use outboard_apps::remote::{RemoteFiles, RemoteFilesConfig, RemoteVolumeConfig};
-use testkit::{MemDisk, PLAIN_LINK, TestMachine, TwoMachineNetwork, fixed_delay_link};
+use outboard_apps::remote::{RemoteContentServer, RemoteFilesConfig, RemoteVolumeConfig};
+use testkit::{MemDisk, NetworkNode, PLAIN_LINK, TestMachine, TwoMachineNetwork, fixed_delay_link};
 use wire::Endpoint;
 use wire::nvme::nqn::Nqn;
-
-const BLOCK: usize = 4096;
-const BLOCKS: usize = 512;
-/// Block of the inode table, and the first block of content.
-const INODES_AT: usize = 3;
-const CONTENT_AT: usize = 10;
-const BIG: usize = 700_000;
-const SMALL: usize = 4096;
-
-fn put(image: &mut [u8], at: usize, bytes: &[u8]) {
-    image[at..at + bytes.len()].copy_from_slice(bytes);
-}
-
-/// Offset of an inode.
-const fn inode_at(number: usize) -> usize {
-    INODES_AT * BLOCK + (number - 1) * 128
-}
-
-/// Writes an inode with extents (first block in the file, blocks, first block on the disk).
-fn put_inode(image: &mut [u8], number: usize, mode: u16, size: usize, extents: &[(u32, u16, u32)]) {
-    let at = inode_at(number);
-    put(image, at, &mode.to_le_bytes());
-    put(image, at + 0x4, &u32::try_from(size).expect("small").to_le_bytes());
-    put(image, at + 0x10, &784_111_777_u32.to_le_bytes());
-    put(image, at + 0x1a, &1_u16.to_le_bytes());
-    put(image, at + 0x20, &0x8_0000_u32.to_le_bytes());
-    let count = u8::try_from(extents.len()).expect("few");
-    put(image, at + 0x28, &[0x0a, 0xf3, count, 0, 4, 0, 0, 0]);
-    for (index, (first, blocks, start)) in extents.iter().enumerate() {
-        let at = at + 0x34 + index * 12;
-        put(image, at, &first.to_le_bytes());
-        put(image, at + 4, &blocks.to_le_bytes());
-        put(image, at + 8, &start.to_le_bytes());
-    }
-}
-
-/// Returns a file system with `big`, in two extents with a hole between, and `small`.
-fn image() -> Vec<u8> {
-    let mut image = vec![0; BLOCK * BLOCKS];
-    let at = 1024;
-    put(&mut image, at, &32_u32.to_le_bytes());
-    put(&mut image, at + 0x4, &u32::try_from(BLOCKS).expect("small").to_le_bytes());
-    put(&mut image, at + 0x18, &2_u32.to_le_bytes());
-    put(&mut image, at + 0x28, &32_u32.to_le_bytes());
-    put(&mut image, at + 0x38, &0xef53_u16.to_le_bytes());
-    put(&mut image, at + 0x3a, &1_u16.to_le_bytes());
-    put(&mut image, at + 0x4c, &1_u32.to_le_bytes());
-    put(&mut image, at + 0x58, &128_u16.to_le_bytes());
-    put(&mut image, at + 0x60, &0x42_u32.to_le_bytes());
-    put(&mut image, BLOCK + 8, &u32::try_from(INODES_AT).expect("small").to_le_bytes());
-    put_inode(&mut image, 2, 0x41ed, BLOCK, &[(0, 1, 5)]);
-    put_inode(&mut image, 12, 0x81a4, BIG, &[(0, 50, 10), (60, 111, 80)]);
-    put_inode(&mut image, 13, 0x81a4, SMALL, &[(0, 1, 200)]);
-    let directory = 5 * BLOCK;
-    put(&mut image, directory, &[12, 0, 0, 0, 16, 0, 3, 1, b'b', b'i', b'g']);
-    put(&mut image, directory + 16, &[13, 0, 0, 0, 0xf0, 0x0f, 5, 1]);
-    put(&mut image, directory + 24, b"small");
-    let bytes = content(image.len());
-    let (_, free) = image.split_at_mut(CONTENT_AT * BLOCK);
-    free.copy_from_slice(&bytes[..free.len()]);
-    image
-}
-
-/// Returns the content of `big` in the image.
-fn big() -> Vec<u8> {
-    let image = image();
-    let mut big = image[10 * BLOCK..60 * BLOCK].to_vec();
-    big.resize(60 * BLOCK, 0);
-    big.extend_from_slice(&image[80 * BLOCK..191 * BLOCK]);
-    big.truncate(BIG);
-    big
-}
 
 /// The client: HTTP, and an NVMe/TCP target.
 struct ClientAndTarget {
@@ -127,13 +62,13 @@ impl Application for ClientAndTarget {
     }
 }
 
-type Network = TwoMachineNetwork<ClientAndTarget, (RemoteFiles, ContentServer)>;
+type Network = TwoMachineNetwork<ClientAndTarget, RemoteContentServer>;
 
 fn nqn(name: &str) -> Nqn {
     Nqn::new(&format!("nqn.2026-11.example:{name}")).expect("it is valid")
 }
 
-fn target(host: &mut Host) -> NvmeTarget {
+fn target(tls: Option<TlsServer>, host: &mut Host) -> NvmeTarget {
     let namespace =
         NamespaceConfig { block_shift: 12, ..NamespaceConfig::new(&nqn("disks"), "disk") };
     let subsystem = SubsystemConfig {
@@ -142,25 +77,49 @@ fn target(host: &mut Host) -> NvmeTarget {
         hosts: None,
         namespaces: vec![namespace],
     };
-    let config = NvmeTargetConfig { subsystems: vec![subsystem], ..NvmeTargetConfig::default() };
+    let config =
+        NvmeTargetConfig { subsystems: vec![subsystem], tls, ..NvmeTargetConfig::default() };
     NvmeTarget::new(config, Arc::new(Provider), host).expect("it is good")
 }
 
+/// Creates the machine of the content server.
 fn server(offload: Result<(), Refusal>) -> TestMachine<MemDisk> {
     let l5o = L5oConfig {
+        tls_tx: true,
+        tls_rx: true,
         nvme_tcp_rx: true,
         nvme_tcp_tx: true,
         ddp_io_threshold: 4096,
         ..L5oConfig::new(Arc::new(Provider))
     };
-    let device = DeviceConfig { l5o: Some(l5o), ..DeviceConfig::new([2, 0, 0, 0, 0, SERVER]) };
+    let device = DeviceConfig {
+        l5o: Some(l5o),
+        quic: Some(QuicConfig::new(Arc::new(Provider))),
+        ..DeviceConfig::new([2, 0, 0, 0, 0, SERVER])
+    };
     let config = HostConfig {
         addrs: vec![Cidr { addr: [10, 77, 0, SERVER].into(), prefix_len: 24 }],
         content: ContentSource::Application,
         nvme_tcp_offload: offload,
+        tls_offload: offload,
+        quic_offload: offload,
         ..HostConfig::default()
     };
     TestMachine::new(config, device, PLAIN_LINK, SERVER.into(), MemDisk::default())
+}
+
+/// Returns the volume on the client's machine.
+fn volume(tls: Option<TlsClient>) -> RemoteVolumeConfig {
+    let back_off = BackOff { ctrl_loss: None, ..BackOff::default() };
+    let initiator = InitiatorConfig {
+        back_off,
+        data_digest: true,
+        header_digest: true,
+        tls,
+        ..InitiatorConfig::new(nqn("host"), [7; 16], nqn("disks"), Arc::new(Provider))
+    };
+    let remote = Endpoint { addr: [10, 77, 0, CLIENT].into(), port: 4420 };
+    RemoteVolumeConfig { name: String::new(), initiator, remote, nsid: 1 }
 }
 
 struct RemoteRig {
@@ -173,26 +132,17 @@ impl RemoteRig {
         let mut client = machine(CLIENT, Err(Refusal::Disabled), None);
         client.disk.insert("disk", image(), 1);
         let now = Instant::from_millis(1);
-        let back_off = BackOff { ctrl_loss: None, ..BackOff::default() };
-        let initiator = InitiatorConfig {
-            back_off,
-            data_digest: true,
-            header_digest: true,
-            ..InitiatorConfig::new(nqn("host"), [7; 16], nqn("disks"), Arc::new(Provider))
-        };
-        let at = Endpoint { addr: [10, 77, 0, CLIENT].into(), port: 4420 };
-        let volume = RemoteVolumeConfig { name: String::new(), initiator, remote: at, nsid: 1 };
-        let remote = RemoteFilesConfig { volumes: vec![volume], ..remote };
-        let files = RemoteFiles::new(remote, now, server.host());
-        let content = ContentServer::new(ContentServerConfig::default(), server.host());
+        let remote = RemoteFilesConfig { volumes: vec![volume(None)], ..remote };
+        let content = ContentServerConfig::default();
+        let content = RemoteContentServer::new(remote, content, now, server.host());
         let content = content.expect("the port is free");
         let app = ClientAndTarget {
-            target: target(client.host()),
+            target: target(None, client.host()),
             socket: None,
             received: Vec::new(),
             failed: None,
         };
-        let net = TwoMachineNetwork::new(now, (client, app), (server, (files, content)));
+        let net = TwoMachineNetwork::new(now, (client, app), (server, content));
         Self { net }
     }
 
@@ -265,7 +215,7 @@ fn serve(offload: Result<(), Refusal>) -> RemoteRig {
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
     assert!(body == big(), "each byte in its place");
     let (_, body) = rig.get("small");
-    assert!(body == image()[200 * BLOCK..200 * BLOCK + SMALL]);
+    assert!(body == small());
     let (head, _) = rig.get("none");
     assert!(head.starts_with("HTTP/1.1 404"), "{head}");
     let (misses, hits) = (rig.count("remote_cache_misses"), rig.count("remote_cache_hits"));
@@ -301,12 +251,12 @@ fn a_changed_file_has_a_new_version_and_ends_transfers() {
     let mut rig = RemoteRig::new(Ok(()), RemoteFilesConfig::default());
     let (before, _) = rig.get("small");
     rig.wait(Duration::from_secs(2));
-    rig.disk()[200 * BLOCK] ^= 1;
+    rig.disk()[SMALL_AT] ^= 1;
     rig.disk()[inode_at(13) + 0xc] ^= 1;
     let (after, body) = rig.get("small");
     let etag = |head: &str| head.lines().find(|line| line.starts_with("ETag")).map(str::to_owned);
     assert_ne!(etag(&before), etag(&after));
-    let mut expected = image()[200 * BLOCK..200 * BLOCK + SMALL].to_vec();
+    let mut expected = small();
     expected[0] ^= 1;
     assert!(body == expected, "the new content, and none of the old");
     assert_eq!(rig.count("remote_files_changed"), 0, "no transfer was in progress");
@@ -393,4 +343,25 @@ fn a_small_cache_evicts_and_serves_the_same_bytes() {
     }
     assert!(rig.count("remote_cache_evictions") > 3);
     assert!(rig.count("remote_cache_bytes") <= 512 << 10);
+}
+
+/// A response that is in progress needs the storage until its end; then the controller is shut
+/// down, and does not wait for its keep-alive timeout.
+#[test]
+fn a_drain_shuts_the_controller_down_after_the_last_response() {
+    let mut rig = RemoteRig::new(Ok(()), RemoteFilesConfig::default());
+    rig.set_outage(false);
+    rig.begin("big");
+    rig.run_until(|net| net.client.app.received.len() > 50_000);
+    let now = rig.net.now;
+    let NetworkNode { machine, app } = &mut rig.net.server;
+    app.drain(now, machine.host());
+    rig.run_until(|net| split(&net.client.app.received).is_some());
+    assert!(split(&rig.net.client.app.received).is_some_and(|(_, body)| body == big()));
+    rig.run_until(|net| net.client.count("nvmet_controllers_open") == 0);
+    assert!(rig.net.now.since(now) < Duration::from_secs(5), "before any timeout");
+    let of_target = |name: &str| rig.net.client.count(name);
+    assert_eq!(of_target("nvmet_connections_lost"), 0, "no connection was reset");
+    assert_eq!(of_target("nvmet_timeouts_keep_alive"), 0);
+    rig.run_until(|net| net.client.count("nvmet_connections_open") == 0);
 }
