@@ -11,6 +11,7 @@ use stack::{LinkName, StackOptions, Switch};
 
 use crate::file_args::FileArgs;
 use crate::proxy::{BackendSpec, ListenArg};
+use crate::remote_args::RemoteArgs;
 
 /// Split transport stack: the host controls connections, a NIC processes their bytes
 #[derive(Debug, Parser)]
@@ -94,9 +95,12 @@ pub(crate) struct ServeArgs {
     /// Reading of files.
     #[command(flatten)]
     pub(crate) files: FileArgs,
+    /// Files on namespaces.
+    #[command(flatten)]
+    pub(crate) remote: RemoteArgs,
     /// End transfers of a file on any change of its metadata (chmod, link, append), not only if the
-    /// bytes to send may have changed
-    #[arg(long)]
+    /// bytes to send may have changed. Files on namespaces: --remote-validity 0
+    #[arg(long, conflicts_with = "remote_validity")]
     pub(crate) strict_files: bool,
     /// Longest time to receive a request head, in seconds
     #[arg(long, default_value_t = 10, value_name = "S")]

@@ -16,6 +16,7 @@ mod pattern_file;
 mod progress;
 mod proxy;
 mod query;
+mod remote_args;
 mod serve;
 mod tls;
 

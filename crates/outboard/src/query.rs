@@ -52,12 +52,12 @@ pub(crate) fn ss(args: &QueryArgs) -> Result<(), Failure> {
     let answer = query("ss")?;
     match args.json {
         true => print(&format!("{answer:#}\n")),
-        false => print(&format!("{}{}", tables(&answer), device_tables(&query("stat")?))),
+        false => print(&format!("{}{}", tables(&answer), stack_tables(&query("stat")?))),
     }
 }
 
-/// A table of the device.
-struct DeviceTable {
+/// A table of the device, or of the host's application.
+struct StackTable {
     name: &'static str,
     /// Gauge of its entries. That of their maximum ends with `_max`.
     used: &'static str,
@@ -66,35 +66,45 @@ struct DeviceTable {
     refused: &'static [&'static str],
 }
 
-const DEVICE_TABLES: [DeviceTable; 5] = [
-    DeviceTable { name: "contexts", used: "l5o_contexts", refused: &["l5o_refused"] },
-    DeviceTable { name: "quic entries", used: "quic_entries", refused: &["quic_refused_full"] },
-    DeviceTable {
+const STACK_TABLES: [StackTable; 9] = [
+    StackTable { name: "contexts", used: "l5o_contexts", refused: &["l5o_refused"] },
+    StackTable { name: "quic entries", used: "quic_entries", refused: &["quic_refused_full"] },
+    StackTable {
         name: "splices",
         used: "splice_pairs",
         refused: &["splice_refused_full", "splice_declined_full"],
     },
-    DeviceTable {
+    StackTable {
         name: "closures",
         used: "teardown_flows",
         refused: &["teardown_refused_table_full", "hand_over_kept_full"],
     },
-    DeviceTable {
+    StackTable {
         name: "nvme buffers",
         used: "nvme_tcp_buffers",
         refused: &["rx_nvmeotcp_ddp_setup_fail"],
     },
+    StackTable { name: "remote bytes", used: "remote_cache_bytes", refused: &[] },
+    StackTable { name: "remote pages", used: "remote_pages", refused: &[] },
+    StackTable { name: "remote reads", used: "remote_fetches", refused: &[] },
+    StackTable {
+        name: "remote disks",
+        used: "remote_volumes_connected",
+        refused: &["remote_timeouts"],
+    },
 ];
 
-/// Returns a table of the devices' tables, from the answer to `stat`.
-fn device_tables(counters: &Value) -> String {
+/// Returns a table of the tables of devices and applications, from the answer to `stat`.
+fn stack_tables(counters: &Value) -> String {
     let mut text = String::new();
     for (queue, of_device) in counters["nic"].as_object().into_iter().flatten() {
         let of_host = &counters["host"][queue];
-        for DeviceTable { name, used, refused } in &DEVICE_TABLES {
-            let max = of_device[format!("{used}_max")].as_u64();
-            // A device has no gauges of an offload that is off.
-            let (Some(used), Some(max)) = (of_device[*used].as_u64(), max) else { continue };
+        for StackTable { name, used, refused } in &STACK_TABLES {
+            let gauge = |name: &str| [of_device, of_host].iter().find_map(|of| of[name].as_u64());
+            // There are no gauges of an offload that is off.
+            let (Some(used), Some(max)) = (gauge(used), gauge(&format!("{used}_max"))) else {
+                continue;
+            };
             if text.is_empty() {
                 let _ = writeln!(
                     text,
@@ -334,22 +344,26 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn tables_of_enabled_offloads_are_shown() {
+    fn tables_that_exist_are_shown() {
         let counters = json!({
             "nic": { "q0": {
                 "l5o_contexts": 3, "l5o_contexts_max": 4, "l5o_refused": 2,
                 "splice_pairs": 5, "splice_pairs_max": 5, "splice_refused_full": 1,
                 "teardown_flows": 1,
             } },
-            "host": { "q0": { "splice_declined_full": 6 } },
+            "host": { "q0": {
+                "splice_declined_full": 6,
+                "remote_cache_bytes": 7, "remote_cache_bytes_max": 8,
+            } },
         });
-        let text = device_tables(&counters);
+        let text = stack_tables(&counters);
         let lines: Vec<Vec<&str>> =
             text.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
         let head = vec!["Table", "Queue", "used", "max", "refused"];
-        let rows = ["contexts q0 3 4 2", "splices q0 5 5 7"].map(|row| row.split(' ').collect());
+        let rows = ["contexts q0 3 4 2", "splices q0 5 5 7", "remote bytes q0 7 8 0"]
+            .map(|row| row.split(' ').collect());
         assert_eq!(lines, [vec![head], rows.to_vec()].concat());
-        assert_eq!(device_tables(&json!({ "nic": {} })), "");
+        assert_eq!(stack_tables(&json!({ "nic": {} })), "");
     }
 
     /// QUIC connections have a table of their own and are not in that of TCP.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use abi::quic::QuicSteering;
 use apps::content::{self, ContentServer, ErrorPage};
-use apps::remote::{RemoteFiles, RemoteFilesConfig};
+use apps::remote::{RemoteContentServer, RemoteFilesConfig};
 use base::{Duration, Instant};
 use host::{Application, ContentSource, Host, HostConfig, ListenConfig, Notice, TlsServer};
 use io::clock::{self, MonotonicClock};
@@ -24,14 +24,15 @@ use crate::pattern_file;
 use crate::tls;
 use cli::Failure;
 
-/// The content server, with a watch on the files that it serves, or with remote files.
-struct WatchedContentServer {
-    server: ContentServer,
-    watch: Option<FileWatch>,
-    remote: Option<(RemoteFiles, RemoteFilesConfig)>,
+/// The content server and the source of its files.
+enum ServedSite {
+    /// A directory, with a watch on its files if there is one.
+    Directory(Box<ContentServer>, Option<FileWatch>),
+    /// Namespaces.
+    Remote(Box<RemoteContentServer>, RemoteFilesConfig),
 }
 
-impl WatchedContentServer {
+impl ServedSite {
     fn new(
         args: &ServeArgs,
         content: content::ContentServerConfig,
@@ -39,28 +40,71 @@ impl WatchedContentServer {
         now: Instant,
         host: &mut Host,
     ) -> Result<Self, Failure> {
-        let server = ContentServer::new(content, host)
-            .map_err(|e| Failure::Unavailable(format!("{e}; choose another port with --port")))?;
-        let watch = if remote.is_none() { watch(args) } else { None };
-        let remote = remote.map(|config| (RemoteFiles::new(config.clone(), now, host), config));
-        Ok(Self { server, watch, remote })
+        let failed = |e: content::ContentServerError| {
+            Failure::Unavailable(format!("{e}; choose another port with --port"))
+        };
+        Ok(match remote {
+            None => {
+                let server = ContentServer::new(content, host).map_err(failed)?;
+                Self::Directory(Box::new(server), watch(args))
+            }
+            Some(config) => {
+                let server = RemoteContentServer::new(config.clone(), content, now, host);
+                Self::Remote(Box::new(server.map_err(failed)?), config)
+            }
+        })
+    }
+
+    const fn server(&self) -> &ContentServer {
+        match self {
+            Self::Directory(server, _) => server,
+            Self::Remote(remote, _) => &remote.server,
+        }
+    }
+
+    const fn server_mut(&mut self) -> &mut ContentServer {
+        match self {
+            Self::Directory(server, _) => server,
+            Self::Remote(remote, _) => &mut remote.server,
+        }
+    }
+
+    fn watch(&self) -> Option<&FileWatch> {
+        match self {
+            Self::Directory(_, watch) => watch.as_ref(),
+            Self::Remote(..) => None,
+        }
+    }
+
+    fn application(&self) -> &dyn Application {
+        match self {
+            Self::Directory(server, _) => &**server,
+            Self::Remote(remote, _) => &**remote,
+        }
+    }
+
+    fn application_mut(&mut self) -> &mut dyn Application {
+        match self {
+            Self::Directory(server, _) => &mut **server,
+            Self::Remote(remote, _) => &mut **remote,
+        }
     }
 }
 
-impl Application for WatchedContentServer {
+impl Application for ServedSite {
     fn note_open(&mut self, path: &[u8]) {
-        if let Some(watch) = &mut self.watch {
+        if let Self::Directory(_, Some(watch)) = self {
             watch.add(path);
         }
     }
 
     fn begin_turn(&mut self) {
-        let Some(watch) = &mut self.watch else { return };
+        let Self::Directory(server, Some(watch)) = self else { return };
         while let Some(stale) = watch.poll() {
             match stale {
-                StaleFile::Path(path) => self.server.expire(Some(&path)),
+                StaleFile::Path(path) => server.expire(Some(&path)),
                 StaleFile::All => {
-                    self.server.expire(None);
+                    server.expire(None);
                     // It covers all events so far. More may arrive as fast as they are read, so
                     // stop here.
                     break;
@@ -70,55 +114,40 @@ impl Application for WatchedContentServer {
     }
 
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
-        if let Some((remote, _)) = &mut self.remote {
-            remote.handle_notice(now, host, notice);
-        }
-        self.server.handle_notice(now, host, notice);
+        self.application_mut().handle_notice(now, host, notice);
     }
 
     fn advance(&mut self, now: Instant, host: &mut Host) -> bool {
-        let Some((files, config)) = &mut self.remote else { return false };
-        let worked = files.advance(now, host);
-        if remote::report_events(files, config) {
-            // Requests that follow wait for the target, instead of being cut in mid-response.
-            self.server.expire(None);
+        let worked = self.application_mut().advance(now, host);
+        if let Self::Remote(remote, config) = self {
+            remote::report_events(remote, config);
         }
         worked
     }
 
     fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
-        if let Some((remote, _)) = &mut self.remote {
-            remote.handle_timeout(now, host);
-        }
-        self.server.handle_timeout(now, host);
+        self.application_mut().handle_timeout(now, host);
     }
 
     fn drain(&mut self, now: Instant, host: &mut Host) {
-        self.server.drain(now, host);
+        self.application_mut().drain(now, host);
     }
 
     fn end(&mut self, now: Instant, host: &mut Host) {
-        self.server.end(now, host);
-        if let Some((remote, _)) = &mut self.remote {
-            remote.end(now, host);
-        }
+        self.application_mut().end(now, host);
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        let remote = self.remote.as_ref().and_then(|(remote, _)| remote.poll_timeout());
-        Instant::earliest([self.server.poll_timeout(), remote])
+        self.application().poll_timeout()
     }
 
     fn poll_log(&mut self) -> Option<String> {
-        self.server.poll_log()
+        self.application_mut().poll_log()
     }
 
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
-        self.server.visit(f);
-        if let Some((remote, _)) = &self.remote {
-            remote.visit(f);
-        }
-        if let Some(watch) = &self.watch {
+        self.application().visit(f);
+        if let Some(watch) = self.watch() {
             watch.visit(f);
         }
     }
@@ -130,15 +159,7 @@ impl Application for WatchedContentServer {
 /// Fails if a file, address or thread is not available; the message says what to do.
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let signals = Signals::take()?;
-    let remote = remote::volumes(&args.sources)?;
-    match remote {
-        None => check_folder(args)?,
-        Some(_) if args.stack.queues != 1 => {
-            let line = "--queues: remote storage supports only one queue".to_owned();
-            return Err(Failure::Usage(line));
-        }
-        Some(_) => {}
-    }
+    let remote = remote_files(args)?;
     let error_pages = read_error_pages(args)?;
     check_qlog(args)?;
     let rules = pattern_file::read(args.deny_patterns.as_deref())?;
@@ -153,14 +174,17 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         let http3 = quic.as_ref().map(|tls| quic_config(args, &queue, tls, (quic_seed, steering)));
         let error_pages = error_pages.clone();
         let content = content_config(args, &queue.clock, tls.clone());
+        // Open files are not trusted for longer than the metadata that they are from.
+        let validity = remote.as_ref().map_or(content.file_validity, |remote| remote.validity);
         let content = content::ContentServerConfig {
             http3,
             error_pages,
             pattern_rules: rules.clone(),
+            file_validity: content.file_validity.min(validity),
             ..content
         };
         let now = queue.clock.now();
-        WatchedContentServer::new(args, content, remote.clone(), now, queue.host)
+        ServedSite::new(args, content, remote.clone(), now, queue.host)
     };
     let is_remote = remote.is_some();
     let stack = Stack::builder()
@@ -174,11 +198,11 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         })
         .disk(|| if is_remote { Ok(stack::no_disk()) } else { open_disk(args) })
         .application(site)
-        .messages(|site: &mut WatchedContentServer, _, _, pages: Vec<ErrorPage>| {
-            site.server.set_error_pages(&pages)
+        .messages(|site: &mut ServedSite, _, _, pages: Vec<ErrorPage>| {
+            site.server_mut().set_error_pages(&pages)
         })
-        .pollable(|site| site.watch.as_ref().map(FileWatch::pollable))
-        .quic_connections(|site, f| site.server.quic_connections().for_each(f))
+        .pollable(|site| site.watch().map(FileWatch::pollable))
+        .quic_connections(|site, f| site.server().quic_connections().for_each(f))
         .alarms(is_alarm)
         .start()?;
     announce(args, certificates.as_deref());
@@ -188,6 +212,22 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         certificates.iter().for_each(|certificates| certificates.reload(&args.cert));
     };
     stack.run(signals, has_input.then_some(&mut reload))
+}
+
+/// Returns the namespaces to serve; `None` for a directory. Fails if the sources cannot be served,
+/// before anything is created.
+fn remote_files(args: &ServeArgs) -> Result<Option<RemoteFilesConfig>, Failure> {
+    let Some(mut config) = remote::volumes(&args.sources)? else {
+        args.remote.check_absent()?;
+        check_folder(args)?;
+        return Ok(None);
+    };
+    if args.stack.queues != 1 {
+        let line = "--queues: remote storage supports only one queue".to_owned();
+        return Err(Failure::Usage(line));
+    }
+    args.remote.configure(args.strict_files, &mut config);
+    Ok(Some(config))
 }
 
 /// Fails if the directory cannot be served, before anything is created.
@@ -298,7 +338,12 @@ fn configure_remote(args: &ServeArgs, device: &mut DeviceConfig, host: &mut Host
     host.content = ContentSource::Application;
     device.file = None;
     // The namespaces' connections may use TLS, too.
-    device.l5o = crate::nvme::l5o_config(args.stack.offload, true);
+    let storage = crate::nvme::l5o_config(args.stack.offload, true);
+    let inspect = device.l5o.as_ref().is_some_and(|l5o| l5o.inspect);
+    device.l5o = match storage {
+        Some(storage) => Some(L5oConfig { inspect, ..storage }),
+        None => device.l5o.take(),
+    };
 }
 
 /// Returns how QUIC datagrams are steered to queues, `None` if there is one queue.

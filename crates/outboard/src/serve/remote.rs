@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use apps::remote::{RemoteEvent, RemoteFiles, RemoteFilesConfig, RemoteVolumeConfig};
+use apps::remote::{RemoteContentServer, RemoteEvent, RemoteFilesConfig, RemoteVolumeConfig};
 use clap::Parser;
 
 use crate::nvme::{SubsystemArgs, initiator_config};
@@ -102,25 +102,20 @@ fn volume(text: &str) -> Result<RemoteVolumeConfig, Failure> {
     Ok(RemoteVolumeConfig { name: name.to_owned(), initiator, remote, nsid })
 }
 
-/// Prints the events of volumes. Returns whether a target was lost.
-pub(super) fn report_events(files: &mut RemoteFiles, config: &RemoteFilesConfig) -> bool {
-    let mut is_lost = false;
-    while let Some((index, event)) = files.poll_event() {
+/// Prints the events of volumes.
+pub(super) fn report_events(server: &mut RemoteContentServer, config: &RemoteFilesConfig) {
+    while let Some((index, event)) = server.poll_event() {
         let Some(volume) = config.volumes.get(index) else { continue };
         let (addr, nsid) = (volume.remote.addr, volume.nsid);
         let of = format!("outboard: namespace {nsid} of {addr}");
         match event {
             RemoteEvent::Connected => {}
             RemoteEvent::Readable => eprintln!("{of}: file system found"),
-            RemoteEvent::Lost(loss) => {
-                eprintln!("{of}: target lost: {loss}; reconnecting");
-                is_lost = true;
-            }
+            RemoteEvent::Lost(loss) => eprintln!("{of}: target lost: {loss}; reconnecting"),
             RemoteEvent::Unreadable(fault) => eprintln!("{of}: {fault}"),
             RemoteEvent::ReadFailed(error) => eprintln!("{of}: read failed: {error}"),
         }
     }
-    is_lost
 }
 
 #[cfg(test)]
