@@ -19,15 +19,14 @@ const INITIATOR: [&str; 8] = [
     "10.78.0.1",
 ];
 
-/// Starts a content server for a namespace of the target at [`crate::ADDR`]; the kernel forwards
-/// between both, and the server's address is 10.78.0.2. `query` are the options of the URL.
+/// Starts a content server for a namespace; the kernel forwards between its target and the server,
+/// whose address is 10.78.0.2.
 ///
 /// # Panics
 /// Like [`TestServer::start`].
 #[must_use]
-pub fn namespace_server(netns: Arc<Netns>, query: &str, options: &[&str]) -> TestServer {
-    let url = format!("nvme://{}/1?{query}", crate::ADDR);
-    TestServer::serve_namespace(netns, &url, &INITIATOR, options)
+pub fn namespace_server(netns: Arc<Netns>, url: &str, options: &[&str]) -> TestServer {
+    TestServer::serve_namespace(netns, url, &INITIATOR, options)
 }
 
 /// Starts a target on a file; its gateway is the kernel's end of its TAP device.

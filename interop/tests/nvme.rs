@@ -1,8 +1,8 @@
 //! `outboard nvme` against the Linux kernel's NVMe/TCP, which runs in a virtual machine.
 
 use interop::{
-    ADDR, Files, NVME_WORK, Netns, PEER, TestServer, VM_ADDR, Vm, Watchdog, fio_report,
-    nvme_initiator, nvme_target, outboard, run_for_output, sha256,
+    ADDR, Files, LINUX_NQN, LinuxTarget, NVME_WORK, Netns, PEER, TestServer, VM_ADDR, Vm, Watchdog,
+    fio_report, nvme_initiator, nvme_target, outboard, run_for_output, sha256,
 };
 use std::path::Path;
 use std::process::Command;
@@ -151,45 +151,24 @@ fn the_target_is_killed_and_comes_back() {
     server.stat().expect_nonzero(&["nvmet_writes", "nvme_rx_placed_bytes"]);
 }
 
-/// Script that runs Linux's target on a loop device.
-const LINUX_TARGET: &str = "\
-    set -e\n\
-    dd if=/dev/zero of=/tmp/disk bs=1M count=32 2>/dev/null\n\
-    losetup /dev/loop0 /tmp/disk\n\
-    cd /sys/kernel/config/nvmet\n\
-    mkdir subsystems/nqn.2026-11.org.example:linux\n\
-    cd subsystems/nqn.2026-11.org.example:linux\n\
-    echo 1 >attr_allow_any_host\n\
-    mkdir namespaces/1\n\
-    echo -n /dev/loop0 >namespaces/1/device_path\n\
-    echo 1 >namespaces/1/enable\n\
-    mkdir /sys/kernel/config/nvmet/ports/1\n\
-    cd /sys/kernel/config/nvmet/ports/1\n\
-    echo tcp >addr_trtype\n\
-    echo ipv4 >addr_adrfam\n\
-    echo 10.79.0.2 >addr_traddr\n\
-    echo 4420 >addr_trsvcid\n\
-    ln -s /sys/kernel/config/nvmet/subsystems/nqn.2026-11.org.example:linux subsystems/\n\
-    echo target: ready\n\
-    sleep 600\n";
-
 /// Our initiator reads, writes and verifies data on Linux's target.
 #[test]
 fn linux_is_the_target() {
     let (netns, scratch) = (Netns::new(), Files::new(TMP));
-    let mut vm = Vm::start(|program| netns.command(program), scratch.path(), LINUX_TARGET);
+    let script = LinuxTarget { mebibytes: 32, tls: false }.script();
+    let mut vm = Vm::start(|program| netns.command(program), scratch.path(), &script);
     vm.wait_for("target: ready");
     let verb = |verb: &str, more: &[&str]| {
         let control = scratch.path().join("control");
         let mut command = outboard(&netns);
         command.args(["nvme", verb, VM_ADDR, "--gateway", PEER, "--control"]).arg(control);
         if verb != "discover" {
-            command.args(["--ctrl-loss-timeout", "30", "--nqn", "nqn.2026-11.org.example:linux"]);
+            command.args(["--ctrl-loss-timeout", "30", "--nqn", LINUX_NQN]);
         }
         run_for_output(command.args(more))
     };
     let found = verb("discover", &[]);
-    assert!(found.contains("nqn.2026-11.org.example:linux"), "{found}");
+    assert!(found.contains(LINUX_NQN), "{found}");
     let data = scratch.fill("data", 5 << 20);
     let (input, back) = (data.to_str().expect("UTF-8"), scratch.path().join("back"));
     let output = back.to_str().expect("UTF-8");

@@ -1,6 +1,8 @@
 //! `outboard serve nvme://...`: files of an ext4 file system on our target, fetched by curl over
 //! HTTP and HTTPS and by quinn over HTTP/3, with and without offload, with and without TLS to the
-//! target; and a target that is killed and restarted.
+//! target; and a target that is killed and restarted. In `linux` the target is Linux's.
+
+mod linux;
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -8,7 +10,8 @@ use std::process::Command;
 use std::sync::Arc;
 
 use interop::{
-    Files, Netns, TestServer, expect_success, namespace_server, nvme_target, run, run_for_output,
+    ADDR, Files, Netns, TestServer, expect_success, namespace_server, nvme_target, run,
+    run_for_output,
 };
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
@@ -41,32 +44,37 @@ struct RemoteFilesFixture {
     server: TestServer,
 }
 
+/// Makes an image of this size with the files in a new folder. Also returns their hashes.
+fn make_image(bytes: u64) -> (Files, BTreeSet<String>) {
+    let (content, disk) = (Files::new(TMP), Files::new(TMP));
+    for (index, name) in (0..FILES).zip(early_names()) {
+        content.fill(&name, index * 131 % 65_537);
+    }
+    for (index, name) in (0..LATE_FILES).zip(late_names()) {
+        content.fill(&name, 131_072 + index);
+    }
+    let image = disk.sparse("image", bytes);
+    let mut mkfs = Command::new("mkfs.ext4");
+    mkfs.env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin").args(["-q", "-F", "-d"]);
+    run_for_output(mkfs.arg(content.path()).arg(&image));
+    (disk, hashes(content.path()))
+}
+
 impl RemoteFilesFixture {
     /// Starts a target and a server.
     fn start(tls: bool, offload: &str) -> (Self, TestServer) {
-        let (content, disk) = (Files::new(TMP), Files::new(TMP));
-        for (index, name) in (0..FILES).zip(early_names()) {
-            content.fill(&name, index * 131 % 65_537);
-        }
-        for (index, name) in (0..LATE_FILES).zip(late_names()) {
-            content.fill(&name, 131_072 + index);
-        }
-        let image = disk.sparse("image", IMAGE_BYTES);
-        let mut mkfs = Command::new("mkfs.ext4");
-        mkfs.env("PATH", "/usr/sbin:/sbin:/usr/bin:/bin").args(["-q", "-F", "-d"]);
-        run_for_output(mkfs.arg(content.path()).arg(&image));
+        let (disk, hashes) = make_image(IMAGE_BYTES);
         let netns = Netns::new();
         netns.enable_ipv4_forwarding();
         let netns = Arc::new(netns);
         let target = start_target(&netns, &disk, tls);
-        let mut query = "data-digest".to_owned();
+        let mut url = format!("nvme://{ADDR}/1?data-digest");
         if tls {
             let keys = disk.write("keys", format!("{HOST} {KEY}\n"));
-            query.push_str(&format!("&hostnqn={HOST}&tls-psk-file={}", keys.display()));
+            url.push_str(&format!("&hostnqn={HOST}&tls-psk-file={}", keys.display()));
         }
         let options = ["--http", "--tls", "--http3", "--offload", offload];
-        let server = namespace_server(Arc::clone(&netns), &query, &options);
-        let hashes = hashes(content.path());
+        let server = namespace_server(Arc::clone(&netns), &url, &options);
         (Self { disk, hashes, netns, tls, server }, target)
     }
 
