@@ -18,6 +18,7 @@
 //! | `storage`, `namespace` | NVMe/TCP: machines, users, and the model of a namespace's contents |
 //! | `tls` | TLS handshakes with randomness from the seed |
 //! | `content` | contents of files |
+//! | `ext4_image` | file systems for tests and benchmarks |
 //! | `checkers` | invariants |
 //! | `trace`, `report` | results of a run |
 //!
@@ -35,6 +36,7 @@ mod client;
 mod content;
 mod disk;
 mod events;
+pub mod ext4_image;
 mod faults;
 mod h3;
 mod http;

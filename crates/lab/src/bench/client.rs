@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use base::{Instant, Prng};
 use bytes::Bytes;
-use host::{Application, Host, Notice, SocketError, SocketId};
+use host::{Application, Host, Notice, SocketError, SocketId, TlsClient};
 use wire::Endpoint;
 
 use super::cycle_accounting::BenchApp;
@@ -29,10 +29,20 @@ struct Download {
     responses: u64,
 }
 
-#[derive(Debug)]
+/// Order in which a client requests files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FileOrder {
+    Random,
+    /// One after the other, so that a cache that is smaller than all files never has the next one.
+    InTurn,
+}
+
 pub(crate) struct DownloadClient {
     server: Endpoint,
+    tls: Option<TlsClient>,
     files: Files,
+    order: FileOrder,
+    next_file: u32,
     connections: u32,
     downloads: BTreeMap<SocketId, Download>,
     /// Connections that have been established.
@@ -54,7 +64,10 @@ impl DownloadClient {
     pub(crate) fn new(server: Endpoint, files: Files, connections: u32) -> Self {
         Self {
             server,
+            tls: None,
             files,
+            order: FileOrder::Random,
+            next_file: 0,
             connections,
             downloads: BTreeMap::new(),
             established: 0,
@@ -65,6 +78,16 @@ impl DownloadClient {
             errors: Vec::new(),
             draining: false,
         }
+    }
+
+    /// Makes the client use TLS, if there is a configuration, and request files in this order.
+    pub(crate) fn configured(self, tls: Option<TlsClient>, order: FileOrder) -> Self {
+        Self { tls, order, ..self }
+    }
+
+    /// Returns whether a socket is one of this client.
+    pub(crate) fn has(&self, socket: SocketId) -> bool {
+        self.downloads.contains_key(&socket)
     }
 
     /// Opens the next connection; after the last one, all connections send their first request.
@@ -83,7 +106,11 @@ impl DownloadClient {
 
     fn open(&mut self, now: Instant, host: &mut Host, count: u32) {
         for _ in 0..count {
-            match host.connect(now, self.server) {
+            let connected = match &self.tls {
+                Some(tls) => host.connect_tls(now, self.server, tls),
+                None => host.connect(now, self.server),
+            };
+            match connected {
                 Ok(socket) => {
                     self.downloads
                         .insert(socket, Download { body_received: u64::MAX, ..<_>::default() });
@@ -120,7 +147,15 @@ impl DownloadClient {
         if self.draining {
             return;
         }
-        download.file = u32::try_from(self.prng.below(self.files.count.into())).unwrap_or(0);
+        download.file = match self.order {
+            FileOrder::Random => {
+                u32::try_from(self.prng.below(self.files.count.into())).unwrap_or(0)
+            }
+            FileOrder::InTurn => {
+                self.next_file = (self.next_file + 1) % self.files.count;
+                self.next_file
+            }
+        };
         let text = format!("GET /{} HTTP/1.1\r\nHost: 10.0.0.1\r\n\r\n", download.file);
         if let Err(e) = host.send(now, socket, Bytes::from(text)) {
             self.errors.push(e.to_string());

@@ -13,6 +13,7 @@ use abi::ring::{RingConsumer, RingProducer, ring};
 use abi::{Event, Op, PacketBuf, PacketPool};
 use apps::content::ContentServer;
 use apps::proxy::Proxy;
+use apps::remote::RemoteContentServer;
 use base::{Duration, Instant};
 use cli::Failure;
 use host::{Application, Host};
@@ -73,6 +74,12 @@ pub(crate) trait BenchApp: Application {
 
 impl BenchApp for ContentServer {}
 impl BenchApp for Proxy {}
+
+impl BenchApp for RemoteContentServer {
+    fn count(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.visit(f);
+    }
+}
 
 /// Resources that a machine has used, and its counters: in total, or between two moments.
 #[derive(Clone, Debug)]

@@ -4,10 +4,10 @@
 //! to [`experiment::BenchReport`].
 //!
 //! - Accounted benchmarks ([`io_tcp`], [`memory`], [`tls`], [`tls_loss`], [`tls_scale`],
-//!   [`short_connections`], [`splice`], [`quic`], [`quic_reorder`], [`nvme`], [`nvme_loss`]) run
-//!   client, link, device and host in turn on one thread ([`cycle_accounting`]) and sum the cycles
-//!   of each. [`testbed`] and the modules whose names end in `_pair` build the machines that
-//!   several of them run.
+//!   [`short_connections`], [`splice`], [`quic`], [`quic_reorder`], [`nvme`], [`nvme_loss`],
+//!   [`remote_storage`]) run client, link, device and host in turn on one thread
+//!   ([`cycle_accounting`]) and sum the cycles of each. [`testbed`] and the modules whose names end
+//!   in `_pair` build the machines that several of them run.
 //! - Live benchmarks ([`serve_live`], [`proxy_live`], [`quic_live`], [`quic_relay`]) run the
 //!   program as users do, in turn with other programs ([`live::comparison`]).
 //! - [`connections`], [`tls_engine`] and [`timer_wheel`] measure a device or a data structure
@@ -34,6 +34,7 @@ mod quic_live;
 mod quic_pair;
 mod quic_relay;
 mod quic_reorder;
+mod remote_storage;
 mod serve_live;
 mod short_conn_apps;
 mod short_connections;
@@ -44,6 +45,7 @@ mod testbed;
 mod timed_crypto;
 mod timer_wheel;
 mod tls;
+mod tls_configs;
 mod tls_engine;
 mod tls_loss;
 mod tls_scale;
@@ -98,6 +100,9 @@ enum Bench {
     Nvme(nvme::NvmeArgs),
     /// Measure NVMe/TCP offload under loss and reordering: the paper's algorithm and ours
     NvmeLoss(nvme_loss::NvmeLossArgs),
+    /// Measure host cycles of a content server whose files are on an NVMe/TCP target, with the
+    /// offloads of TLS and NVMe/TCP added one by one
+    RemoteStorage(remote_storage::RemoteStorageArgs),
     /// Compare the device's timer bitmap wheel with a hashed timing wheel, with 1 and 2 threads
     TimerWheel(timer_wheel::TimerWheelArgs),
     /// Measure bytes of host memory per idle established connection
@@ -128,6 +133,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         Bench::QuicRelay(args) => args,
         Bench::Nvme(args) => args,
         Bench::NvmeLoss(args) => args,
+        Bench::RemoteStorage(args) => args,
         Bench::TimerWheel(args) => args,
         Bench::Memory(args) => args,
         Bench::ProxyLive(args) => args,

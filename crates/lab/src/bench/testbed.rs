@@ -181,7 +181,7 @@ impl<'a> FileSet<'a> {
 
 /// Returns the byte at a position of a file: cheap to compute, different for every file, and no two
 /// pages are equal.
-fn byte_of(file: u32, position: u64) -> u8 {
+pub(crate) fn byte_of(file: u32, position: u64) -> u8 {
     #[expect(clippy::cast_possible_truncation, reason = "a byte is wanted")]
     let byte = (position ^ (position >> 8) ^ (position >> 16) ^ (u64::from(file) * 37)) as u8;
     byte

@@ -87,6 +87,14 @@ impl FaultyDisk {
         self.namespace = Some(SimNamespace::new(size));
     }
 
+    /// Adds the namespace with this content.
+    pub(crate) fn fill_namespace(&mut self, content: Vec<u8>) {
+        let mut namespace = SimNamespace::new(content.len());
+        let write = namespace.begin(NODE, 0, content, true).expect("within the namespace");
+        namespace.finish(write, None);
+        self.namespace = Some(namespace);
+    }
+
     /// Returns all bytes of the namespace.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let namespace = self.namespace.as_ref().expect("a namespace");

@@ -26,10 +26,9 @@ use super::experiment::{
     self, BenchReport, Benchmark, Experiment, Fields, TempFolder, find_figures, median_by, ratio,
     single_run,
 };
-use super::quic_pair::{
-    QuicCycles, QuicMachineSpec, QuicPair, QuicServerContent, client, server, tls,
-};
+use super::quic_pair::{QuicCycles, QuicMachineSpec, QuicPair, QuicServerContent, client, server};
 use super::testbed::{self, FileSet, Files};
+use super::tls_configs::BenchTls;
 use cli::Failure;
 use quinn_alone::QuinnTransfer;
 
@@ -459,7 +458,7 @@ fn lost(pair: &QuicPair) -> u64 {
 fn build(setting: QuicSetting, files: Files, folder: &FsPath) -> Result<QuicPair, Failure> {
     let link = MemoryLinkConfig { mtu: setting.mtu, ..testbed::link_config(TRANSMIT_RING) };
     let (server_link, client_link) = memory_link_pair(&link);
-    let tls = tls()?;
+    let tls = BenchTls::new()?;
     let reorder =
         QuicReorderBounds { packets: 64, bytes: 128 * 1024, time: Duration::from_millis(1) };
     let spec = QuicMachineSpec {

@@ -1,5 +1,5 @@
-//! Two machines that speak QUIC, a server and a client, and their TLS configuration, for
-//! `bench quic` and `bench quic-reorder`.
+//! Two machines that speak QUIC, a server and a client, for `bench quic` and
+//! `bench quic-reorder`.
 //!
 //! A benchmark states what it compares in a [`QuicMachineSpec`]. Everything else is the same in
 //! every machine: one cipher suite, one kind of certificate.
@@ -19,6 +19,7 @@ use quic::{QuicEndpoint, QuicEndpointConfig};
 use super::cycle_accounting::AccountedMachine;
 use super::testbed::{self, FAST_DISK, Files, MachineConfig};
 use super::timed_crypto::{CycleMeter, MeteredCrypto};
+use super::tls_configs::BenchTls;
 use cli::Failure;
 pub(crate) use endpoints::{QuicBenchApp, QuicCycles, QuicServerContent};
 
@@ -47,51 +48,13 @@ pub(crate) struct QuicMachineSpec<'a> {
     pub(crate) offload_from_first_byte: bool,
 }
 
-/// TLS configuration of both ends, with a self-signed certificate.
-pub(crate) struct QuicTlsConfigs {
-    provider: rustls::crypto::CryptoProvider,
-    server: Arc<rustls::ServerConfig>,
-    client: Arc<rustls::ClientConfig>,
-}
-
-/// Makes the TLS configuration of both ends.
-///
-/// # Errors
-/// Reports an error of rustls or rcgen.
-pub(crate) fn tls() -> Result<QuicTlsConfigs, Failure> {
-    let wrong = |e: &dyn std::fmt::Display| Failure::System(format!("cannot set up TLS: {e}"));
-    let mut provider = rustls::crypto::aws_lc_rs::default_provider();
-    // The suite that clients and servers prefer on CPUs with AES instructions.
-    provider.cipher_suites.retain(|s| s.suite() == rustls::CipherSuite::TLS13_AES_128_GCM_SHA256);
-    // Ed25519 signatures have a fixed length, so that the packets of all runs have equal lengths.
-    let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ED25519).map_err(|e| wrong(&e))?;
-    let cert = rcgen::CertificateParams::new(["server".to_owned()])
-        .and_then(|params| params.self_signed(&key))
-        .map_err(|e| wrong(&e))?;
-    let key = rustls::pki_types::PrivatePkcs8KeyDer::from(key.serialize_der());
-    let mut roots = rustls::RootCertStore::empty();
-    roots.add(cert.der().clone()).map_err(|e| wrong(&e))?;
-    let server = rustls::ServerConfig::builder_with_provider(Arc::new(provider.clone()))
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .and_then(|b| {
-            b.with_no_client_auth().with_single_cert(vec![cert.der().clone()], key.into())
-        })
-        .map_err(|e| wrong(&e))?;
-    let client = rustls::ClientConfig::builder_with_provider(Arc::new(provider.clone()))
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .map_err(|e| wrong(&e))?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    Ok(QuicTlsConfigs { provider, server: Arc::new(server), client: Arc::new(client) })
-}
-
 /// Starts a server whose content is made by `answer`.
 ///
 /// # Errors
 /// Reports files that cannot be opened, or a port that is in use.
 pub(crate) fn server(
     spec: &QuicMachineSpec<'_>,
-    tls: &QuicTlsConfigs,
+    tls: &BenchTls,
     link: Box<dyn Link>,
     answer: impl FnOnce(&mut Host) -> Result<QuicServerContent, Failure>,
 ) -> Result<AccountedMachine<QuicBenchApp>, Failure> {
@@ -107,7 +70,7 @@ pub(crate) fn server(
 /// Reports a port that is in use.
 pub(crate) fn client(
     spec: &QuicMachineSpec<'_>,
-    tls: &QuicTlsConfigs,
+    tls: &BenchTls,
     link: Box<dyn Link>,
     connections: (u32, bool),
     files: Files,
@@ -122,7 +85,7 @@ pub(crate) fn client(
 fn start(
     number: u8,
     spec: &QuicMachineSpec<'_>,
-    tls: &QuicTlsConfigs,
+    tls: &BenchTls,
     link: Box<dyn Link>,
     app: impl FnOnce(QuicEndpoint, Option<CycleMeter>, &mut Host) -> Result<QuicBenchApp, Failure>,
 ) -> Result<AccountedMachine<QuicBenchApp>, Failure> {

@@ -13,8 +13,9 @@ use quic::{PathStats, QuicEndpointConfig};
 use super::late_link::{LateLink, LateLinkConfig};
 use crate::bench::cycle_accounting::{AccountedPair, Usage};
 use crate::bench::faults::PacketFaultRate;
-use crate::bench::quic_pair::{QuicMachineSpec, QuicPair, QuicServerContent, client, server, tls};
+use crate::bench::quic_pair::{QuicMachineSpec, QuicPair, QuicServerContent, client, server};
 use crate::bench::testbed::Files;
+use crate::bench::tls_configs::BenchTls;
 use cli::Failure;
 
 /// Largest delay of a late packet in packet times. quinn-proto declares a packet lost if one that
@@ -188,7 +189,7 @@ fn build(setting: QuicTransferSetting, bytes: u64, seed: u64) -> Result<QuicPair
         packet_time: Duration::from_nanos(FRAME_BYTES * 1_000_000_000 / bytes_per_s),
         seed,
     };
-    let tls = tls()?;
+    let tls = BenchTls::new()?;
     let spec =
         QuicMachineSpec { receive_windows: Some(RECEIVE_WINDOWS), ..QuicMachineSpec::default() };
     let pattern: Bytes = (0..PATTERN_BYTES).map(|at| byte_at(0, at)).collect();
