@@ -4,10 +4,12 @@
 //! targets under libFuzzer (`src/bin`); `cargo test` replays the inputs that fuzzing has kept
 //! (`corpus`), and a target's program without libFuzzer replays the files in its arguments.
 //!
-//! [`formats`]: parsers. [`transport`]: the NVMe/TCP transport against a hostile peer, with and
-//! without a device. [`target`]: the whole NVMe/TCP target. Nothing here reads a clock.
+//! [`formats`]: parsers. [`ext4`]: the reader of file systems. [`transport`]: the NVMe/TCP
+//! transport against a hostile peer, with and without a device. [`target`]: the whole NVMe/TCP
+//! target. Nothing here reads a clock.
 #![forbid(unsafe_code)]
 
+pub mod ext4;
 pub mod formats;
 mod input;
 mod net;
@@ -19,6 +21,7 @@ pub mod transport;
 #[must_use]
 pub fn by_name(name: &str) -> Option<fn(&[u8])> {
     match name {
+        "ext4" => Some(ext4::run),
         "formats" => Some(formats::run),
         "transport" => Some(transport::run),
         "target" => Some(target::run),

@@ -23,6 +23,11 @@ fn replay(name: &str) {
 }
 
 #[test]
+fn ext4() {
+    replay("ext4");
+}
+
+#[test]
 fn formats() {
     replay("formats");
 }

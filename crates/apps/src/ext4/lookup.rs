@@ -25,6 +25,9 @@ impl Ext4<'_> {
         }
         let mut parents = Vec::new();
         let mut here = self.inode(metadata, ROOT_INODE)?;
+        if here.kind != Ext4FileKind::Directory {
+            return Err(Ext4Fault::Corrupt("the root directory").into());
+        }
         // The components that are left, the next one last.
         let mut left: Vec<Vec<u8>> = components(path).map(<[u8]>::to_vec).collect();
         left.reverse();

@@ -98,6 +98,26 @@ fn a_file_system_in_use_is_refused() {
 }
 
 #[test]
+fn blocks_beyond_the_end_are_refused() {
+    for start in [0, BLOCKS, BLOCKS - 1, u32::MAX] {
+        let mut image = image();
+        put_inode(&mut image, 12, 0x81a4, 700, start);
+        // An extent of two blocks.
+        put(&mut image, 5 * BLOCK + 11 * 128 + 0x34 + 4, &2_u16.to_le_bytes());
+        let fault = lookup(image, b"file");
+        assert!(matches!(fault, Err(Ext4Stop::Fault(Ext4Fault::Corrupt(_)))), "{start}: {fault:?}");
+    }
+}
+
+#[test]
+fn a_root_that_is_no_directory_is_refused() {
+    let mut image = image();
+    put_inode(&mut image, 2, 0xa1ff, 1024, 10);
+    let corrupt = Err(Ext4Fault::Corrupt("the root directory").into());
+    assert_eq!(lookup(image, b"."), corrupt);
+}
+
+#[test]
 fn a_version_ignores_the_access_time_only() {
     let version = |offset: usize| {
         let mut changed = image();
