@@ -10,8 +10,8 @@ use std::process::Command;
 use std::sync::Arc;
 
 use interop::{
-    ADDR, Files, Netns, TestServer, expect_success, namespace_server, nvme_target, run,
-    run_for_output,
+    ADDR, Files, Netns, TestServer, expect_success, namespace_server, nvme_target, outboard,
+    output_text, run, run_for_output,
 };
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
@@ -63,6 +63,11 @@ fn make_image(bytes: u64) -> (Files, BTreeSet<String>) {
 impl RemoteFilesFixture {
     /// Starts a target and a server.
     fn start(tls: bool, offload: &str) -> (Self, TestServer) {
+        Self::start_with(tls, &["--offload", offload])
+    }
+
+    /// As [`Self::start`], with options of the server.
+    fn start_with(tls: bool, options: &[&str]) -> (Self, TestServer) {
         let (disk, hashes) = make_image(IMAGE_BYTES);
         let netns = Netns::new();
         netns.enable_ipv4_forwarding();
@@ -73,7 +78,7 @@ impl RemoteFilesFixture {
             let keys = disk.write("keys", format!("{HOST} {KEY}\n"));
             url.push_str(&format!("&hostnqn={HOST}&tls-psk-file={}", keys.display()));
         }
-        let options = ["--http", "--tls", "--http3", "--offload", offload];
+        let options = [&["--http", "--tls", "--http3"], options].concat();
         let server = namespace_server(Arc::clone(&netns), &url, &options);
         (Self { disk, hashes, netns, tls, server }, target)
     }
@@ -194,5 +199,38 @@ fn a_target_that_is_killed_and_restarted() {
         let least = LATE_FILES * 131_072 * 9 / 10;
         assert!(placed() - before >= least, "the device places after the outage as before");
         drop(target);
+    }
+}
+
+/// The end of a drain is that of the last client, and the target's controllers are shut down: no
+/// connection is reset.
+#[test]
+fn a_drain_ends_with_its_last_client() {
+    let (fixture, target) = RemoteFilesFixture::start_with(true, &["--drain", "100"]);
+    fixture.fetch(Over::Https, &early_names()[..50]);
+    let ended = fixture.server.stop();
+    assert!(ended.status.success(), "{}", ended.stderr);
+    assert!(!ended.stderr.contains("resetting"), "{}", ended.stderr);
+    let counters = target.stat();
+    counters.expect_zero(&["nvmet_connections_lost", "nvmet_controllers_open"]);
+}
+
+/// Options of namespaces have ranges, and are refused for a directory.
+#[test]
+fn options_are_checked() {
+    let folder = Files::new(TMP);
+    let folder = folder.path().to_str().expect("UTF-8");
+    let url = format!("nvme://{ADDR}/1");
+    for (source, options, line) in [
+        (folder, &["--remote-cache", "9"][..], "--remote-cache is for files on namespaces"),
+        (&url, &["--remote-cache", "0"], "0 is not in 1..=1048576"),
+        (&url, &["--remote-patience", "51"], "51 is not in 1..=50"),
+        (&url, &["--remote-validity", "1", "--strict-files"], "cannot be used with"),
+        (&url, &["--queues", "2"], "--queues: remote storage supports only one queue"),
+    ] {
+        let output = run(outboard(&Netns::new()).args(["serve", source]).args(options));
+        assert_eq!(output.status.code(), Some(2), "{options:?}");
+        let said = output_text(&output);
+        assert!(said.contains(line), "{options:?}: {said}");
     }
 }
