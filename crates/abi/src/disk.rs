@@ -28,6 +28,11 @@ pub enum DiskAccess {
     /// [`FileAccess::Namespace`], reading and writing. The size stays what it was at the open: no
     /// request extends the file.
     NamespaceWrite,
+    /// A new, empty file that is to take the place of the path: [`DiskRequest::Publish`] renames
+    /// it to the path. Until then it has a temporary name in the same directory, which the disk
+    /// chooses, and the disk removes it if it is closed. Writes extend the file. Paths are beneath
+    /// the directory for uploads, and fail if the disk has none.
+    Upload,
 }
 
 impl DiskAccess {
@@ -36,9 +41,15 @@ impl DiskAccess {
     pub const fn accepts(self, kind: FileKind) -> bool {
         match kind {
             FileKind::Regular => true,
-            FileKind::Block => !matches!(self, Self::Content),
+            FileKind::Block => !matches!(self, Self::Content | Self::Upload),
             FileKind::Directory | FileKind::Other => false,
         }
+    }
+
+    /// Returns whether files opened so may be written.
+    #[must_use]
+    pub const fn writes(self) -> bool {
+        matches!(self, Self::NamespaceWrite | Self::Upload)
     }
 }
 
@@ -81,7 +92,7 @@ pub enum DiskRequest {
     Write {
         /// Number of the request.
         id: DiskRequestId,
-        /// The file, open as [`DiskAccess::NamespaceWrite`].
+        /// The file, open as [`DiskAccess::NamespaceWrite`] or [`DiskAccess::Upload`].
         file: DiskFile,
         /// Offset of the first byte in the file, of any alignment.
         offset: u64,
@@ -97,7 +108,7 @@ pub enum DiskRequest {
     Flush {
         /// Number of the request.
         id: DiskRequestId,
-        /// The file, open as [`DiskAccess::NamespaceWrite`].
+        /// The file, open as [`DiskAccess::NamespaceWrite`] or [`DiskAccess::Upload`].
         file: DiskFile,
     },
     /// Makes a range read as zeros. Answered by [`DiskCompletion::Zeroed`].
@@ -112,6 +123,17 @@ pub enum DiskRequest {
         len: u64,
         /// True if the disk may release the range's space.
         deallocate: bool,
+    },
+    /// Renames an upload to its path in one step, so that the path leads to the old file or to the
+    /// whole new one, and makes the name durable. The content must have been flushed before.
+    /// Answered by [`DiskCompletion::Published`].
+    Publish {
+        /// Number of the request.
+        id: DiskRequestId,
+        /// The file, open as [`DiskAccess::Upload`] and not published.
+        file: DiskFile,
+        /// True if a file of that name may be replaced; otherwise it is [`FileFault::Exists`].
+        replace: bool,
     },
     /// Closes a file once its requests in flight are done. Not answered.
     Close {
@@ -157,6 +179,13 @@ pub enum DiskCompletion {
         id: DiskRequestId,
         /// Success, or the error.
         result: Result<(), FileFault>,
+    },
+    /// Completion of a publication. After an error the name may still be lost in a loss of power.
+    Published {
+        /// Number of the request.
+        id: DiskRequestId,
+        /// Size in bytes of the file that was replaced, `None` if there was none; or the error.
+        result: Result<Option<u64>, FileFault>,
     },
     /// Completion of a zeroing. After an error any part of the range may be zeros.
     Zeroed {

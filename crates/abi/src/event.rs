@@ -259,6 +259,8 @@ pub enum FileFault {
     BadExtent,
     /// No space left on the disk.
     NoSpace,
+    /// A file of this name exists already.
+    Exists,
     /// An earlier transmit of the same flow was dropped.
     FlowFailed,
     /// The device refused the operation.
@@ -276,6 +278,7 @@ impl core::fmt::Display for FileFault {
             Self::Changed => "the file changed while it was being sent",
             Self::BadExtent => "no such file handle or range",
             Self::NoSpace => "no space left on the disk",
+            Self::Exists => "the file exists already",
             Self::FlowFailed => "an earlier transmit of the connection failed",
             Self::Refused(why) => return write!(f, "refused: {why}"),
         })

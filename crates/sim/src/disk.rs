@@ -82,6 +82,10 @@ pub(crate) enum SimDiskRequest {
         name: Option<u64>,
         fault: Option<FileFault>,
     },
+    /// A publication, which fails: the simulated disk has no directory for uploads.
+    Publish {
+        id: DiskRequestId,
+    },
 }
 
 /// Time at which the bytes of a read are copied.
@@ -363,6 +367,7 @@ impl SimDisk {
                 let name = namespace.map(|namespace| namespace.begin_flush(by.0));
                 SimDiskRequest::Flush { id, inode, name, fault }
             }
+            DiskRequest::Publish { id, .. } => SimDiskRequest::Publish { id },
             DiskRequest::Close { file } => {
                 if self.open.remove(&file.0).is_none_or(|(opener, _)| opener != by) {
                     self.bad_handles += 1;
@@ -487,6 +492,9 @@ impl SimDisk {
                     Some(buf) => DiskCompletion::Written { id, buf, result },
                     None => DiskCompletion::Zeroed { id, result },
                 }
+            }
+            SimDiskRequest::Publish { id } => {
+                DiskCompletion::Published { id, result: Err(FileFault::Denied) }
             }
             SimDiskRequest::Flush { id, inode, name, fault } => {
                 if let Some((namespace, name)) = self.namespaces.get_mut(&inode).zip(name) {

@@ -381,6 +381,7 @@ impl SimRun {
             SimDiskRequest::Read { offset, .. } => (1, *offset),
             SimDiskRequest::Write { offset, .. } => (2, *offset),
             SimDiskRequest::Flush { .. } => (3, 0),
+            SimDiskRequest::Publish { .. } => (4, 0),
         };
         let completion = self.disk.complete(by, work);
         let (bytes, fault) = match &completion {
@@ -391,6 +392,7 @@ impl SimRun {
             abi::disk::DiskCompletion::Written { result, .. }
             | abi::disk::DiskCompletion::Flushed { result, .. }
             | abi::disk::DiskCompletion::Zeroed { result, .. } => (0, u64::from(result.is_err())),
+            abi::disk::DiskCompletion::Published { result, .. } => (0, u64::from(result.is_err())),
         };
         self.note(index, TraceKind::Disk, [side as u64, kind, offset, bytes, fault]);
         let node = &mut self.nodes[index];

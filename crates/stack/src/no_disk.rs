@@ -35,6 +35,9 @@ impl Disk for NoDisk {
             }
             DiskRequest::Flush { id, .. } => Some(DiskCompletion::Flushed { id, result: Err(bad) }),
             DiskRequest::Zero { id, .. } => Some(DiskCompletion::Zeroed { id, result: Err(bad) }),
+            DiskRequest::Publish { id, .. } => {
+                Some(DiskCompletion::Published { id, result: Err(bad) })
+            }
             DiskRequest::Close { .. } => None,
         });
         Ok(())

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use abi::disk::{DiskCompletion, DiskFile, DiskRequest};
+use abi::disk::{DiskAccess, DiskCompletion, DiskFile, DiskRequest};
 use abi::{FileFault, FileKind, FileStat};
 use base::{Duration, Instant, Prng};
 
@@ -89,6 +89,13 @@ impl MemFile {
         Ok(u32::try_from(len).expect("a read is short"))
     }
 
+    /// Extends the file to at least `len` bytes.
+    fn extend(&mut self, len: usize) {
+        let MemFileContent::Bytes(bytes) = &mut self.content else { panic!("it is only read") };
+        bytes.resize(bytes.len().max(len), 0);
+        self.stat.size = bytes.len() as u64;
+    }
+
     /// Returns a range of the file for writing, or an error if the range exceeds the file.
     fn range(&mut self, offset: u64, len: usize) -> Result<&mut [u8], FileFault> {
         let MemFileContent::Bytes(bytes) = &mut self.content else { panic!("it is only read") };
@@ -110,7 +117,7 @@ pub enum DiskCompletionOrder {
 /// A disk with files in memory.
 #[derive(Default)]
 pub struct MemDisk {
-    /// Time that a read takes; other requests take no time.
+    /// Time that a read takes; other requests but writes take no time.
     pub read_time: Duration,
     /// Order of completions that are due at the same time.
     pub order: DiskCompletionOrder,
@@ -120,6 +127,12 @@ pub struct MemDisk {
     pub closes: usize,
     /// Every read fails.
     pub fail_reads: bool,
+    /// Time that a write takes.
+    pub write_time: Duration,
+    /// Writes to uploads that reach beyond this size fail for lack of space.
+    pub upload_bytes_max: Option<usize>,
+    /// Paths of the uploads that were not published, by the path of their temporary file.
+    uploads: BTreeMap<String, String>,
     files: BTreeMap<String, MemFile>,
     /// Path of each handle, by handle number; `None` if it was closed.
     handles: Vec<Option<String>>,
@@ -165,6 +178,9 @@ impl MemDisk {
     /// If the request uses a handle that is not open.
     pub fn execute(&mut self, request: DiskRequest) -> Option<DiskCompletion> {
         Some(match request {
+            DiskRequest::Open { id, path, access: DiskAccess::Upload } => {
+                DiskCompletion::Opened { id, result: self.create_upload(&path) }
+            }
             DiskRequest::Open { id, path, .. } => {
                 let path = String::from_utf8_lossy(&path).into_owned();
                 let found = self.files.get(&path).map(|file| file.stat);
@@ -186,8 +202,17 @@ impl MemDisk {
             }
             DiskRequest::Write { id, file, offset, buf, len, .. } => {
                 let from = &buf.as_slice()[..len as usize];
-                let to = self.open_file_mut(file).range(offset, from.len());
-                let result = to.map(|to| to.copy_from_slice(from));
+                let end = usize::try_from(offset).expect("in memory") + from.len();
+                let is_upload = self.uploads.contains_key(self.path_of(file));
+                let full = is_upload && self.upload_bytes_max.is_some_and(|most| end > most);
+                let to = self.open_file_mut(file);
+                if is_upload && !full {
+                    to.extend(end);
+                }
+                let result = match full {
+                    true => Err(FileFault::NoSpace),
+                    false => to.range(offset, from.len()).map(|to| to.copy_from_slice(from)),
+                };
                 DiskCompletion::Written { id, buf, result }
             }
             DiskRequest::Zero { id, file, offset, len, .. } => {
@@ -196,13 +221,60 @@ impl MemDisk {
                 DiskCompletion::Zeroed { id, result }
             }
             DiskRequest::Flush { id, .. } => DiskCompletion::Flushed { id, result: Ok(()) },
+            DiskRequest::Publish { id, file, replace } => {
+                DiskCompletion::Published { id, result: self.publish(file, replace) }
+            }
             DiskRequest::Close { file } => {
                 let handle = self.handles.get_mut(file.0 as usize).and_then(Option::take);
-                assert!(handle.is_some(), "closed once");
+                let path = handle.expect("closed once");
+                if self.uploads.remove(&path).is_some() {
+                    self.files.remove(&path);
+                }
                 self.closes += 1;
                 return None;
             }
         })
+    }
+
+    /// Creates the temporary file of an upload. Directories exist if a file in them does.
+    fn create_upload(&mut self, path: &[u8]) -> Result<(DiskFile, FileStat), FileFault> {
+        let path = String::from_utf8_lossy(path).into_owned();
+        let folder = path.rfind('/').map_or("", |end| &path[..=end]);
+        if !folder.is_empty() && !self.files.keys().any(|other| other.starts_with(folder)) {
+            return Err(FileFault::NotFound);
+        }
+        let temporary = format!("{folder}.outboard-upload-{}", self.handles.len());
+        self.insert(&temporary, Vec::new(), self.handles.len() as u64 + 1000);
+        self.uploads.insert(temporary.clone(), path);
+        let stat = self.file(&temporary).stat;
+        self.opens += 1;
+        self.handles.push(Some(temporary));
+        Ok((DiskFile(u32::try_from(self.handles.len() - 1).expect("few files")), stat))
+    }
+
+    fn publish(&mut self, file: DiskFile, replace: bool) -> Result<Option<u64>, FileFault> {
+        let temporary = self.path_of(file).to_owned();
+        let path = self.uploads.get(&temporary).ok_or(FileFault::BadExtent)?.clone();
+        let old = self.files.get(&path).map(|file| file.stat.size);
+        if old.is_some() && !replace {
+            return Err(FileFault::Exists);
+        }
+        self.uploads.remove(&temporary);
+        let file = self.files.remove(&temporary).expect("an upload has a file");
+        self.files.insert(path.clone(), file);
+        for handle in self.handles.iter_mut().flatten().filter(|handle| **handle == temporary) {
+            handle.clone_from(&path);
+        }
+        Ok(old)
+    }
+
+    /// Returns the paths of all files, those of uploads included.
+    pub fn paths(&self) -> impl Iterator<Item = &str> {
+        self.files.keys().map(String::as_str)
+    }
+
+    fn path_of(&self, file: DiskFile) -> &str {
+        self.handles.get(file.0 as usize).and_then(Option::as_ref).expect("it is open")
     }
 
     fn open_file_mut(&mut self, file: DiskFile) -> &mut MemFile {
@@ -213,8 +285,11 @@ impl MemDisk {
 
 impl TestDisk for MemDisk {
     fn submit(&mut self, now: Instant, by: MachineHalf, request: DiskRequest) {
-        let is_read = matches!(request, DiskRequest::Read { .. });
-        let time = if is_read { self.read_time } else { Duration::ZERO };
+        let time = match request {
+            DiskRequest::Read { .. } => self.read_time,
+            DiskRequest::Write { .. } => self.write_time,
+            _ => Duration::ZERO,
+        };
         let done = self.execute(request);
         self.pending.extend(done.map(|done| (now + time, by, done)));
     }

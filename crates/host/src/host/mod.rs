@@ -347,8 +347,8 @@ impl Services {
                     Err(fault) => conn.fail_file(cx, fault),
                 });
             }
-            FileCompletion::Changed { token, buffer, result } => {
-                self.extents.finish_change(cx.out, token, buffer, result);
+            FileCompletion::Changed(token, done) => {
+                self.extents.finish_change(cx.out, token, done);
             }
             FileCompletion::Reopened { file, fault } => self.handle_reopened(cx, file, fault),
         }

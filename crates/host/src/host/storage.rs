@@ -33,6 +33,14 @@ impl Host {
         self.files.open_namespace(&mut self.out, path.as_ref(), true)
     }
 
+    /// Creates a file that is to be published at a path beneath the disk's directory for uploads
+    /// ([`Host::extent_publish`]); [`crate::Notice::File`] reports the completion. It is written as
+    /// a namespace is, and grows with the writes. If it is closed before it was published, the disk
+    /// removes it. Returns `None` if too many files are open.
+    pub fn offload_open_upload(&mut self, path: impl AsRef<[u8]>) -> Option<FileId> {
+        self.files.open_upload(&mut self.out, path.as_ref())
+    }
+
     /// Returns the metadata of a file; `None` while the open is pending. The size of a namespace
     /// stays what it was at the open.
     #[must_use]
@@ -137,7 +145,13 @@ impl Host {
         self.change(token, file, NamespaceChange::Zero { offset, len, deallocate });
     }
 
-    /// Returns the next completed write, flush or zeroing of a user.
+    /// Begins to rename an upload, whose content was flushed, to its path in one step; with
+    /// `replace` also over an existing file. Completes as [`Self::extent_write`] does.
+    pub fn extent_publish(&mut self, token: DiskToken, file: FileId, replace: bool) {
+        self.change(token, file, NamespaceChange::Publish { replace });
+    }
+
+    /// Returns the next completed write, flush, zeroing or publication of a user.
     pub fn poll_extent_done(&mut self, user: DiskUser) -> Option<ExtentDone> {
         self.services.extents.poll_change(user)
     }

@@ -13,7 +13,7 @@ use abi::aligned::AlignedBuf;
 use abi::{FileExtent, FileFault, FileId};
 use bytes::Bytes;
 
-use super::files::{DiskOwner, Files};
+use super::files::{DiskOwner, FileChangeResult, Files};
 use super::namespaces::NamespaceChange;
 use super::source::UnreadRange;
 use crate::api::{DiskToken, DiskUser, Notice};
@@ -28,16 +28,18 @@ pub struct ExtentRead {
     pub result: Result<Bytes, FileFault>,
 }
 
-/// A completed change of a namespace.
+/// A completed change of a namespace or an upload.
 #[derive(Debug)]
 pub struct ExtentDone {
-    /// The number in the token of [`crate::Host::extent_write`], [`crate::Host::extent_flush`] or
-    /// [`crate::Host::extent_zero`].
+    /// The number in the token of [`crate::Host::extent_write`], [`crate::Host::extent_flush`],
+    /// [`crate::Host::extent_zero`] or [`crate::Host::extent_publish`].
     pub number: u64,
     /// The buffer of a write.
     pub buffer: Option<AlignedBuf>,
     /// After an error, any part of the range may have changed.
     pub result: Result<(), FileFault>,
+    /// Size in bytes of the file that a publication replaced, if there was one.
+    pub replaced_bytes: Option<u64>,
 }
 
 /// Reads and changes of the users of the disk.
@@ -102,7 +104,8 @@ impl Extents {
         change: NamespaceChange,
     ) {
         if let Err((change, fault)) = files.change(out, token, file, change) {
-            self.finish_change(out, token, change.into_buffer(), Err(fault));
+            let done = FileChangeResult { buffer: change.into_buffer(), result: Err(fault) };
+            self.finish_change(out, token, done);
         }
     }
 
@@ -121,11 +124,12 @@ impl Extents {
         &mut self,
         out: &mut Outbox,
         DiskToken { user, number }: DiskToken,
-        buffer: Option<AlignedBuf>,
-        result: Result<(), FileFault>,
+        FileChangeResult { buffer, result }: FileChangeResult,
     ) {
         if let Some(ended) = self.users.get_mut(usize::from(user.0)) {
-            ended.changes.push_back(ExtentDone { number, buffer, result });
+            let replaced_bytes = result.ok().flatten();
+            let result = result.map(drop);
+            ended.changes.push_back(ExtentDone { number, buffer, result, replaced_bytes });
             out.notices.push_back(Notice::DiskDone(user));
         }
     }

@@ -48,8 +48,8 @@ pub(crate) enum HostDiskState {
 pub(crate) struct FileEntry {
     pub(crate) path: Box<[u8]>,
     pub(crate) access: FileAccess,
-    /// A namespace that is never written: its file may be read-only.
-    pub(crate) read_only: bool,
+    /// Access for which the host's own disk opens the file.
+    pub(crate) disk_access: DiskAccess,
     pub(crate) reader: FileReader,
     /// Needed if the host reads or writes the file, or has to encrypt what a connection sends.
     pub(crate) disk: HostDiskState,
@@ -63,22 +63,12 @@ pub(crate) struct FileEntry {
     pub(crate) opening: bool,
 }
 
-impl FileEntry {
-    /// Returns the access for which the host's own disk opens the file.
-    fn disk_access(&self) -> DiskAccess {
-        match self.access {
-            FileAccess::Content => DiskAccess::Content,
-            FileAccess::Namespace if self.read_only => DiskAccess::Namespace,
-            FileAccess::Namespace => DiskAccess::NamespaceWrite,
-        }
-    }
-}
-
 /// A request to the host's own disk.
 #[derive(Debug)]
 pub(crate) enum PendingDiskRequest {
     Open(FileId),
-    /// A change of a namespace, within `range` (offset and bytes) unless it is a flush.
+    /// A change of a namespace or an upload, within `range` (offset and bytes) unless it is a flush
+    /// or a publication.
     Change {
         file: FileId,
         token: DiskToken,
@@ -122,12 +112,17 @@ pub(crate) enum FileCompletion {
         file: FileId,
         fault: Option<FileFault>,
     },
-    /// A change of a namespace has completed.
-    Changed {
-        token: DiskToken,
-        buffer: Option<AlignedBuf>,
-        result: Result<(), FileFault>,
-    },
+    /// A change of a namespace or an upload has completed.
+    Changed(DiskToken, FileChangeResult),
+}
+
+/// Result of a change of a namespace or an upload.
+#[derive(Debug)]
+pub(crate) struct FileChangeResult {
+    /// The buffer of a write.
+    pub(crate) buffer: Option<AlignedBuf>,
+    /// Size in bytes of the file that a publication replaced, if there was one.
+    pub(crate) result: Result<Option<u64>, FileFault>,
 }
 
 /// The table of open files.
@@ -204,7 +199,7 @@ impl Files {
         *self.entries.get_mut(index as usize)? = Some(FileEntry {
             path: path.into(),
             access,
-            read_only: false,
+            disk_access: access.into(),
             reader,
             disk: HostDiskState::No,
             stat: None,
@@ -224,12 +219,12 @@ impl Files {
             return;
         };
         entry.disk = HostDiskState::Opening;
-        let (path, access) = (entry.path.clone(), entry.disk_access());
+        let (path, access) = (entry.path.clone(), entry.disk_access);
         if access == DiskAccess::Content && self.source == ContentSource::Application {
             out.content.push_back(ContentRequest::Open { id, path });
             return;
         }
-        // Namespaces are always opened here: no fallback.
+        // Namespaces and uploads are always opened here: no fallback.
         out.counters.file_fallback_opens += u64::from(access == DiskAccess::Content);
         out.disk.push_back(DiskRequest::Open { id, path, access });
     }
@@ -460,11 +455,17 @@ impl Files {
             DiskCompletion::Opened { id, result } => self.handle_disk_opened(out, id, result),
             DiskCompletion::Written { id, buf, result } => {
                 let pending = self.pending.remove(&id)?;
-                self.finish_change(out, pending, Some(buf), result)
+                let result = result.map(|()| None);
+                self.finish_change(out, pending, FileChangeResult { buffer: Some(buf), result })
             }
             DiskCompletion::Flushed { id, result } | DiskCompletion::Zeroed { id, result } => {
                 let pending = self.pending.remove(&id)?;
-                self.finish_change(out, pending, None, result)
+                let result = result.map(|()| None);
+                self.finish_change(out, pending, FileChangeResult { buffer: None, result })
+            }
+            DiskCompletion::Published { id, result } => {
+                let pending = self.pending.remove(&id)?;
+                self.finish_change(out, pending, FileChangeResult { buffer: None, result })
             }
             DiskCompletion::Read { id, buf, result } => {
                 let Some(PendingDiskRequest::Read { file, owner, skip, len }) =

@@ -1,6 +1,8 @@
 //! Namespaces: files that the host writes to while the device may read them.
 //!
-//! Half of [`Files`]. A namespace is always open at the host's own disk, which writes it; its open
+//! Half of [`Files`]. Uploads are here too: new files that only the host's own disk has open, with
+//! the same changes.
+//! A namespace is always open at the host's own disk, which writes it; its open
 //! completes when that disk has answered. The device is asked to open it too: the host reads what
 //! is sent from it until the device has opened it, and again after the device was reset. So a
 //! handle stays valid whatever the device does.
@@ -15,13 +17,14 @@ use abi::disk::{DiskAccess, DiskFile, DiskRequest};
 use abi::{FileAccess, FileFault, FileId, FileOpened, Op, Refusal};
 
 use super::files::{
-    FileCompletion, FileEntry, FileReader, Files, HostDiskState, PendingDiskRequest,
+    FileChangeResult, FileCompletion, FileEntry, FileReader, Files, HostDiskState,
+    PendingDiskRequest,
 };
 use crate::api::DiskToken;
 use crate::net::outbox::Outbox;
 use base::internal_error;
 
-/// A change of a namespace.
+/// A change of a namespace or an upload.
 #[derive(Debug)]
 pub(crate) enum NamespaceChange {
     /// Writes the first `len` bytes of the buffer.
@@ -32,6 +35,10 @@ pub(crate) enum NamespaceChange {
         fua: bool,
     },
     Flush,
+    /// Renames an upload to its path, over an existing file only if `replace`.
+    Publish {
+        replace: bool,
+    },
     Zero {
         offset: u64,
         len: u64,
@@ -40,12 +47,13 @@ pub(crate) enum NamespaceChange {
 }
 
 impl NamespaceChange {
-    /// Returns offset and length in bytes of the changed range; `None` for a flush.
+    /// Returns offset and length in bytes of the changed range; `None` for a flush or a
+    /// publication.
     const fn range(&self) -> Option<(u64, u64)> {
         match *self {
             Self::Write { offset, len, .. } => Some((offset, len as u64)),
             Self::Zero { offset, len, .. } => Some((offset, len)),
-            Self::Flush => None,
+            Self::Flush | Self::Publish { .. } => None,
         }
     }
 
@@ -53,7 +61,7 @@ impl NamespaceChange {
     pub(crate) fn into_buffer(self) -> Option<AlignedBuf> {
         match self {
             Self::Write { buffer, .. } => Some(buffer),
-            Self::Flush | Self::Zero { .. } => None,
+            Self::Flush | Self::Publish { .. } | Self::Zero { .. } => None,
         }
     }
 }
@@ -70,10 +78,22 @@ impl Files {
         let why = self.offload.err().unwrap_or(Refusal::Unanswered);
         let file = self.insert(path, FileAccess::Namespace, FileReader::Host(why))?;
         if let Some(entry) = self.entry(file) {
-            entry.read_only = read_only;
+            entry.disk_access =
+                if read_only { DiskAccess::Namespace } else { DiskAccess::NamespaceWrite };
         }
         if self.offload.is_ok() {
             self.open_namespace_on_device(out, file);
+        }
+        self.open_on_host(out, file);
+        Some(file)
+    }
+
+    /// Creates a file that is to be published at `path`; `None` if the table is full.
+    pub(crate) fn open_upload(&mut self, out: &mut Outbox, path: &[u8]) -> Option<FileId> {
+        let reader = FileReader::Host(Refusal::NotSupported);
+        let file = self.insert(path, FileAccess::Namespace, reader)?;
+        if let Some(entry) = self.entry(file) {
+            entry.disk_access = DiskAccess::Upload;
         }
         self.open_on_host(out, file);
         Some(file)
@@ -146,6 +166,9 @@ impl Files {
                 DiskRequest::Write { id, file: disk, offset, buf, len, fua }
             }
             NamespaceChange::Flush => DiskRequest::Flush { id, file: disk },
+            NamespaceChange::Publish { replace } => {
+                DiskRequest::Publish { id, file: disk, replace }
+            }
             NamespaceChange::Zero { offset, len, deallocate } => {
                 DiskRequest::Zero { id, file: disk, offset, len, deallocate }
             }
@@ -154,21 +177,26 @@ impl Files {
     }
 
     fn writable(&mut self, file: FileId, change: &NamespaceChange) -> Result<DiskFile, FileFault> {
-        let namespace =
-            |e: &&mut FileEntry| e.access == FileAccess::Namespace && !e.read_only && !e.closed;
-        let entry = self.entry(file).filter(namespace).ok_or(FileFault::BadExtent)?;
+        let written = |e: &&mut FileEntry| e.disk_access.writes() && !e.closed;
+        let entry = self.entry(file).filter(written).ok_or(FileFault::BadExtent)?;
+        let access = entry.disk_access;
         let (Some(stat), HostDiskState::Open(disk)) = (entry.stat, &entry.disk) else {
             return Err(FileFault::BadExtent);
         };
         let stat = stat?;
         let in_file = change.range().is_none_or(|(offset, len)| {
-            len > 0 && offset.checked_add(len).is_some_and(|end| end <= stat.size)
+            let end = offset.checked_add(len);
+            let size_max = if access == DiskAccess::Upload { u64::MAX } else { stat.size };
+            len > 0 && end.is_some_and(|end| end <= size_max)
         });
         let in_buffer = match change {
             NamespaceChange::Write { buffer, len, .. } => *len as usize <= buffer.len(),
-            NamespaceChange::Flush | NamespaceChange::Zero { .. } => true,
+            NamespaceChange::Flush
+            | NamespaceChange::Publish { .. }
+            | NamespaceChange::Zero { .. } => true,
         };
-        let takes = DiskAccess::NamespaceWrite.accepts(stat.kind);
+        let publishes = matches!(change, NamespaceChange::Publish { .. });
+        let takes = access.accepts(stat.kind) && (!publishes || access == DiskAccess::Upload);
         if takes && in_file && in_buffer { Ok(*disk) } else { Err(FileFault::BadExtent) }
     }
 
@@ -180,6 +208,10 @@ impl Files {
             internal_error!(out.counters.internal_errors, "no such namespace");
             return;
         };
+        if entry.disk_access == DiskAccess::Upload {
+            // The device never had it.
+            return;
+        }
         (entry.opening, entry.device_stat) = (false, None);
         if offload {
             entry.reader = FileReader::Host(Refusal::DeviceReset);
@@ -196,8 +228,7 @@ impl Files {
         &mut self,
         out: &mut Outbox,
         pending: PendingDiskRequest,
-        buffer: Option<AlignedBuf>,
-        result: Result<(), FileFault>,
+        done: FileChangeResult,
     ) -> Option<FileCompletion> {
         let PendingDiskRequest::Change { file, token, range } = pending else {
             internal_error!(out.counters.internal_errors, "no change of a namespace");
@@ -210,8 +241,8 @@ impl Files {
             out.counters.file_invalidations += 1;
             out.ops.push_back(Op::FileInvalidate { file, offset, len });
         }
-        out.counters.file_write_errors += u64::from(result.is_err());
+        out.counters.file_write_errors += u64::from(done.result.is_err());
         self.remove_if_unused(out, file);
-        Some(FileCompletion::Changed { token, buffer, result })
+        Some(FileCompletion::Changed(token, done))
     }
 }

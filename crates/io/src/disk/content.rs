@@ -33,7 +33,8 @@ use std::sync::{Mutex, PoisonError};
 use abi::disk::DiskAccess;
 use abi::{FileFault, FileKind, FileStat};
 
-use super::root::{file_fault_of, mix, stat};
+use super::resolve::file_fault_of;
+use super::root::{mix, stat};
 
 /// Size of the sample: the last promised bytes, compared if metadata cannot decide.
 const SAMPLE_BYTES: u64 = 4096;

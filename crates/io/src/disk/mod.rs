@@ -7,19 +7,22 @@
 //!
 //! Invariants of all backends: a path never leads out of the root (`root`). Only regular files are
 //! read, and block devices as namespaces. Only files opened for writing are written, and never
-//! beyond their size at the open. File names and ranges of a request are verified, never trusted;
-//! an invalid one is answered with [`abi::FileFault::BadExtent`]. The metadata of a read's answer
-//! was taken after the read, and has the open's version while the content is unchanged (`content`).
-//! Reads and writes go through the page cache, so a file that other processes also send is read
-//! from the disk once, unless [`DiskOptions::direct_io`] is set. Files are not locked; a caller
-//! that needs exclusive write access calls [`lock()`].
+//! beyond their size at the open, unless they are uploads (`upload`). File names and ranges of a
+//! request are verified, never trusted; an invalid one is answered with
+//! [`abi::FileFault::BadExtent`]. The metadata of a read's answer was taken after the read, and
+//! has the open's version while the content is unchanged (`content`). Reads and writes go through
+//! the page cache, so a file that other processes also send is read from the disk once, unless
+//! [`DiskOptions::direct_io`] is set. Files are not locked; a caller that needs exclusive write
+//! access calls [`lock()`].
 
 mod content;
 mod lock;
+mod resolve;
 mod root;
 mod sync;
 mod table;
 mod threads;
+mod upload;
 mod uring;
 mod write;
 
@@ -28,11 +31,14 @@ mod content_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
+mod upload_tests;
+#[cfg(test)]
 mod write_tests;
 
 use std::io;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use abi::FileFault;
 use abi::disk::{DiskCompletion, DiskRequest};
@@ -40,6 +46,7 @@ use abi::disk::{DiskCompletion, DiskRequest};
 pub use content::{ChangeRule, unreliable_metadata_reason};
 pub use lock::lock;
 use root::{DirectIo, DiskRoot, OpenFile};
+pub use upload::{UploadDirectory, UploadDirectoryError};
 
 /// Maximum number of requests in flight, including answers that were not polled.
 pub const IN_FLIGHT_MAX: usize = 256;
@@ -183,8 +190,25 @@ impl Default for DiskOptions {
 /// # Errors
 /// As [`open_disk`].
 pub fn open_disk_with(root: &Path, options: DiskOptions) -> Result<Box<dyn Disk>, DiskSetupError> {
-    let root = DiskRoot::open(root, options)?;
-    match options.kind {
+    open_backend(DiskRoot::open(root, options)?)
+}
+
+/// Like [`open_disk_with`], for a disk that also creates files, in the directory for uploads.
+///
+/// # Errors
+/// As [`open_disk`].
+pub fn open_disk_for_uploads(
+    root: &Path,
+    options: DiskOptions,
+    uploads: Arc<UploadDirectory>,
+) -> Result<Box<dyn Disk>, DiskSetupError> {
+    let mut root = DiskRoot::open(root, options)?;
+    root.uploads = Some(uploads);
+    open_backend(root)
+}
+
+fn open_backend(root: DiskRoot) -> Result<Box<dyn Disk>, DiskSetupError> {
+    match root.options().kind {
         DiskKind::Uring => Ok(Box::new(uring::UringDisk::new(root).map_err(|(error, _)| error)?)),
         DiskKind::Threads => Ok(Box::new(threads::ThreadsDisk::new(root, "threads".into())?)),
         DiskKind::Sync => Ok(Box::new(sync::SyncDisk::new(root))),
@@ -226,9 +250,11 @@ base::counters! {
         disk_flushes,
         /// Successful zeroings.
         disk_zeroes,
+        /// Uploads that got their names.
+        disk_publications,
         /// Zeroings by writing zeros, because the file system cannot zero a range.
         disk_zeroes_written,
-        /// Writes, flushes and zeroings that failed.
+        /// Writes, flushes, zeroings and publications that failed.
         disk_write_errors: alarm,
         /// Failures of these for lack of space.
         disk_no_space: alarm,
@@ -267,6 +293,15 @@ impl DiskCounters {
             }
             DiskCompletion::Flushed { result, .. } => {
                 self.disk_flushes += self.count_write(*result);
+            }
+            // Its name was taken: a condition of the request, not a failure.
+            DiskCompletion::Published { result: Err(FileFault::Exists), .. } => {}
+            DiskCompletion::Published { result, .. } => {
+                let result = match result {
+                    Ok(_) => Ok(()),
+                    Err(fault) => Err(*fault),
+                };
+                self.disk_publications += self.count_write(result);
             }
             DiskCompletion::Zeroed { result, .. } => self.disk_zeroes += self.count_write(*result),
         }

@@ -1,25 +1,25 @@
 //! Opening below a root, metadata, and the plain read that the blocking backends share.
 //!
-//! The kernel resolves the paths: `openat2(2)` with `RESOLVE_BENEATH` refuses all ways out of the
-//! root (`..`, absolute paths, symbolic links) at the open, without the race of a check in user
-//! space with a rename. Symbolic links that stay inside are followed. The root itself is named by
+//! The kernel resolves the paths (`resolve`). The root itself is named by
 //! the operator and may be a symbolic link: each open checks whether it leads elsewhere by now, so
 //! that `ln -sfn` deploys a new version. Open files are not affected.
-#![expect(unsafe_code, reason = "openat2 and fcntl")]
+#![expect(unsafe_code, reason = "fcntl")]
 
 use std::ffi::{CStr, CString};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use abi::aligned::{AlignedBuf, PAGE_BYTES};
 use abi::disk::DiskAccess;
-use abi::{FileFault, FileKind, FileStat, Refusal};
+use abi::{FileFault, FileKind, FileStat};
 
 use super::content::ContentPromise;
+use super::resolve::{file_fault_of, is_transient, open_beneath};
+use super::upload::{UploadDirectory, UploadNames};
 use super::{DiskOptions, DiskSetupError};
 
 /// Maximum number of attempts of an open that races with renames.
@@ -28,8 +28,6 @@ const OPEN_TRIES: usize = 8;
 /// Flags of every open, besides the access mode. `O_NONBLOCK` so that opening a FIFO does not wait
 /// for its writer.
 const OPEN_FLAGS: i32 = libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY;
-/// Flags of the resolution of all paths. Magic links (`/proc/PID/fd`) could lead anywhere.
-pub(super) const RESOLVE: u64 = libc::RESOLVE_BENEATH | libc::RESOLVE_NO_MAGICLINKS;
 
 /// The directory that no path leads out of.
 #[derive(Debug)]
@@ -37,6 +35,8 @@ pub(super) struct DiskRoot {
     path: PathBuf,
     dir: Mutex<RootDir>,
     options: DiskOptions,
+    /// Directory in which files are created.
+    pub(super) uploads: Option<Arc<UploadDirectory>>,
 }
 
 /// The directory that the root's path led to at the last check.
@@ -70,6 +70,8 @@ pub(super) struct OpenFile {
     pub(super) direct: DirectIo,
     /// Boxed to keep the answer to an open small.
     pub(super) promise: Box<ContentPromise>,
+    /// Names of a file that is being uploaded.
+    pub(super) upload: Option<Box<UploadNames>>,
 }
 
 /// Reads without the page cache.
@@ -84,6 +86,11 @@ pub(super) enum DirectIo {
 }
 
 impl OpenFile {
+    /// Renames an upload to its path, in the calling thread.
+    pub(super) fn publish(&self, replace: bool) -> Result<Option<u64>, FileFault> {
+        self.upload.as_ref().ok_or(FileFault::BadExtent)?.publish(replace)
+    }
+
     /// Returns the descriptor for reads.
     pub(super) const fn for_reads(&self) -> &File {
         match &self.direct {
@@ -103,7 +110,7 @@ impl OpenFile {
 pub(super) fn open_flags(access: DiskAccess) -> u64 {
     let mode = match access {
         DiskAccess::Content | DiskAccess::Namespace => libc::O_RDONLY,
-        DiskAccess::NamespaceWrite => libc::O_RDWR,
+        DiskAccess::NamespaceWrite | DiskAccess::Upload => libc::O_RDWR,
     };
     u64::from((OPEN_FLAGS | mode).unsigned_abs())
 }
@@ -113,7 +120,10 @@ impl DiskRoot {
         let dir = RootDir::open(path)
             .map_err(|source| DiskSetupError::Root { path: path.to_owned(), source })?;
         match openat2(dir.file.as_raw_fd(), c".", DiskAccess::Content) {
-            Ok(_) => Ok(Self { path: path.to_owned(), dir: Mutex::new(dir), options }),
+            Ok(_) => {
+                let (path, dir) = (path.to_owned(), Mutex::new(dir));
+                Ok(Self { path, dir, options, uploads: None })
+            }
             Err(source) => Err(DiskSetupError::NoOpenat2 { source }),
         }
     }
@@ -142,6 +152,9 @@ impl DiskRoot {
         path: &CStr,
         access: DiskAccess,
     ) -> Result<(OpenFile, FileStat), FileFault> {
+        if access == DiskAccess::Upload {
+            return self.create_upload(path);
+        }
         let dir = self.dir();
         for _ in 0..OPEN_TRIES {
             match openat2(dir.as_raw_fd(), path, access) {
@@ -157,22 +170,18 @@ impl DiskRoot {
         }
         Err(FileFault::Io)
     }
+
+    /// Creates a file that is to be published at `path`, in the calling thread.
+    pub(super) fn create_upload(&self, path: &CStr) -> Result<(OpenFile, FileStat), FileFault> {
+        let uploads = self.uploads.as_ref().ok_or(FileFault::Denied)?;
+        let (file, names) = UploadDirectory::create(uploads, path)?;
+        let (file, stat) = inspect_opened(file, DiskAccess::Upload, self.options)?;
+        Ok((OpenFile { upload: Some(Box::new(names)), ..file }, stat))
+    }
 }
 
 fn openat2(dir: RawFd, path: &CStr, access: DiskAccess) -> io::Result<File> {
-    // SAFETY: an open_how is plain data, valid as zeros.
-    let mut how: libc::open_how = unsafe { std::mem::zeroed() };
-    how.flags = open_flags(access);
-    how.resolve = RESOLVE;
-    let size = size_of::<libc::open_how>();
-    // SAFETY: the path is NUL-terminated, `how` is valid for `size` bytes, and both outlive the
-    // call.
-    let fd = unsafe { libc::syscall(libc::SYS_openat2, dir, path.as_ptr(), &raw const how, size) };
-    match i32::try_from(fd) {
-        // SAFETY: the kernel has just returned this descriptor, and nothing else owns it.
-        Ok(fd @ 0..) => Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) })),
-        _ => Err(io::Error::last_os_error()),
-    }
+    open_beneath(dir, path, open_flags(access))
 }
 
 /// Returns the path as a C string. The root itself is the empty path.
@@ -198,10 +207,11 @@ pub(super) fn inspect_opened(
     let direct = match access {
         _ if !options.direct_io || !access.accepts(stat.kind) => DirectIo::Off,
         // Its reads are rare, and its writes need not be aligned.
-        DiskAccess::NamespaceWrite => DirectIo::Off,
+        DiskAccess::NamespaceWrite | DiskAccess::Upload => DirectIo::Off,
         DiskAccess::Content | DiskAccess::Namespace => open_direct(&file),
     };
-    Ok((OpenFile { file, kind: stat.kind, size: stat.size, access, direct, promise }, stat))
+    let (kind, size) = (stat.kind, stat.size);
+    Ok((OpenFile { file, kind, size, access, direct, promise, upload: None }, stat))
 }
 
 /// Opens the file of an open descriptor once more, for direct reads.
@@ -278,22 +288,4 @@ pub(super) fn read_whole(
         pieces += 1;
     }
     Ok((u32::try_from(done).unwrap_or(u32::MAX), open.promise.check(&open.file)?, pieces > 1))
-}
-
-pub(super) fn is_transient(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR))
-}
-
-/// Converts an error of the kernel for the requester.
-pub(super) fn file_fault_of(error: &io::Error) -> FileFault {
-    match error.raw_os_error() {
-        Some(libc::ENOENT) => FileFault::NotFound,
-        // EXDEV: the path leads out of the root.
-        Some(libc::EACCES | libc::EPERM | libc::EXDEV | libc::EROFS) => FileFault::Denied,
-        Some(libc::ELOOP | libc::ENAMETOOLONG | libc::ENOTDIR | libc::EINVAL | libc::EISDIR) => {
-            FileFault::BadPath
-        }
-        Some(libc::EMFILE | libc::ENFILE) => FileFault::Refused(Refusal::TableFull),
-        _ => FileFault::Io,
-    }
 }

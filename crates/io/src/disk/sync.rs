@@ -79,6 +79,11 @@ impl Disk for SyncDisk {
                 });
                 DiskCompletion::Zeroed { id, result }
             }
+            DiskRequest::Publish { id, file, replace } => {
+                let file = self.files.for_publish(file);
+                let result = file.and_then(|file| file.publish(replace));
+                DiskCompletion::Published { id, result }
+            }
             DiskRequest::Close { .. } => return Ok(()),
         };
         self.ready.push_back(completion);

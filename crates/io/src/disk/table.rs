@@ -81,7 +81,7 @@ impl FileTable {
     }
 
     /// Returns the file for a write or a zeroing, if file and range permit it: within the file's
-    /// size at its open.
+    /// size at its open, unless it is an upload.
     pub(super) fn for_write(
         &self,
         name: DiskFile,
@@ -90,7 +90,8 @@ impl FileTable {
     ) -> Result<Arc<OpenFile>, FileFault> {
         let file = self.for_flush(name)?;
         let end = offset.checked_add(len).ok_or(FileFault::BadExtent)?;
-        if len == 0 || end > file.size || i64::try_from(end).is_err() {
+        let in_file = end <= file.size || file.access == DiskAccess::Upload;
+        if len == 0 || !in_file || i64::try_from(end).is_err() {
             return Err(FileFault::BadExtent);
         }
         Ok(file)
@@ -99,10 +100,19 @@ impl FileTable {
     /// Returns the file for a flush, if it was opened for writing.
     pub(super) fn for_flush(&self, name: DiskFile) -> Result<Arc<OpenFile>, FileFault> {
         let file = self.find(name)?;
-        if file.access != DiskAccess::NamespaceWrite || !file.access.accepts(file.kind) {
+        if !file.access.writes() || !file.access.accepts(file.kind) {
             return Err(FileFault::BadExtent);
         }
         Ok(Arc::clone(file))
+    }
+
+    /// Returns the file for a publication, if it is an upload.
+    pub(super) fn for_publish(&self, name: DiskFile) -> Result<Arc<OpenFile>, FileFault> {
+        let file = self.find(name)?;
+        match file.upload {
+            Some(_) => Ok(Arc::clone(file)),
+            None => Err(FileFault::BadExtent),
+        }
     }
 
     /// Returns the file of a name.

@@ -50,6 +50,11 @@ enum DiskJob {
         id: DiskRequestId,
         file: Arc<OpenFile>,
     },
+    Publish {
+        id: DiskRequestId,
+        file: Arc<OpenFile>,
+        replace: bool,
+    },
     Zero {
         id: DiskRequestId,
         file: Arc<OpenFile>,
@@ -82,6 +87,10 @@ enum DiskJobResult {
     Flush {
         id: DiskRequestId,
         result: Result<(), FileFault>,
+    },
+    Publish {
+        id: DiskRequestId,
+        result: Result<Option<u64>, FileFault>,
     },
     /// Result of writing zeros: false if the file system cannot.
     Zero {
@@ -183,6 +192,10 @@ impl ThreadsDisk {
                 Ok(file) => DiskJob::Flush { id, file },
                 Err(fault) => return Err(DiskJobResult::Flush { id, result: Err(fault) }),
             },
+            DiskRequest::Publish { id, file, replace } => match self.files.for_publish(file) {
+                Ok(file) => DiskJob::Publish { id, file, replace },
+                Err(fault) => return Err(DiskJobResult::Publish { id, result: Err(fault) }),
+            },
             DiskRequest::Zero { id, file, offset, len, deallocate } => {
                 match self.files.for_write(file, offset, len) {
                     Ok(file) => DiskJob::Zero { id, file, offset, len, deallocate },
@@ -219,6 +232,7 @@ impl ThreadsDisk {
                 DiskCompletion::Written { id, buf, result }
             }
             DiskJobResult::Flush { id, result } => DiskCompletion::Flushed { id, result },
+            DiskJobResult::Publish { id, result } => DiskCompletion::Published { id, result },
             DiskJobResult::Zero { id, result } => {
                 let result = result.map(|by_hand| {
                     self.counters.disk_zeroes_written += u64::from(by_hand);
@@ -270,6 +284,9 @@ impl DiskPoolShared {
                 DiskJobResult::Write { id, buf, result: result.map(|continued| (len, continued)) }
             }
             DiskJob::Flush { id, file } => DiskJobResult::Flush { id, result: flush(&file.file) },
+            DiskJob::Publish { id, file, replace } => {
+                DiskJobResult::Publish { id, result: file.publish(replace) }
+            }
             DiskJob::Zero { id, file, offset, len, deallocate } => {
                 DiskJobResult::Zero { id, result: zero(&file.file, offset, len, deallocate) }
             }

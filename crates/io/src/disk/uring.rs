@@ -26,9 +26,8 @@ use abi::{FileFault, FileStat};
 use io_uring::types::{Fd, FsyncFlags, OpenHow};
 use io_uring::{IoUring, Probe, opcode, squeue};
 
-use super::root::{
-    DiskRoot, OpenFile, RESOLVE, c_path, file_fault_of, inspect_opened, is_transient, open_flags,
-};
+use super::resolve::{RESOLVE, file_fault_of, is_transient};
+use super::root::{DiskRoot, OpenFile, c_path, inspect_opened, open_flags};
 use super::table::{FileTable, bytes_to_write};
 use super::write::{ZERO_BYTES, ZEROS, is_fallocate_unsupported, write_fault_of, zero_mode};
 use super::{Disk, DiskCounters, DiskSetupError, IN_FLIGHT_MAX};
@@ -84,6 +83,15 @@ struct UringFlush {
     retries: u8,
 }
 
+/// Flush of the directory in which an upload has its name.
+struct UringPublish {
+    id: DiskRequestId,
+    file: Arc<OpenFile>,
+    /// Size of the file that was replaced.
+    replaced_bytes: Option<u64>,
+    retries: u8,
+}
+
 struct UringZero {
     id: DiskRequestId,
     file: Arc<OpenFile>,
@@ -102,6 +110,7 @@ enum UringRequest {
     Sample(UringSample),
     Write(UringWrite),
     Flush(UringFlush),
+    Publish(UringPublish),
     Zero(UringZero),
 }
 
@@ -200,6 +209,10 @@ impl UringDisk {
                 let fd = Fd(flush.file.file.as_raw_fd());
                 opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build()
             }
+            UringRequest::Publish(publish) => {
+                let dir = publish.file.upload.as_ref().map(|upload| upload.dir.as_raw_fd());
+                opcode::Fsync::new(Fd(dir.unwrap_or(-1))).build()
+            }
             UringRequest::Zero(zero) => zero.entry(),
             UringRequest::Free => return,
         };
@@ -255,6 +268,14 @@ impl UringDisk {
                     Some(DiskCompletion::Flushed { id: flush.id, result })
                 }
             },
+            UringRequest::Publish(mut publish) => match progress_of(result, &mut publish.retries) {
+                UringProgress::Again => self.resubmit(slot, UringRequest::Publish(publish)),
+                UringProgress::Done(result) => {
+                    self.free.push(slot);
+                    let result = result.map(|()| publish.replaced_bytes);
+                    Some(DiskCompletion::Published { id: publish.id, result })
+                }
+            },
             UringRequest::Zero(mut zero) => match zero.finish(result) {
                 UringProgress::Again => self.resubmit(slot, UringRequest::Zero(zero)),
                 UringProgress::Done(result) => {
@@ -274,9 +295,15 @@ impl UringDisk {
 
     /// Returns the request to execute; or the answer, if the request is invalid, which is `None`
     /// for a close.
-    fn stage(&self, request: DiskRequest) -> Result<UringRequest, Option<DiskCompletion>> {
+    fn stage(&mut self, request: DiskRequest) -> Result<UringRequest, Option<DiskCompletion>> {
         let retries = 0;
         let in_flight = match request {
+            DiskRequest::Open { id, path, access: DiskAccess::Upload } => {
+                return Err(Some(self.create_upload(id, &path)));
+            }
+            DiskRequest::Publish { id, file, replace } => {
+                return self.start_publication(id, file, replace).map_err(Some);
+            }
             DiskRequest::Open { id, path, access } => {
                 let result = c_path(&path).map_err(Err);
                 let path = result.map_err(|result| DiskCompletion::Opened { id, result })?;
@@ -335,6 +362,33 @@ impl UringDisk {
             DiskRequest::Close { .. } => return Err(None),
         };
         Ok(in_flight)
+    }
+
+    /// Creates the file of an upload by plain calls, which change the file system's memory only.
+    fn create_upload(&mut self, id: DiskRequestId, path: &[u8]) -> DiskCompletion {
+        let opened = c_path(path).and_then(|path| self.root.create_upload(&path));
+        let result = opened.and_then(|(file, stat)| Ok((self.files.insert(file)?, stat)));
+        DiskCompletion::Opened { id, result }
+    }
+
+    /// Renames an upload by a plain call; returns the request that makes the name durable, or the
+    /// answer after an error.
+    fn start_publication(
+        &self,
+        id: DiskRequestId,
+        file: DiskFile,
+        replace: bool,
+    ) -> Result<UringRequest, DiskCompletion> {
+        let renamed = self.files.for_publish(file).and_then(|file| {
+            let names = file.upload.as_deref().ok_or(FileFault::BadExtent)?;
+            Ok((names.rename(replace)?, file))
+        });
+        match renamed {
+            Ok((replaced_bytes, file)) => {
+                Ok(UringRequest::Publish(UringPublish { id, file, replaced_bytes, retries: 0 }))
+            }
+            Err(fault) => Err(DiskCompletion::Published { id, result: Err(fault) }),
+        }
     }
 
     fn finish_open(&mut self, open: &UringOpen, result: i32) -> DiskCompletion {

@@ -12,7 +12,7 @@ use std::os::unix::fs::FileExt;
 
 use abi::FileFault;
 
-use super::root::is_transient;
+use super::resolve::is_transient;
 
 /// Bytes per write if the file system cannot zero a range itself.
 pub(super) const ZERO_BYTES: usize = 128 * 1024;

@@ -20,13 +20,19 @@ impl DiskTester {
         self.open_for(path, DiskAccess::NamespaceWrite).unwrap().0
     }
 
-    fn write(&mut self, file: DiskFile, offset: u64, bytes: &[u8], fua: bool) -> WriteResult {
+    pub(super) fn write(
+        &mut self,
+        file: DiskFile,
+        offset: u64,
+        bytes: &[u8],
+        fua: bool,
+    ) -> WriteResult {
         let mut buf = AlignedBuf::new(bytes.len().div_ceil(PAGE_BYTES).max(1));
         buf.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
         self.write_from(file, offset, buf, u32::try_from(bytes.len()).unwrap(), fua)
     }
 
-    fn write_from(
+    pub(super) fn write_from(
         &mut self,
         file: DiskFile,
         offset: u64,
@@ -46,7 +52,7 @@ impl DiskTester {
         }
     }
 
-    fn sync(&mut self, file: DiskFile) -> WriteResult {
+    pub(super) fn sync(&mut self, file: DiskFile) -> WriteResult {
         let asked = self.id();
         self.disk.submit(DiskRequest::Flush { id: asked, file }).unwrap();
         match self.wait() {
@@ -209,7 +215,9 @@ fn writes_and_reads_at_once() {
                 DiskCompletion::Zeroed { result, .. } => result.map(|()| 1),
                 DiskCompletion::Flushed { result, .. } => result.map(|()| 2),
                 DiskCompletion::Written { result, .. } => result.map(|()| 3),
-                other @ DiskCompletion::Opened { .. } => panic!("{other:?}"),
+                other @ (DiskCompletion::Opened { .. } | DiskCompletion::Published { .. }) => {
+                    panic!("{other:?}")
+                }
             }
             .unwrap()] += 1;
         }

@@ -49,6 +49,7 @@ impl ModelledDisk {
                 }
                 DiskCompletion::Opened { .. }
                 | DiskCompletion::Flushed { .. }
+                | DiskCompletion::Published { .. }
                 | DiskCompletion::Zeroed { .. } => 0,
             };
             let service =

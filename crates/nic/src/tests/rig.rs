@@ -137,6 +137,7 @@ impl Rig {
                     }
                     DiskRequest::Write { .. }
                     | DiskRequest::Flush { .. }
+                    | DiskRequest::Publish { .. }
                     | DiskRequest::Zero { .. } => panic!("a device does not write"),
                 }
             }

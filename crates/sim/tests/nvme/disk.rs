@@ -192,6 +192,7 @@ impl TestDisk for FaultyDisk {
                 });
                 FaultyDiskWork::Ready(DiskCompletion::Opened { id, result })
             }
+            DiskRequest::Publish { .. } => panic!("a target uploads nothing"),
             DiskRequest::Close { file } => {
                 assert!(self.open.remove(&file.0), "it is open");
                 return;

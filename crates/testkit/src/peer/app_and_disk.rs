@@ -175,6 +175,9 @@ impl ScriptedTcpPeer {
                     DiskCompletion::Written { id, buf, result: Ok(()) }
                 }
                 DiskRequest::Flush { id, .. } => DiskCompletion::Flushed { id, result: Ok(()) },
+                DiskRequest::Publish { id, .. } => {
+                    DiskCompletion::Published { id, result: Ok(None) }
+                }
                 DiskRequest::Zero { id, .. } => DiskCompletion::Zeroed { id, result: Ok(()) },
                 DiskRequest::Close { .. } => {
                     self.disk_closes += 1;

@@ -274,7 +274,10 @@ impl FileEngine {
             DiskRequest::Open { .. } | DiskRequest::Close { .. } => {
                 self.control.push_front(request);
             }
-            DiskRequest::Write { .. } | DiskRequest::Flush { .. } | DiskRequest::Zero { .. } => {
+            DiskRequest::Write { .. }
+            | DiskRequest::Flush { .. }
+            | DiskRequest::Publish { .. }
+            | DiskRequest::Zero { .. } => {
                 debug_assert!(false, "a device does not write");
             }
         }
@@ -290,6 +293,7 @@ impl FileEngine {
             }
             DiskCompletion::Written { .. }
             | DiskCompletion::Flushed { .. }
+            | DiskCompletion::Published { .. }
             | DiskCompletion::Zeroed { .. } => {
                 self.counters.file_stale_completions += 1;
                 None
