@@ -9,6 +9,7 @@ use serde_json::Value;
 fn all() -> impl Iterator<Item = &'static str> {
     let applications = [
         apps::content::ContentCounters::ALARMS,
+        apps::content::UploadCounters::ALARMS,
         apps::proxy::ProxyCounters::ALARMS,
         apps::nvme::target::NvmeTargetCounters::ALARMS,
         apps::nvme::initiator::InitiatorCounters::ALARMS,

@@ -98,6 +98,8 @@ pub(crate) struct ServeArgs {
     /// Files on namespaces.
     #[command(flatten)]
     pub(crate) remote: RemoteArgs,
+    #[command(flatten)]
+    pub(crate) uploads: UploadArgs,
     /// End transfers of a file on any change of its metadata (chmod, link, append), not only if the
     /// bytes to send may have changed. Files on namespaces: --remote-validity 0
     #[arg(long, conflicts_with = "remote_validity")]
@@ -108,6 +110,22 @@ pub(crate) struct ServeArgs {
     /// Longest time that a connection may be idle between requests, in seconds
     #[arg(long, default_value_t = 60, value_name = "S")]
     pub(crate) keepalive_timeout: u32,
+}
+
+/// Uploads to `outboard serve`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct UploadArgs {
+    /// Accept uploads by PUT: the content for /PATH becomes DIR/PATH, replaced as a whole. The
+    /// directory of the file must exist. Clients are not authenticated
+    #[arg(long, value_name = "DIR")]
+    pub(crate) upload_dir: Option<PathBuf>,
+    /// Bytes that the files below --upload-dir may have in all, those from before included
+    /// [default: no limit]
+    #[arg(long, value_name = "BYTES", requires = "upload_dir")]
+    pub(crate) upload_quota: Option<u64>,
+    /// Largest size of an uploaded file, in bytes [default: no limit]
+    #[arg(long, value_name = "BYTES", requires = "upload_dir")]
+    pub(crate) upload_max_size: Option<u64>,
 }
 
 /// Certificates of a TLS server.

@@ -1,9 +1,10 @@
 //! Options of reading files, for the content server and the NVMe/TCP target.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use clap::Args;
-use io::disk::{ChangeRule, Disk, DiskKind, DiskOptions};
+use io::disk::{ChangeRule, Disk, DiskKind, DiskOptions, UploadDirectory};
 use nic::FileConfig;
 
 use cli::Failure;
@@ -64,8 +65,26 @@ impl FileArgs {
         root: &Path,
         rule: ChangeRule,
     ) -> Result<Box<dyn Disk>, Failure> {
-        let options = DiskOptions { kind: self.disk.kind(), rule, direct_io: self.direct_io };
-        io::disk::open_disk_with(root, options).map_err(|e| Failure::NoInput(e.to_string()))
+        io::disk::open_disk_with(root, self.disk_options(rule))
+            .map_err(|e| Failure::NoInput(e.to_string()))
+    }
+
+    /// Opens a disk that also creates files in a directory for uploads.
+    ///
+    /// # Errors
+    /// As [`Self::open_disk`].
+    pub(crate) fn open_disk_for_uploads(
+        &self,
+        root: &Path,
+        rule: ChangeRule,
+        uploads: Arc<UploadDirectory>,
+    ) -> Result<Box<dyn Disk>, Failure> {
+        io::disk::open_disk_for_uploads(root, self.disk_options(rule), uploads)
+            .map_err(|e| Failure::NoInput(e.to_string()))
+    }
+
+    fn disk_options(&self, rule: ChangeRule) -> DiskOptions {
+        DiskOptions { kind: self.disk.kind(), rule, direct_io: self.direct_io }
     }
 }
 

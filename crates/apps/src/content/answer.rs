@@ -21,7 +21,8 @@ use super::open_file::OpenFile;
 use super::operator_fields::CacheControl;
 use super::range::{ByteRange, RangeSelection, select_ranges};
 use super::request::{
-    ContentFraming, HttpRequest, KnownField, Method, ParsedRequest, RequestLimits, parse, slots,
+    ContentFraming, HttpRequest, KnownField, Method, ParsedRequest, RequestLimits, list, parse,
+    slots,
 };
 use super::request_target::{
     TargetError, authority, host_of, normalize_path, plain_path, split_target,
@@ -30,7 +31,9 @@ use super::response::{
     ConnectionPersistence, ExtraField, ResponseContent, ResponseVariant, ResponseWriter,
     WrittenResponse,
 };
+use super::sockets::ContentSockets;
 use super::status::HttpStatus;
+use super::upload::{UploadId, UploadOrder, UploadRefusal, Uploads, upload_path};
 use crate::pattern_rules::PatternInspection;
 
 /// Action of a connection on the bytes at its front.
@@ -40,6 +43,9 @@ pub(crate) enum RequestDecision {
     Incomplete,
     /// Read the content after the head, which has `head_bytes` bytes, and decide again.
     Content { head_bytes: usize, discard: ContentDiscard, expects_continue: bool },
+    /// Begin the upload to [`Responder::path`] of the content after the head, and decide again when
+    /// it has ended.
+    Upload { head_bytes: usize, framing: ContentFraming, replace: bool, expects_continue: bool },
     /// Send the response in [`Responder::output`], and remove this number of bytes from the front.
     Respond(WrittenResponse, usize),
     /// Open the file at [`Responder::path`].
@@ -72,6 +78,10 @@ pub(crate) enum RequestContentState {
     Discarded,
     /// Malformed or too long: the request is refused with this status.
     Refused(HttpStatus),
+    /// It is the content of a file now, which has replaced another or not.
+    Stored { replaced: bool },
+    /// It was not stored: the request is refused.
+    NotStored(UploadRefusal),
 }
 
 /// Facts about a request besides its bytes.
@@ -101,6 +111,8 @@ pub(crate) struct Responder {
     pub(crate) log: AccessLogQueue,
     pub(crate) counters: ContentCounters,
     pub(crate) inspection: PatternInspection,
+    /// Uploads, if they are accepted.
+    pub(crate) uploads: Option<Uploads>,
     limits: RequestLimits,
     content_bytes_max: u64,
     ranges_max: usize,
@@ -137,6 +149,7 @@ impl Responder {
             log: AccessLogQueue::new(config.access_log),
             counters: ContentCounters::default(),
             inspection: PatternInspection::new(config.pattern_rules.clone()),
+            uploads: config.uploads.clone().map(Uploads::new),
             limits: RequestLimits {
                 head_bytes_max: config.head_bytes_max,
                 line_bytes_max: config.request_line_bytes_max.min(config.head_bytes_max),
@@ -186,6 +199,9 @@ impl Responder {
                 RequestDecision::Respond(plan, head_bytes)
             }
             ParsedRequest::Complete(request, head_bytes) => {
+                if let Some(decision) = self.decide_upload(bytes, &request, head_bytes, about) {
+                    return decision;
+                }
                 let discard = match self.content_discard(&request, about) {
                     Ok(discard) => discard,
                     Err(status) => {
@@ -203,13 +219,7 @@ impl Responder {
                     let expects_continue = request.expects_continue;
                     return RequestDecision::Content { head_bytes, discard, expects_continue };
                 }
-                let persist = if !request.keep_alive || unread || about.last {
-                    ConnectionPersistence::Close
-                } else if request.minor == 0 {
-                    ConnectionPersistence::KeepAliveExplicit
-                } else {
-                    ConnectionPersistence::KeepAlive
-                };
+                let persist = persistence(&request, unread || about.last);
                 match self.respond(now, &request, persist, about) {
                     Ok(plan) => {
                         let parting = !request.keep_alive && !unread;
@@ -222,6 +232,80 @@ impl Responder {
                 }
             }
         }
+    }
+
+    /// Decides about a PUT, if uploads are accepted: before its content is read, and when it was
+    /// stored or not. A redirect, and an unknown expectation, go before.
+    fn decide_upload(
+        &mut self,
+        bytes: &[u8],
+        request: &HttpRequest<'_, '_>,
+        head_bytes: usize,
+        about: RequestEnv,
+    ) -> Option<RequestDecision> {
+        // A request that follows on the connection gets the new file.
+        self.expire_published();
+        let redirects = matches!(about.service, ListenerService::Redirect(_));
+        if request.method != Method::Put || redirects || request.unknown_expectation {
+            return None;
+        }
+        let uploads = self.uploads.as_mut()?;
+        let plan = match about.content {
+            RequestContentState::Unread => {
+                let path = upload_path(request.target, &mut self.path);
+                match path.and_then(|()| check_upload(request)) {
+                    Ok(replace) => {
+                        let (framing, expects) = (request.content, request.expects_continue);
+                        return Some(RequestDecision::Upload {
+                            head_bytes,
+                            framing,
+                            replace,
+                            expects_continue: expects,
+                        });
+                    }
+                    Err(refusal) => {
+                        uploads.count_refusal(refusal);
+                        self.write_upload_refusal(refusal)
+                    }
+                }
+            }
+            RequestContentState::Stored { replaced } => {
+                let persist = persistence(request, about.last);
+                let plan = match replaced {
+                    true => self.output.write_no_content(persist),
+                    false => {
+                        let (status, content) = (HttpStatus::Created, ResponseContent::Full);
+                        self.output.write_status_text(status, ExtraField::None, content, persist)
+                    }
+                };
+                WrittenResponse { close_after_reply: !request.keep_alive, ..plan }
+            }
+            RequestContentState::NotStored(refusal) => self.write_upload_refusal(refusal),
+            RequestContentState::Discarded | RequestContentState::Refused(_) => return None,
+        };
+        self.record(bytes, &plan, Some(request), about);
+        Some(RequestDecision::Respond(plan, head_bytes))
+    }
+
+    /// Writes the response to an upload that was refused. The connection is closed, because content
+    /// may be unread.
+    fn write_upload_refusal(&mut self, refusal: UploadRefusal) -> WrittenResponse {
+        let extra = ExtraField::Reason(refusal.reason());
+        self.write_final_error(refusal.status(), extra, ResponseContent::Full)
+    }
+
+    /// Begins the upload that [`RequestDecision::Upload`] asked for.
+    ///
+    /// # Errors
+    /// The refusal.
+    pub(crate) fn begin_upload<S: ContentSockets>(
+        &mut self,
+        host: &mut S,
+        owner: OpenWaiter,
+        order: UploadOrder,
+    ) -> Result<UploadId, UploadRefusal> {
+        let uploads = self.uploads.as_mut().ok_or(UploadRefusal::Denied)?;
+        uploads.begin(host, owner, &self.path, order)
     }
 
     /// Writes an error response after which the connection is closed.
@@ -247,6 +331,10 @@ impl Responder {
         match about.content {
             RequestContentState::Discarded => return Ok(None),
             RequestContentState::Refused(status) => return Err(status),
+            // Both are for uploads, which are decided before.
+            RequestContentState::Stored { .. } | RequestContentState::NotStored(_) => {
+                return Err(HttpStatus::InternalServerError);
+            }
             RequestContentState::Unread => {}
         }
         let lasts = request.keep_alive && !about.last && !request.unknown_expectation;
@@ -269,6 +357,19 @@ impl Responder {
     /// Adds a waiter to the open that [`RequestDecision::Join`] named.
     pub(crate) fn join_open(&mut self, waiter: OpenWaiter) {
         self.files.join(&self.path, waiter, self.optional);
+    }
+
+    /// Makes requests open the files again that uploads have replaced.
+    pub(crate) fn expire_published(&mut self) {
+        while let Some(path) = self.uploads.as_mut().and_then(Uploads::poll_published) {
+            self.files.expire(&path);
+        }
+    }
+
+    /// Returns the next file to close.
+    pub(crate) fn poll_close(&mut self) -> Option<FileId> {
+        let uploaded = self.uploads.as_mut().and_then(Uploads::poll_close);
+        uploaded.or_else(|| self.files.poll_close())
     }
 
     /// Handles the end of an open.
@@ -348,7 +449,10 @@ impl Responder {
         }
         match request.method {
             Method::Get | Method::Head => {}
-            Method::NotAllowed => return Ok(text(HttpStatus::MethodNotAllowed, ExtraField::Allow)),
+            Method::Put | Method::NotAllowed => {
+                let extra = ExtraField::Allow { put: self.uploads.is_some() };
+                return Ok(text(HttpStatus::MethodNotAllowed, extra));
+            }
             // RFC 9110 section 9.1.
             Method::Unknown => return Ok(text(HttpStatus::NotImplemented, ExtraField::None)),
         }
@@ -560,6 +664,39 @@ enum RequestedResource<'b> {
     Directory,
 }
 
+/// Returns the persistence of the connection after the response to a request; `ends` if it ends for
+/// a reason other than the client's wish.
+const fn persistence(request: &HttpRequest<'_, '_>, ends: bool) -> ConnectionPersistence {
+    if !request.keep_alive || ends {
+        ConnectionPersistence::Close
+    } else if request.minor == 0 {
+        ConnectionPersistence::KeepAliveExplicit
+    } else {
+        ConnectionPersistence::KeepAlive
+    }
+}
+
+/// Checks the fields of a PUT. Returns whether it may replace a file.
+fn check_upload(request: &HttpRequest<'_, '_>) -> Result<bool, UploadRefusal> {
+    // RFC 9110 section 14.5.
+    if request.has(KnownField::ContentRange) {
+        return Err(UploadRefusal::Partial);
+    }
+    let mut codings = request.values(KnownField::ContentEncoding).flat_map(list);
+    if codings.any(|coding| !coding.eq_ignore_ascii_case(b"identity")) {
+        return Err(UploadRefusal::Encoded);
+    }
+    // RFC 9110 section 13.2.1: a condition must not be ignored.
+    if request.has(KnownField::IfMatch) || request.has(KnownField::IfUnmodifiedSince) {
+        return Err(UploadRefusal::Condition);
+    }
+    match request.single(KnownField::IfNoneMatch) {
+        Some(b"*") => Ok(false),
+        None if !request.has(KnownField::IfNoneMatch) => Ok(true),
+        _ => Err(UploadRefusal::Condition),
+    }
+}
+
 /// Returns the path of the file that a target names: within the target, or `None` if it is in
 /// `scratch`.
 fn locate<'b>(
@@ -594,7 +731,7 @@ fn secure_target<'b>(request: &HttpRequest<'_, 'b>, port: u16) -> Option<ExtraFi
 const fn redirect_status(method: Method) -> HttpStatus {
     match method {
         Method::Get | Method::Head => HttpStatus::MovedPermanently,
-        Method::NotAllowed | Method::Unknown => HttpStatus::PermanentRedirect,
+        Method::Put | Method::NotAllowed | Method::Unknown => HttpStatus::PermanentRedirect,
     }
 }
 

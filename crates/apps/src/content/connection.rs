@@ -9,6 +9,8 @@
 //! Head and body are written in turn, and the host cuts segments only when the driver polls it. So
 //! the head and the first bytes of the body share a segment without corking.
 
+mod upload;
+
 use core::net::IpAddr;
 use std::collections::VecDeque;
 
@@ -25,6 +27,7 @@ use super::gather::{HeadLimits, gather_head};
 use super::response::{ResponsePiece, WrittenResponse};
 use super::sockets::ContentSockets;
 use super::status::HttpStatus;
+use upload::{HttpUpload, UploadParts};
 
 /// Unacknowledged bytes above which no further pipelined request is answered.
 const PIPELINE_BYTES_MAX: u64 = 64 * 1024;
@@ -68,6 +71,8 @@ enum HttpConnectionPhase {
     Head,
     /// The rest of a request's content.
     Content,
+    /// The rest of the content of an upload, the disk, or both.
+    Uploading,
     /// A file to be opened.
     Opening,
     /// The peer's acknowledgments, and then its FIN; no request is answered. Bytes that still
@@ -94,6 +99,8 @@ struct PartialRequest {
     discard: Option<ContentDiscard>,
     /// State of the content.
     content: RequestContentState,
+    /// The upload of the content.
+    upload: Option<HttpUpload>,
 }
 
 /// A connection.
@@ -224,6 +231,7 @@ impl<I: Copy + Eq> HttpConnection<I> {
                 cx.responder.counters.http_timeouts_content += 1;
                 self.reply_error_and_close(cx, HttpStatus::RequestTimeout)
             }
+            HttpConnectionPhase::Uploading => self.check_upload(cx),
             HttpConnectionPhase::Opening => {
                 cx.responder.counters.http_timeouts_open += 1;
                 self.reply_error_and_close(cx, HttpStatus::ServiceUnavailable)
@@ -255,10 +263,12 @@ impl<I: Copy + Eq> HttpConnection<I> {
                 HttpConnectionPhase::Closing => return self.close_when_done(cx),
                 HttpConnectionPhase::Idle
                 | HttpConnectionPhase::Head
-                | HttpConnectionPhase::Content => {}
+                | HttpConnectionPhase::Content
+                | HttpConnectionPhase::Uploading => {}
             }
             let step = match self.phase {
                 HttpConnectionPhase::Content => self.discard_content(cx),
+                HttpConnectionPhase::Uploading => self.receive_upload(cx),
                 _ => self.next_request(cx),
             };
             match step {
@@ -271,9 +281,9 @@ impl<I: Copy + Eq> HttpConnection<I> {
             return ConnAction::Keep;
         }
         let ready = cx.host.readiness(self.socket);
-        if ready.peer_closed {
+        if ready.peer_closed && !self.has_whole_upload() {
             // No further request can arrive; an incomplete one gets no response.
-            let cut = self.partial.take().is_some();
+            let cut = self.take_partial(cx);
             cx.responder.counters.http_aborted_peer += u64::from(cut);
             self.begin_closing(cx);
             return self.close_when_done(cx);
@@ -349,7 +359,7 @@ impl<I: Copy + Eq> HttpConnection<I> {
         };
         match cx.responder.decide(cx.now, bytes, about) {
             RequestDecision::Respond(plan, head_bytes) => {
-                if self.partial.take().is_none() {
+                if !self.take_partial(cx) {
                     cx.host.consume(self.socket, head_bytes);
                 }
                 self.served += 1;
@@ -357,6 +367,10 @@ impl<I: Copy + Eq> HttpConnection<I> {
             }
             RequestDecision::Content { head_bytes, discard, expects_continue } => {
                 self.begin_content(cx, head_bytes, discard, expects_continue)
+            }
+            RequestDecision::Upload { head_bytes, framing, replace, expects_continue } => {
+                let parts = UploadParts { framing, replace, expects_continue };
+                self.begin_upload(cx, head_bytes, parts)
             }
             RequestDecision::Incomplete if self.partial.is_none() => {
                 self.partial = Some(Box::default());
@@ -390,18 +404,7 @@ impl<I: Copy + Eq> HttpConnection<I> {
         discard: ContentDiscard,
         expects_continue: bool,
     ) -> RequestProgress {
-        if self.partial.is_none() {
-            let bytes = cx.host.peek(self.socket)[..head_bytes].to_vec();
-            cx.host.consume(self.socket, head_bytes);
-            self.partial = Some(Box::new(PartialRequest {
-                bytes,
-                complete: true,
-                ..PartialRequest::default()
-            }));
-        }
-        if let Some(partial) = &mut self.partial {
-            partial.discard = Some(discard);
-        }
+        self.keep_head(cx, head_bytes).discard = Some(discard);
         self.phase = HttpConnectionPhase::Content;
         self.deadline = cx.now + cx.config.content_timeout;
         // RFC 9110 section 10.1.1: 100 is omitted if content has already arrived.
@@ -412,6 +415,20 @@ impl<I: Copy + Eq> HttpConnection<I> {
             }
         }
         RequestProgress::Again
+    }
+
+    /// Moves the head to a buffer of the connection, if it is not there, so that the content after
+    /// it can be read.
+    fn keep_head<S: ContentSockets<Id = I>>(
+        &mut self,
+        cx: &mut HttpConnectionEnv<'_, S>,
+        head_bytes: usize,
+    ) -> &mut PartialRequest {
+        self.partial.get_or_insert_with(|| {
+            let bytes = cx.host.peek(self.socket)[..head_bytes].to_vec();
+            cx.host.consume(self.socket, head_bytes);
+            Box::new(PartialRequest { bytes, complete: true, ..PartialRequest::default() })
+        })
     }
 
     /// Reads content and discards it; answers the request once all of it has arrived.
@@ -523,7 +540,7 @@ impl<I: Copy + Eq> HttpConnection<I> {
         cx: &mut HttpConnectionEnv<'_, S>,
         status: HttpStatus,
     ) -> ConnAction {
-        self.partial = None;
+        self.take_partial(cx);
         let remote = self.remote(cx);
         let plan = cx.responder.error_reply(cx.now, status, remote);
         match self.send_response(cx, &plan) {
@@ -747,6 +764,7 @@ impl<I: Copy + Eq> HttpConnection<I> {
                     self.phase,
                     HttpConnectionPhase::Head
                         | HttpConnectionPhase::Content
+                        | HttpConnectionPhase::Uploading
                         | HttpConnectionPhase::Opening
                 ) =>
             {

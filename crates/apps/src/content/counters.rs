@@ -1,5 +1,7 @@
 //! Counters of the content server.
 
+use super::upload::UploadRefusal;
+
 base::counters! {
     /// Counters of one content server.
     pub struct ContentCounters {
@@ -25,6 +27,10 @@ base::counters! {
         http_responses_5xx,
         /// 200 OK: whole files, or their heads.
         http_200,
+        /// 201 Created: files that were uploaded.
+        http_201,
+        /// 204 No Content: files that were replaced by uploads.
+        http_204,
         /// 206 Partial Content.
         http_206,
         /// 301 Moved Permanently: directories requested without their slash, and redirects to
@@ -50,6 +56,8 @@ base::counters! {
         http_413,
         /// 414 URI Too Long: request lines above the limit.
         http_414,
+        /// 415 Unsupported Media Type: uploads of encoded content.
+        http_415,
         /// 416 Range Not Satisfiable: ranges that lie outside of the file.
         http_416,
         /// 417 Expectation Failed: unknown expectations.
@@ -65,6 +73,8 @@ base::counters! {
         http_503: alarm,
         /// 505 HTTP Version Not Supported: versions other than HTTP/1.
         http_505,
+        /// 507 Insufficient Storage: uploads without room on the disk or in the quota.
+        http_507,
         /// Connections that did not send a whole head in time, or, if new, no first byte.
         http_timeouts_header,
         /// Requests whose content did not arrive in time.
@@ -93,7 +103,7 @@ base::counters! {
         http_head_bytes,
         /// Bytes of files in responses.
         http_body_bytes,
-        /// Bytes of the content of requests, which were read and discarded.
+        /// Bytes of the content of requests other than uploads, which were read and discarded.
         http_content_bytes,
         /// Bytes that arrived after the last request of a connection and were discarded.
         http_discarded_bytes,
@@ -105,6 +115,14 @@ base::counters! {
 }
 
 impl ContentCounters {
+    /// Counts the end of an upload at its deadline.
+    pub(super) fn count_upload_timeout(&mut self, refusal: UploadRefusal) {
+        match refusal {
+            UploadRefusal::Slow => self.http_timeouts_content += 1,
+            _ => self.http_timeouts_open += 1,
+        }
+    }
+
     /// Counts a response by its status code.
     pub(crate) fn count_status(&mut self, code: u16) {
         self.http_requests += 1;
@@ -116,6 +134,8 @@ impl ContentCounters {
         }
         match code {
             200 => self.http_200 += 1,
+            201 => self.http_201 += 1,
+            204 => self.http_204 += 1,
             206 => self.http_206 += 1,
             301 => self.http_301 += 1,
             304 => self.http_304 += 1,
@@ -128,6 +148,7 @@ impl ContentCounters {
             412 => self.http_412 += 1,
             413 => self.http_413 += 1,
             414 => self.http_414 += 1,
+            415 => self.http_415 += 1,
             416 => self.http_416 += 1,
             417 => self.http_417 += 1,
             431 => self.http_431 += 1,
@@ -135,6 +156,7 @@ impl ContentCounters {
             501 => self.http_501 += 1,
             503 => self.http_503 += 1,
             505 => self.http_505 += 1,
+            507 => self.http_507 += 1,
             _ => {}
         }
     }

@@ -10,7 +10,8 @@
 //! connection), `gather` (heads that arrive in pieces), `answer` (the decisions of HTTP; no sockets
 //! from here on), `request`, `request_target`, `conditional`, `range`, `response`, `file_cache`
 //! (open files), `log`. `http3` stands beside `server` and `connection`. The server does not list
-//! directories and compresses nothing; the content of requests is read and discarded (`discard`).
+//! directories and compresses nothing. The content of requests is stored by PUT (`upload`), if the
+//! operator has enabled it, and else read and discarded (`discard`).
 
 mod answer;
 mod coding;
@@ -33,6 +34,7 @@ mod response;
 mod server;
 mod sockets;
 pub(crate) mod status;
+mod upload;
 
 use std::sync::Arc;
 
@@ -46,6 +48,7 @@ pub use counters::ContentCounters;
 pub use http3::client as http3_client;
 pub use operator_fields::{AddedField, CacheControl};
 pub use response::ErrorPage;
+pub use upload::{UploadConfig, UploadCounters, UploadQuota};
 
 use crate::pattern_rules::PatternRules;
 use answer::ListenerService;
@@ -94,7 +97,8 @@ pub struct ContentServerConfig {
     /// Time for which a connection may be idle between requests.
     pub keepalive_timeout: Duration,
     /// Time for which a peer may acknowledge nothing; it is reset after one to two times this time.
-    /// Also the time limit for opening a file, after which the response is 503.
+    /// Also the time limit for opening a file, or for completing an upload, after which the
+    /// response is 503.
     pub send_timeout: Duration,
     /// Time to wait for the peer's FIN after the last response was acknowledged. Bytes that arrive
     /// meanwhile are discarded.
@@ -107,9 +111,10 @@ pub struct ContentServerConfig {
     pub head_bytes_max: usize,
     /// Bytes of a request line; 414 above.
     pub request_line_bytes_max: usize,
-    /// Bytes of the content of a request, which is read and discarded; 413 above.
+    /// Bytes of the content of a request that is no upload, which is read and discarded; 413 above.
     pub content_bytes_max: u64,
-    /// Time limit for the content of a request; 408 above.
+    /// Time limit for the content of a request; 408 above. Within this time a part of an upload
+    /// must arrive.
     pub content_timeout: Duration,
     /// Ranges in one request; a Range field with more is ignored.
     pub ranges_max: usize,
@@ -126,6 +131,9 @@ pub struct ContentServerConfig {
     /// Rules about patterns in the bytes of clients over TCP and TLS: a match of a denying rule is
     /// answered with 403, and ends the connection. HTTP/3 is not inspected.
     pub pattern_rules: Option<Arc<PatternRules>>,
+    /// Uploads by PUT to the directory for uploads of the host's disk; `None` to refuse them with
+    /// 405.
+    pub uploads: Option<UploadConfig>,
 }
 
 impl Default for ContentServerConfig {
@@ -162,6 +170,7 @@ impl Default for ContentServerConfig {
             file_validity: Duration::from_secs(1),
             access_log: false,
             pattern_rules: None,
+            uploads: None,
         }
     }
 }
@@ -243,12 +252,12 @@ impl ContentServer {
             }
             Notice::Socket(socket) => self.server.handle_socket(now, host, socket),
             Notice::File(file) => self.server.handle_file(now, host, file),
+            Notice::DiskDone(user) => self.server.handle_disk(now, host, user),
             // The server splices nothing; UDP and QUIC notices are for `http3`.
             Notice::Spliced(_)
             | Notice::SpliceRefused(..)
             | Notice::SpliceClosed(_)
             | Notice::Udp(_)
-            | Notice::DiskDone(_)
             | Notice::UdpFault(..)
             | Notice::Quic(_)
             | Notice::DeviceReset => {}
@@ -280,14 +289,22 @@ impl ContentServer {
         work: impl FnOnce(&mut Http3, &mut http3::Http3Env<'_>),
     ) {
         let Some(http3) = &mut self.http3 else { return };
-        let responder = &mut self.server.responder;
-        let mut cx = http3::Http3Env { now, host, responder };
-        work(http3, &mut cx);
-        for (serial, result) in self.server.http3_open_results.drain(..) {
-            http3.handle_opened(&mut cx, serial, result);
+        work(http3, &mut http3::Http3Env { now, host, responder: &mut self.server.responder });
+        loop {
+            let responder = &mut self.server.responder;
+            let mut cx = http3::Http3Env { now, host, responder };
+            for (serial, result) in self.server.http3_open_results.drain(..) {
+                http3.handle_opened(&mut cx, serial, result);
+            }
+            for serial in self.server.http3_resumed.drain(..) {
+                http3.handle_upload(&mut cx, serial);
+            }
+            http3.advance(&mut cx);
+            self.server.finish_turn(now, host);
+            if self.server.http3_resumed.is_empty() {
+                break;
+            }
         }
-        http3.advance(&mut cx);
-        self.server.close_files(host);
     }
 
     /// Returns the number of open connections of HTTP/1.1 and HTTP/3.
@@ -343,6 +360,9 @@ impl Application for ContentServer {
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.server.responder.counters.visit(f);
         self.server.responder.inspection.visit(f);
+        if let Some(uploads) = &self.server.responder.uploads {
+            uploads.visit(f);
+        }
         f("http_connections_open", self.server.connections() as u64);
         f("http_files_cached", self.server.responder.files.len() as u64);
         if let Some(http3) = &self.http3 {

@@ -44,6 +44,7 @@ pub(crate) struct RequestLimits {
 pub(crate) enum Method {
     Get,
     Head,
+    Put,
     /// A method of RFC 9110 or RFC 5789 that files do not have.
     NotAllowed,
     /// Any other method.
@@ -63,6 +64,8 @@ pub(crate) enum KnownField {
     Referer,
     UserAgent,
     AcceptEncoding,
+    ContentEncoding,
+    ContentRange,
 }
 
 impl KnownField {
@@ -77,6 +80,8 @@ impl KnownField {
             Self::Referer => "referer",
             Self::UserAgent => "user-agent",
             Self::AcceptEncoding => "accept-encoding",
+            Self::ContentEncoding => "content-encoding",
+            Self::ContentRange => "content-range",
         }
     }
 }
@@ -129,7 +134,9 @@ impl<'h, 'b> HttpRequest<'h, 'b> {
     pub(crate) const fn has_conditions(&self) -> bool {
         const OTHERS: u16 = 1 << KnownField::Referer as u8
             | 1 << KnownField::UserAgent as u8
-            | 1 << KnownField::AcceptEncoding as u8;
+            | 1 << KnownField::AcceptEncoding as u8
+            | 1 << KnownField::ContentEncoding as u8
+            | 1 << KnownField::ContentRange as u8;
         self.present & !OTHERS != 0
     }
 
@@ -297,7 +304,8 @@ fn classify(method: &str) -> Method {
     match method {
         "GET" => Method::Get,
         "HEAD" => Method::Head,
-        "POST" | "PUT" | "DELETE" | "OPTIONS" | "TRACE" | "CONNECT" | "PATCH" => Method::NotAllowed,
+        "PUT" => Method::Put,
+        "POST" | "DELETE" | "OPTIONS" | "TRACE" | "CONNECT" | "PATCH" => Method::NotAllowed,
         _ => Method::Unknown,
     }
 }
@@ -394,8 +402,10 @@ impl CollectedFields {
             8 if is("if-match") => self.mark(KnownField::IfMatch),
             8 if is("if-range") => self.mark(KnownField::IfRange),
             10 if is("user-agent") => self.mark(KnownField::UserAgent),
+            13 if is("content-range") => self.mark(KnownField::ContentRange),
             13 if is("if-none-match") => self.mark(KnownField::IfNoneMatch),
             15 if is("accept-encoding") => self.mark(KnownField::AcceptEncoding),
+            16 if is("content-encoding") => self.mark(KnownField::ContentEncoding),
             17 if is("if-modified-since") => self.mark(KnownField::IfModifiedSince),
             19 if is("if-unmodified-since") => self.mark(KnownField::IfUnmodifiedSince),
             _ => {}

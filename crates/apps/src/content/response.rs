@@ -74,8 +74,12 @@ pub(crate) enum ResponseContent {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ExtraField<'a> {
     None,
-    /// The allowed methods: for 405.
-    Allow,
+    /// The allowed methods, with or without PUT: for 405.
+    Allow {
+        put: bool,
+    },
+    /// Says in the content why the request failed.
+    Reason(&'static str),
     /// Says in the content that the port is for TLS: for 400.
     NeedsTls,
     /// Time after which to retry: for 503.
@@ -295,6 +299,21 @@ impl ResponseWriter {
         }
     }
 
+    /// Writes a 204: an upload has replaced a file. It has no content, and no length of it (RFC
+    /// 9110 section 8.6).
+    pub(crate) fn write_no_content(&mut self, persist: ConnectionPersistence) -> WrittenResponse {
+        let status = HttpStatus::NoContent;
+        self.begin(status);
+        self.end(persist);
+        WrittenResponse {
+            status,
+            close: persist == ConnectionPersistence::Close,
+            body_bytes: 0,
+            file: None,
+            close_after_reply: false,
+        }
+    }
+
     /// Writes a response with any other status: its content is an error page or the status line's
     /// text.
     pub(crate) fn write_status_text(
@@ -306,9 +325,10 @@ impl ResponseWriter {
     ) -> WrittenResponse {
         self.begin(status);
         match extra {
-            ExtraField::None | ExtraField::NeedsTls => {}
+            ExtraField::None | ExtraField::NeedsTls | ExtraField::Reason(_) => {}
             // RFC 9110 section 15.5.6.
-            ExtraField::Allow => self.field(format_args!("Allow: GET, HEAD")),
+            ExtraField::Allow { put: false } => self.field(format_args!("Allow: GET, HEAD")),
+            ExtraField::Allow { put: true } => self.field(format_args!("Allow: GET, HEAD, PUT")),
             ExtraField::RetryAfter => self.field(format_args!("Retry-After: 1")),
             // RFC 9110 section 15.5.17.
             ExtraField::Size(size) => self.field(format_args!("Content-Range: bytes */{size}")),
@@ -335,14 +355,20 @@ impl ResponseWriter {
             }
             _ => status.line(),
         };
+        let reason = match extra {
+            ExtraField::Reason(reason) => [": ", reason],
+            _ => [""; 2],
+        };
+        let text_bytes = text.len() + reason.concat().len() + 1;
         self.field(format_args!("Content-Type: text/plain; charset=utf-8"));
-        self.field(format_args!("Content-Length: {}", text.len() + 1));
+        self.field(format_args!("Content-Length: {text_bytes}"));
         self.end_fields(persist);
         let mut body_bytes = 0;
         if content == ResponseContent::Full {
-            self.buffer.extend_from_slice(text.as_bytes());
-            self.buffer.extend_from_slice(b"\n");
-            body_bytes = text.len() as u64 + 1;
+            for part in [text, reason[0], reason[1], "\n"] {
+                self.buffer.extend_from_slice(part.as_bytes());
+            }
+            body_bytes = text_bytes as u64;
         }
         self.end_piece();
         WrittenResponse {

@@ -6,18 +6,21 @@
 
 use abi::{FileFault, FileId, Refusal};
 use base::{DeadlineHeap, Instant};
+use host::DiskUser;
 
 use super::ContentServerConfig;
 use super::answer::{ListenerService, Responder};
 use super::connection::{ConnAction, HttpConnection, HttpConnectionEnv};
 use super::file_cache::{FileOpenOutcome, OpenWaiter};
 use super::sockets::ContentSockets;
+use super::upload::Uploads;
 
 /// Event for which a connection is called.
 #[derive(Clone, Copy)]
 enum HttpConnectionEvent {
     Readiness,
     Opened(Result<(), FileFault>),
+    Upload,
     Timeout,
     Drain,
 }
@@ -33,6 +36,8 @@ pub(crate) struct HttpServer<I> {
     next_serial: u32,
     /// Results of opens for which HTTP/3 requests wait, by the request's serial number.
     pub(crate) http3_open_results: Vec<(u32, Result<(), FileFault>)>,
+    /// Serial numbers of the HTTP/3 requests whose uploads have changed.
+    pub(crate) http3_resumed: Vec<u32>,
 }
 
 /// Number of slots by which the table of connections grows.
@@ -48,6 +53,7 @@ impl<I: Copy + Eq> HttpServer<I> {
             deadlines: DeadlineHeap::default(),
             next_serial: 0,
             http3_open_results: Vec::new(),
+            http3_resumed: Vec::new(),
         }
     }
 
@@ -89,7 +95,7 @@ impl<I: Copy + Eq> HttpServer<I> {
         self.connections += 1;
         // The first request may have arrived already.
         self.dispatch(now, host, index, HttpConnectionEvent::Readiness);
-        self.close_files(host);
+        self.finish_turn(now, host);
     }
 
     /// Handles a change of a connection's readiness.
@@ -103,7 +109,7 @@ impl<I: Copy + Eq> HttpServer<I> {
         let connection = self.slots.get(index).and_then(Option::as_ref);
         if connection.is_some_and(|connection| connection.socket == socket) {
             self.dispatch(now, host, index, HttpConnectionEvent::Readiness);
-            self.close_files(host);
+            self.finish_turn(now, host);
         }
     }
 
@@ -115,6 +121,10 @@ impl<I: Copy + Eq> HttpServer<I> {
         file: FileId,
     ) {
         let Some(result) = host.offload_fstat(file) else { return };
+        let uploads = self.responder.uploads.as_mut();
+        if uploads.is_some_and(|uploads| uploads.handle_opened(file, result)) {
+            return self.finish_turn(now, host);
+        }
         match self.responder.file_opened(now, file, result) {
             FileOpenOutcome::Resume(waiters, result) => self.resume(now, host, &waiters, result),
             FileOpenOutcome::Reopen(path) => {
@@ -132,7 +142,20 @@ impl<I: Copy + Eq> HttpServer<I> {
             FileOpenOutcome::Unknown if result.is_err() => self.responder.files.invalidate(file),
             FileOpenOutcome::Unknown => {}
         }
-        self.close_files(host);
+        self.finish_turn(now, host);
+    }
+
+    /// Handles the completed disk operations of a user.
+    pub(crate) fn handle_disk<S: ContentSockets<Id = I>>(
+        &mut self,
+        now: Instant,
+        host: &mut S,
+        user: DiskUser,
+    ) {
+        if let Some(uploads) = &mut self.responder.uploads {
+            uploads.handle_disk(host, user);
+            self.finish_turn(now, host);
+        }
     }
 
     /// Makes every further response the last of its connection, and closes idle connections.
@@ -141,7 +164,7 @@ impl<I: Copy + Eq> HttpServer<I> {
         for index in 0..self.slots.len() {
             self.dispatch(now, host, index, HttpConnectionEvent::Drain);
         }
-        self.close_files(host);
+        self.finish_turn(now, host);
     }
 
     /// Handles the deadlines that have passed.
@@ -159,7 +182,7 @@ impl<I: Copy + Eq> HttpServer<I> {
             }
         }
         self.responder.files.handle_timeout(now);
-        self.close_files(host);
+        self.finish_turn(now, host);
     }
 
     /// Returns the time at which to call [`Self::handle_timeout`]; this may be too early.
@@ -205,7 +228,9 @@ impl<I: Copy + Eq> HttpServer<I> {
         let (responder, config) = (&mut self.responder, &self.config);
         let mut cx = HttpConnectionEnv { now, host, responder, config };
         let fate = match cause {
-            HttpConnectionEvent::Readiness => connection.handle_readiness(&mut cx),
+            HttpConnectionEvent::Readiness | HttpConnectionEvent::Upload => {
+                connection.handle_readiness(&mut cx)
+            }
             HttpConnectionEvent::Opened(result) => connection.handle_opened(&mut cx, result),
             HttpConnectionEvent::Timeout => connection.handle_timeout(&mut cx),
             HttpConnectionEvent::Drain => connection.handle_drain(&mut cx),
@@ -221,14 +246,34 @@ impl<I: Copy + Eq> HttpServer<I> {
         let Some(connection) = self.slots.get_mut(index).and_then(Option::take) else { return };
         self.connections -= 1;
         connection.pending_files().for_each(|file| self.responder.files.unpin(file));
+        if let (Some(id), Some(uploads)) = (connection.upload(), &mut self.responder.uploads) {
+            uploads.end(id);
+        }
         if let Ok(key) = u32::try_from(index) {
             self.deadlines.clear(key);
         }
     }
 
-    /// Closes the files that the cache has dropped.
-    pub(crate) fn close_files<S: ContentSockets<Id = I>>(&mut self, host: &mut S) {
-        while let Some(file) = self.responder.files.poll_close() {
+    /// Lets connections continue whose uploads have changed, and closes the files that uploads and
+    /// the cache have dropped.
+    pub(crate) fn finish_turn<S: ContentSockets<Id = I>>(&mut self, now: Instant, host: &mut S) {
+        while let Some(owner) = self.responder.uploads.as_mut().and_then(Uploads::poll_resumed) {
+            match owner {
+                OpenWaiter::Request(serial) => self.http3_resumed.push(serial),
+                OpenWaiter::Connection { index, serial } => {
+                    let connection = self.slots.get(index as usize).and_then(Option::as_ref);
+                    if connection.is_some_and(|connection| connection.serial == serial) {
+                        self.dispatch(now, host, index as usize, HttpConnectionEvent::Upload);
+                    }
+                }
+            }
+        }
+        self.responder.expire_published();
+        self.close_files(host);
+    }
+
+    fn close_files<S: ContentSockets<Id = I>>(&mut self, host: &mut S) {
+        while let Some(file) = self.responder.poll_close() {
             host.offload_close(file);
         }
     }

@@ -3,13 +3,15 @@
 //! There are two implementations: the host, which forwards each call, and the fake of the server's
 //! tests, whose disk answers when a test says so. No other code is meant to implement the trait.
 
+use abi::aligned::AlignedBuf;
 use abi::{FileFault, FileId, FileStat};
 use base::Instant;
-use host::{Host, SendError, SocketId};
+use host::{DiskToken, DiskUser, ExtentDone, Host, SendError, SocketId};
 
 use crate::connections::Connections;
 
-/// Connections, and files to send on them; see [`Host`] for the contract of each call.
+/// Connections, files to send on them, and files that are uploaded over them; see [`Host`] for the
+/// contract of each call.
 pub(crate) trait ContentSockets: Connections {
     /// Begins to open a file; `None` if too many files are open.
     fn offload_open(&mut self, path: &[u8]) -> Option<FileId>;
@@ -23,6 +25,14 @@ pub(crate) trait ContentSockets: Connections {
         len: u64,
     ) -> Result<(), SendError>;
     fn offload_close(&mut self, file: FileId);
+    fn new_disk_user(&mut self) -> DiskUser;
+    /// Begins to create a file that is to be published; `None` if too many files are open.
+    fn upload_open(&mut self, path: &[u8]) -> Option<FileId>;
+    /// Begins to write the first `len` bytes of a buffer at an offset of a file.
+    fn upload_write(&mut self, token: DiskToken, at: (FileId, u64), buffer: AlignedBuf, len: u32);
+    fn upload_flush(&mut self, token: DiskToken, file: FileId);
+    fn upload_publish(&mut self, token: DiskToken, file: FileId, replace: bool);
+    fn poll_upload_done(&mut self, user: DiskUser) -> Option<ExtentDone>;
 }
 
 impl ContentSockets for Host {
@@ -47,5 +57,35 @@ impl ContentSockets for Host {
 
     fn offload_close(&mut self, file: FileId) {
         Self::offload_close(self, file);
+    }
+
+    fn new_disk_user(&mut self) -> DiskUser {
+        Self::new_disk_user(self)
+    }
+
+    fn upload_open(&mut self, path: &[u8]) -> Option<FileId> {
+        self.offload_open_upload(path)
+    }
+
+    fn upload_write(
+        &mut self,
+        token: DiskToken,
+        (file, offset): (FileId, u64),
+        buffer: AlignedBuf,
+        len: u32,
+    ) {
+        self.extent_write(token, file, offset, buffer, len, false);
+    }
+
+    fn upload_flush(&mut self, token: DiskToken, file: FileId) {
+        self.extent_flush(token, file);
+    }
+
+    fn upload_publish(&mut self, token: DiskToken, file: FileId, replace: bool) {
+        self.extent_publish(token, file, replace);
+    }
+
+    fn poll_upload_done(&mut self, user: DiskUser) -> Option<ExtentDone> {
+        self.poll_extent_done(user)
     }
 }

@@ -4,6 +4,8 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HttpStatus {
     Ok,
+    Created,
+    NoContent,
     PartialContent,
     MovedPermanently,
     NotModified,
@@ -16,6 +18,7 @@ pub(crate) enum HttpStatus {
     PreconditionFailed,
     ContentTooLarge,
     UriTooLong,
+    UnsupportedMediaType,
     RangeNotSatisfiable,
     ExpectationFailed,
     HeaderFieldsTooLarge,
@@ -25,6 +28,7 @@ pub(crate) enum HttpStatus {
     ServiceUnavailable,
     GatewayTimeout,
     VersionNotSupported,
+    InsufficientStorage,
 }
 
 impl HttpStatus {
@@ -32,6 +36,8 @@ impl HttpStatus {
     pub(crate) const fn code(self) -> u16 {
         match self {
             Self::Ok => 200,
+            Self::Created => 201,
+            Self::NoContent => 204,
             Self::PartialContent => 206,
             Self::MovedPermanently => 301,
             Self::NotModified => 304,
@@ -44,6 +50,7 @@ impl HttpStatus {
             Self::PreconditionFailed => 412,
             Self::ContentTooLarge => 413,
             Self::UriTooLong => 414,
+            Self::UnsupportedMediaType => 415,
             Self::RangeNotSatisfiable => 416,
             Self::ExpectationFailed => 417,
             Self::HeaderFieldsTooLarge => 431,
@@ -53,6 +60,7 @@ impl HttpStatus {
             Self::ServiceUnavailable => 503,
             Self::GatewayTimeout => 504,
             Self::VersionNotSupported => 505,
+            Self::InsufficientStorage => 507,
         }
     }
 
@@ -60,6 +68,8 @@ impl HttpStatus {
     pub(crate) const fn line(self) -> &'static str {
         match self {
             Self::Ok => "200 OK",
+            Self::Created => "201 Created",
+            Self::NoContent => "204 No Content",
             Self::PartialContent => "206 Partial Content",
             Self::MovedPermanently => "301 Moved Permanently",
             Self::NotModified => "304 Not Modified",
@@ -72,6 +82,7 @@ impl HttpStatus {
             Self::PreconditionFailed => "412 Precondition Failed",
             Self::ContentTooLarge => "413 Content Too Large",
             Self::UriTooLong => "414 URI Too Long",
+            Self::UnsupportedMediaType => "415 Unsupported Media Type",
             Self::RangeNotSatisfiable => "416 Range Not Satisfiable",
             Self::ExpectationFailed => "417 Expectation Failed",
             Self::HeaderFieldsTooLarge => "431 Request Header Fields Too Large",
@@ -81,6 +92,8 @@ impl HttpStatus {
             Self::GatewayTimeout => "504 Gateway Timeout",
             Self::ServiceUnavailable => "503 Service Unavailable",
             Self::VersionNotSupported => "505 HTTP Version Not Supported",
+            // RFC 4918 section 11.5.
+            Self::InsufficientStorage => "507 Insufficient Storage",
         }
     }
 }

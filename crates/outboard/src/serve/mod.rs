@@ -1,6 +1,7 @@
 //! `outboard serve`: a stack ([`stack::Stack`]) with the content server as its application.
 
 mod remote;
+mod uploads;
 
 use std::io::Write as _;
 use std::net::IpAddr;
@@ -13,7 +14,7 @@ use apps::remote::{RemoteContentServer, RemoteFilesConfig};
 use base::{Duration, Instant};
 use host::{Application, ContentSource, Host, HostConfig, ListenConfig, Notice, TlsServer};
 use io::clock::{self, MonotonicClock};
-use io::disk::{ChangeRule, Disk};
+use io::disk::ChangeRule;
 use io::watch::{FileWatch, StaleFile};
 use nic::{DeviceConfig, L5oConfig, QuicConfig};
 use stack::{BACKLOG, Offloads, QueueSetup, Signals, Stack};
@@ -162,6 +163,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let remote = remote_files(args)?;
     let error_pages = read_error_pages(args)?;
     check_qlog(args)?;
+    let uploads = uploads::open(args, remote.is_some())?;
     let rules = pattern_file::read(args.deny_patterns.as_deref())?;
     let certificates = args
         .tls
@@ -181,6 +183,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
             error_pages,
             pattern_rules: rules.clone(),
             file_validity: content.file_validity.min(validity),
+            uploads: uploads.as_ref().map(|(_, config)| config.clone()),
             ..content
         };
         let now = queue.clock.now();
@@ -196,7 +199,13 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
                 configure_remote(args, device, host);
             }
         })
-        .disk(|| if is_remote { Ok(stack::no_disk()) } else { open_disk(args) })
+        .disk(|| match &uploads {
+            _ if is_remote => Ok(stack::no_disk()),
+            Some((directory, _)) => {
+                args.files.open_disk_for_uploads(args.dir(), rule(args), Arc::clone(directory))
+            }
+            None => args.files.open_disk(args.dir(), rule(args)),
+        })
         .application(site)
         .messages(|site: &mut ServedSite, _, _, pages: Vec<ErrorPage>| {
             site.server_mut().set_error_pages(&pages)
@@ -232,7 +241,7 @@ fn remote_files(args: &ServeArgs) -> Result<Option<RemoteFilesConfig>, Failure> 
 
 /// Fails if the directory cannot be served, before anything is created.
 fn check_folder(args: &ServeArgs) -> Result<(), Failure> {
-    drop(open_disk(args)?);
+    drop(args.files.open_disk(args.dir(), rule(args))?);
     if let Some(why) = io::disk::unreliable_metadata_reason(args.dir()) {
         eprintln!(
             "outboard: warning: {}: {why}, so modified files may be sent as unchanged",
@@ -258,6 +267,9 @@ fn announce(args: &ServeArgs, certificates: Option<&tls::ServerCertificates>) {
         let what =
             if args.redirect_http.is_some() { "redirecting to HTTPS" } else { "same content" };
         let _ = writeln!(out, "plain HTTP on port {port}: {what}");
+    }
+    if let Some(dir) = &args.uploads.upload_dir {
+        let _ = writeln!(out, "uploads go to {}", dir.display());
     }
     if let Some(first) = args.stack.addr.first() {
         let host = match first.addr {
@@ -303,9 +315,8 @@ fn reload_error_pages(args: &ServeArgs, stack: &Stack<Vec<ErrorPage>>) {
     }
 }
 
-fn open_disk(args: &ServeArgs) -> Result<Box<dyn Disk>, Failure> {
-    let rule = if args.strict_files { ChangeRule::Strict } else { ChangeRule::Content };
-    args.files.open_disk(args.dir(), rule)
+const fn rule(args: &ServeArgs) -> ChangeRule {
+    if args.strict_files { ChangeRule::Strict } else { ChangeRule::Content }
 }
 
 /// Starts watching the directory. Without a watch, changes are seen up to a second late.

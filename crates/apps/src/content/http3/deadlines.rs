@@ -20,6 +20,7 @@ use super::{Http3, Http3Env, Http3Request};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Http3Timeouts {
     header: Duration,
+    content: Duration,
     keepalive: Duration,
     send: Duration,
     linger: Duration,
@@ -28,11 +29,21 @@ pub(super) struct Http3Timeouts {
 impl Http3Timeouts {
     pub(super) const fn of(config: &ContentServerConfig) -> Self {
         let (header, keepalive) = (config.header_timeout, config.keepalive_timeout);
-        Self { header, keepalive, send: config.send_timeout, linger: config.linger_timeout }
+        let (content, linger) = (config.content_timeout, config.linger_timeout);
+        Self { header, content, keepalive, send: config.send_timeout, linger }
     }
 
-    /// Returns the time by which the request's head must have arrived, or its file must be open.
+    /// Returns the time limit for opening a file.
+    pub(super) const fn open(&self) -> Duration {
+        self.send
+    }
+
+    /// Returns the time by which the request's head must have arrived, its file must be open, or
+    /// enough of an upload must have arrived.
     fn of_request(&self, request: &Http3Request) -> Instant {
+        if let Some(upload) = &request.upload {
+            return upload.deadline;
+        }
         request.since + if request.is_ready() { self.send } else { self.header }
     }
 }
@@ -103,6 +114,7 @@ impl Http3 {
     }
 
     fn check(&mut self, cx: &mut Http3Env<'_>, handle: QuicHandle) {
+        self.check_uploads(cx, handle);
         for (stream, status) in self.overdue_requests(cx.now, handle) {
             self.reply_error(cx, handle, stream, status);
         }
@@ -141,10 +153,28 @@ impl Http3 {
         self.deadlines.set(handle, &mut connection.check_at, Some(next));
     }
 
+    /// Extends the deadlines of uploads of which enough has arrived; the others fail. A connection
+    /// with uploads makes progress.
+    fn check_uploads(&mut self, cx: &mut Http3Env<'_>, handle: QuicHandle) {
+        let Some(connection) = self.connections.get_mut(&handle) else { return };
+        let Some(uploads) = &mut cx.responder.uploads else { return };
+        for upload in connection.requests.values_mut().filter_map(|r| r.upload.as_mut()) {
+            connection.last_progress = cx.now;
+            if upload.deadline > cx.now {
+                continue;
+            }
+            upload.deadline = cx.now + self.times.content;
+            if let Err(refusal) = uploads.check_pace(upload.id) {
+                cx.responder.counters.count_upload_timeout(refusal);
+            }
+        }
+    }
+
     /// Returns the requests that have waited too long, with the status of the response.
     fn overdue_requests(&self, now: Instant, handle: QuicHandle) -> Vec<(StreamId, HttpStatus)> {
         let Some(connection) = self.connections.get(&handle) else { return Vec::new() };
-        let stale = connection.requests.iter().filter(|(_, r)| self.times.of_request(r) <= now);
+        let is_stale = |r: &Http3Request| r.upload.is_none() && self.times.of_request(r) <= now;
+        let stale = connection.requests.iter().filter(|(_, request)| is_stale(request));
         let status = |is_ready| {
             if is_ready { HttpStatus::ServiceUnavailable } else { HttpStatus::RequestTimeout }
         };

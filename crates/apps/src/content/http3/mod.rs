@@ -8,8 +8,8 @@
 //!
 //! Framing and QPACK are implemented here, because the `h3` crate consists of asynchronous traits
 //! that need a runtime, and its bodies are buffers rather than extents of files. There is no
-//! dynamic table and no push. The content of requests is compared with its declared length and
-//! discarded.
+//! dynamic table and no push. The content of requests is compared with its declared length, and
+//! stored (`upload`) or discarded.
 
 pub mod client;
 mod deadlines;
@@ -18,6 +18,7 @@ mod message;
 mod priority;
 mod qpack;
 mod streams;
+mod upload;
 
 use core::net::SocketAddr;
 use std::collections::BTreeMap;
@@ -31,13 +32,14 @@ use quic::{
 };
 
 use super::ContentServerConfig;
-use super::answer::{RequestDecision, RequestEnv, Responder};
+use super::answer::{RequestContentState, RequestDecision, RequestEnv, Responder};
 use super::file_cache::OpenWaiter;
 use super::response::{ResponsePiece, WrittenResponse};
 use super::status::HttpStatus;
 use deadlines::{Http3Deadlines, Http3Timeouts};
 use frame::Http3ErrorCode;
 use streams::RequestStreamReader;
+use upload::Http3Upload;
 
 /// Maximum number of bytes per read of a stream.
 const READ_BYTES: usize = 16 * 1024;
@@ -73,6 +75,10 @@ struct Http3Request {
     waits_for_file: bool,
     /// The client has finished or reset its direction of the stream.
     ended: bool,
+    /// The upload of its content, while it is in progress.
+    upload: Option<Http3Upload>,
+    /// State of its content, if it is an upload.
+    content: RequestContentState,
 }
 
 impl Http3Request {
@@ -84,6 +90,8 @@ impl Http3Request {
             priority: None,
             waits_for_file: false,
             ended: false,
+            upload: None,
+            content: RequestContentState::Unread,
         }
     }
 
@@ -123,12 +131,15 @@ struct Http3Connection {
 }
 
 impl Http3Connection {
-    /// Ends an answered request. The rest of its content is still checked, unless it is too long.
-    fn end_request(&mut self, stream: StreamId) {
-        let Some(request) = self.requests.remove(&stream) else { return };
-        if !request.ended && !request.message.is_too_long() {
+    /// Ends an answered request. The rest of its content is still checked, unless it is too long or
+    /// was to be stored. Returns whether the client should stop sending it.
+    fn end_request(&mut self, stream: StreamId) -> bool {
+        let Some(request) = self.requests.remove(&stream) else { return false };
+        let stops = !request.ended && request.message.lacks_stored_content();
+        if !request.ended && !request.message.is_too_long() && !stops {
             self.answered.insert(stream, request.message);
         }
+        stops
     }
 }
 
@@ -145,6 +156,8 @@ pub(crate) struct Http3 {
     /// Requests that wait for a file, with the time since when, by the serial number of their
     /// [`OpenWaiter`].
     waiting: BTreeMap<u32, (QuicHandle, StreamId, Instant)>,
+    /// Requests with an upload in progress, by the same numbers.
+    uploading: BTreeMap<u32, (QuicHandle, StreamId)>,
     next_serial: u32,
     head_bytes_max: usize,
     requests_max: u32,
@@ -165,6 +178,7 @@ impl Http3 {
             endpoint,
             connections: BTreeMap::new(),
             waiting: BTreeMap::new(),
+            uploading: BTreeMap::new(),
             next_serial: 0,
             head_bytes_max: config.head_bytes_max,
             requests_max: config.requests_per_connection_max,
@@ -222,7 +236,7 @@ impl Http3 {
                     self.open_control(handle);
                     self.expect_head(cx.now, handle);
                 }
-                QuicEvent::Lost(handle, _) => self.remove_connection(handle),
+                QuicEvent::Lost(handle, _) => self.remove_connection(cx, handle),
                 QuicEvent::Stream(handle, event) => self.handle_stream(cx, handle, &event),
             }
         }
@@ -266,7 +280,9 @@ impl Http3 {
                         }
                         Dir::Bi => {
                             connection.next_stream = u64::from(stream) + 4;
-                            connection.requests.insert(stream, Http3Request::new(cx.now));
+                            let mut request = Http3Request::new(cx.now);
+                            request.message.stores = cx.responder.uploads.is_some();
+                            connection.requests.insert(stream, request);
                         }
                     }
                     self.read(cx, handle, stream);
@@ -276,6 +292,7 @@ impl Http3 {
             StreamEvent::Available { dir: Dir::Uni } => self.open_control(handle),
             StreamEvent::Finished { .. } => self.expect_close(cx.now, handle),
             StreamEvent::Stopped { id, .. } => {
+                self.end_upload(cx, handle, id);
                 let Some(connection) = self.connections.get_mut(&handle) else { return };
                 connection.requests.remove(&id);
                 if connection.control == Some(id) {
@@ -289,7 +306,8 @@ impl Http3 {
     /// Reads a client's stream until it blocks, and answers a request that is complete.
     fn read(&mut self, cx: &mut Http3Env<'_>, handle: QuicHandle, stream: StreamId) {
         loop {
-            let read = self.endpoint.read(handle, stream, READ_BYTES);
+            let Some(bytes_max) = self.room(cx, handle, stream) else { return };
+            let read = self.endpoint.read(handle, stream, bytes_max);
             let Some(connection) = self.connections.get_mut(&handle) else { return };
             let wanted = connection.requests.contains_key(&stream)
                 || connection.answered.contains_key(&stream)
@@ -301,16 +319,24 @@ impl Http3 {
                 }
                 Ok(bytes) => (connection.handle_request(stream, &bytes, self.head_bytes_max), true),
                 Err(StreamReadError::Blocked | StreamReadError::NoStream) => (Ok(()), false),
-                Err(end) => (connection.handle_end(stream, end), false),
+                Err(end) => {
+                    if end != StreamReadError::Finished {
+                        self.end_upload(cx, handle, stream);
+                    }
+                    let Some(connection) = self.connections.get_mut(&handle) else { return };
+                    (connection.handle_end(stream, end), false)
+                }
             };
             let failed = result.is_err();
             self.handle_result(cx, handle, stream, result);
             if failed {
                 return;
             }
+            self.store_content(cx, handle, stream);
             self.apply_priorities(handle);
             self.stop_long_content(handle, stream);
-            if !more {
+            // An upload begins with the head.
+            if !more || self.can_begin_upload(handle, stream) {
                 return self.answer_if_ready(cx, handle, stream);
             }
         }
@@ -369,12 +395,15 @@ impl Http3 {
     }
 
     fn close(&mut self, cx: &mut Http3Env<'_>, handle: QuicHandle, code: Http3ErrorCode) {
-        self.remove_connection(handle);
+        self.remove_connection(cx, handle);
         self.endpoint.close(cx.now, cx.host, handle, code as u32, "");
     }
 
-    fn remove_connection(&mut self, handle: QuicHandle) {
+    fn remove_connection(&mut self, cx: &mut Http3Env<'_>, handle: QuicHandle) {
         if let Some(mut connection) = self.connections.remove(&handle) {
+            for request in connection.requests.values_mut() {
+                self.release_upload(cx, request.upload.take());
+            }
             self.deadlines.set(handle, &mut connection.check_at, None);
         }
     }
@@ -389,6 +418,7 @@ impl Http3 {
     ) {
         // A stream of an unknown type is no error (section 6.2).
         cx.responder.counters.http3_stream_errors += u64::from(stream.dir() == Dir::Bi);
+        self.end_upload(cx, handle, stream);
         if let Some(connection) = self.connections.get_mut(&handle) {
             connection.requests.remove(&stream);
             connection.answered.remove(&stream);
@@ -413,14 +443,14 @@ impl Http3 {
         if connection.goaway_sent.is_some_and(|last| u64::from(stream) >= last) {
             return self.abort_stream(cx, handle, stream, Http3ErrorCode::RequestRejected);
         }
-        let Some(head) = connection.requests.get(&stream).and_then(|r| r.head.as_deref()) else {
-            return;
-        };
+        let Some(request) = connection.requests.get(&stream) else { return };
+        let Some(head) = request.head.as_deref() else { return };
         let remote = remote.map(|remote: SocketAddr| remote.ip());
         let about = RequestEnv {
             remote,
             opened: opened.map(|(result, _)| result),
             since: opened.map(|(_, since)| since),
+            content: request.content,
             http3: true,
             ..RequestEnv::default()
         };
@@ -431,6 +461,9 @@ impl Http3 {
         }
         match cx.responder.decide(cx.now, head, about) {
             RequestDecision::Respond(plan, _) => self.respond(cx, handle, stream, &plan),
+            RequestDecision::Upload { replace, expects_continue, .. } => {
+                self.begin_upload(cx, (handle, stream), replace, expects_continue);
+            }
             // Cannot occur: the head is complete and declares no content.
             RequestDecision::Incomplete | RequestDecision::Content { .. } => {
                 self.abort_stream(cx, handle, stream, Http3ErrorCode::InternalError);
@@ -516,8 +549,12 @@ impl Http3 {
             }
         }
         self.endpoint.finish(handle, stream);
+        self.end_upload(cx, handle, stream);
         let Some(connection) = self.connections.get_mut(&handle) else { return };
-        connection.end_request(stream);
+        if connection.end_request(stream) {
+            self.endpoint.stop(handle, stream, Http3ErrorCode::NoError as u32);
+        }
+        let Some(connection) = self.connections.get_mut(&handle) else { return };
         (connection.served, connection.last_progress) = (connection.served + 1, cx.now);
         if connection.served >= self.requests_max {
             self.send_goaway(handle);

@@ -213,19 +213,50 @@ pub(super) struct RequestStreamReader {
     declared: Option<u64>,
     /// Bytes of content in the frames so far.
     content: u64,
+    /// The content of a PUT is kept in `data` rather than discarded.
+    pub(super) stores: bool,
+    /// The request is such a PUT.
+    keeps: bool,
+    /// `skip` is content.
+    is_content: bool,
+    /// Content that was read and not stored.
+    data: Vec<u8>,
 }
 
 impl RequestStreamReader {
     /// Returns whether content was declared that has not all arrived. Content that is too long is
-    /// not waited for.
+    /// not waited for, nor is content that is stored.
     pub(super) fn lacks_content(&self) -> bool {
+        if self.keeps {
+            return false;
+        }
         let waited_for = self.declared.filter(|bytes| *bytes <= CONTENT_BYTES_MAX);
         waited_for.is_some_and(|bytes| self.content < bytes || self.skip > 0)
     }
 
     /// Returns whether the content is longer than is read.
     pub(super) fn is_too_long(&self) -> bool {
-        self.content.max(self.declared.unwrap_or(0)) > CONTENT_BYTES_MAX
+        !self.keeps && self.content.max(self.declared.unwrap_or(0)) > CONTENT_BYTES_MAX
+    }
+
+    /// Returns whether the content is to be stored, and not all of it was read.
+    pub(super) fn lacks_stored_content(&self) -> bool {
+        self.keeps && (self.skip > 0 || self.declared != Some(self.content))
+    }
+
+    /// Returns whether the content is to be stored.
+    pub(super) const fn keeps_content(&self) -> bool {
+        self.keeps
+    }
+
+    /// Returns the length of the content that the head declares.
+    pub(super) const fn declared(&self) -> Option<u64> {
+        self.declared
+    }
+
+    /// Returns content to be stored, for removal.
+    pub(super) const fn data(&mut self) -> &mut Vec<u8> {
+        &mut self.data
     }
 
     /// Reads bytes; returns the head if it is completed by them.
@@ -239,6 +270,9 @@ impl RequestStreamReader {
         let (mut rest, mut head) = (&all[..], None);
         loop {
             let skipped = usize::try_from(self.skip).unwrap_or(usize::MAX).min(rest.len());
+            if self.keeps && self.is_content {
+                self.data.extend_from_slice(&rest[..skipped]);
+            }
             rest = &rest[skipped..];
             self.skip -= skipped as u64;
             let mut ahead = rest;
@@ -271,7 +305,10 @@ impl RequestStreamReader {
                     return Err(Http3Fault::Connection(Http3ErrorCode::FrameUnexpected));
                 }
                 FrameRead::Frame(..) => {}
-                FrameRead::TooLong(_) => self.skip = skip_frame_head(&mut rest),
+                FrameRead::TooLong(_) => {
+                    self.is_content = false;
+                    self.skip = skip_frame_head(&mut rest);
+                }
             }
         }
         self.bytes = rest.to_vec();
@@ -284,6 +321,7 @@ impl RequestStreamReader {
             return Err(Http3Fault::Connection(Http3ErrorCode::FrameUnexpected));
         }
         (self.content, self.skip) = (self.content.saturating_add(len), len);
+        self.is_content = true;
         // Section 4.1.2: the content must not exceed the declared length.
         if self.declared.is_some_and(|declared| self.content > declared) {
             return Err(Http3Fault::Stream(Http3ErrorCode::MessageError));
@@ -316,6 +354,7 @@ impl RequestStreamReader {
             priority: None,
         });
         self.declared = head.content_length;
+        self.keeps = self.stores && head.bytes.starts_with(b"PUT ");
         Ok(Some(head))
     }
 

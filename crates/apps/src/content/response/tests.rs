@@ -169,7 +169,8 @@ fn texts() {
     );
     assert_eq!(shown(&output), expected.strip_suffix("404 Not Found\n").unwrap());
     for (extra, line) in [
-        (ExtraField::Allow, "\nAllow: GET, HEAD\n"),
+        (ExtraField::Allow { put: false }, "\nAllow: GET, HEAD\n"),
+        (ExtraField::Allow { put: true }, "\nAllow: GET, HEAD, PUT\n"),
         (ExtraField::RetryAfter, "\nRetry-After: 1\n"),
         (ExtraField::Size(7), "\nContent-Range: bytes */7\n"),
         (ExtraField::Directory { path: b"a/b", query: b"?c=d" }, "\nLocation: /a/b/?c=d\n"),

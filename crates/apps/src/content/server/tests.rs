@@ -5,6 +5,7 @@ mod fake;
 mod patterns;
 mod precompressed;
 mod secure;
+mod uploads;
 
 use base::Duration;
 use host::SocketError;

@@ -12,8 +12,8 @@
 
 use std::collections::VecDeque;
 
-use super::buffers;
 use super::shared::{NvmeOp, NvmeOpId, NvmeOpStage, NvmeTargetState};
+use crate::write_buffers as buffers;
 
 /// A controller's use of its quota.
 #[derive(Debug, Default)]

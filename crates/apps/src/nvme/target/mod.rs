@@ -9,7 +9,7 @@
 //!
 //! From the outside in: `server` (connections, deadlines), `queue` (one connection), `connect`,
 //! `admin` with `features`, `log_pages` and `discovery`, `io` (operations); below them
-//! `controller`, `subsystem`, `unacked_responses`, `range_locks`, `buffer_quota`, `buffers`, and
+//! `controller`, `subsystem`, `unacked_responses`, `range_locks`, `buffer_quota`, and
 //! `shared` (state of all connections). `backend` is the interface to the host. `namespaces` holds
 //! changes by an operator, `log` the connection log. Specifications are cited by the names that
 //! [`wire::nvme`] defines. NVMe's "host" is called initiator in comments.
@@ -20,7 +20,6 @@
 mod admin;
 mod backend;
 mod buffer_quota;
-mod buffers;
 mod connect;
 mod controller;
 mod counters;

@@ -14,7 +14,6 @@ use wire::nvme::status::NvmeStatus;
 use super::NvmeTargetConfig;
 use super::admin::NOT_ABORTED;
 use super::backend::{TargetDisk, TargetTransport};
-use super::buffers::WriteBufferPool;
 use super::controller::{Controller, Controllers, TargetConnId};
 use super::counters::NvmeTargetCounters;
 use super::log::ConnectionLog;
@@ -25,6 +24,7 @@ use super::shared::{
 };
 use super::subsystem::{TargetNamespaceState, open_all};
 use crate::nvme::SecureChannelError;
+use crate::write_buffers::WriteBufferPool;
 
 /// Interval of checks for acknowledgments of locked ranges that other commands wait for. The host
 /// sends a notice only when everything is acknowledged.

@@ -10,12 +10,12 @@ use host::DiskUser;
 use structures::slab::{Slab, SlabKey};
 
 use super::NvmeTargetConfig;
-use super::buffers::{WriteBufferLease, WriteBufferPool};
 use super::controller::{Controllers, TargetConnId};
 use super::counters::NvmeTargetCounters;
 use super::log::ConnectionLog;
 use super::range_locks::LockId;
 use super::subsystem::{Subsystem, TargetNamespace, TargetNamespaceState};
+use crate::write_buffers::{WriteBufferLease, WriteBufferPool};
 
 /// Identifies an operation: slot and generation. Also the token of its disk operations and the
 /// owner of its lock.

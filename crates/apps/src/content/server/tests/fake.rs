@@ -3,9 +3,10 @@
 use core::ops::Deref;
 use std::collections::{BTreeMap, VecDeque};
 
+use abi::aligned::AlignedBuf;
 use abi::{FileFault, FileId, FileKind, FileStat};
 use base::{Duration, Instant};
-use host::{SendError, SocketError};
+use host::{DiskToken, DiskUser, ExtentDone, SendError, SocketError};
 use wire::Endpoint;
 
 use super::super::HttpServer;
@@ -26,6 +27,11 @@ pub(crate) struct FakeFiles {
     paths: Vec<String>,
     under_way: VecDeque<FileId>,
     version: u64,
+    /// Uploads, by `FileId`: path and content. Published ones are in `tree` too.
+    pub(crate) uploads: BTreeMap<FileId, (String, Vec<u8>)>,
+    /// Disk operations of uploads that were not completed, and those that were.
+    pub(crate) changes: VecDeque<FakeChange>,
+    done: VecDeque<ExtentDone>,
     /// Number of handles; opens beyond it fail.
     pub(crate) files_max: usize,
 }
@@ -33,6 +39,52 @@ pub(crate) struct FakeFiles {
 impl FakeFiles {
     fn open(&self) -> usize {
         self.opened.iter().filter(|(_, is_open)| *is_open).count()
+    }
+}
+
+/// A disk operation of an upload.
+pub(crate) enum FakeChange {
+    Write { number: u64, file: FileId, offset: u64, buffer: AlignedBuf, len: u32 },
+    Flush { number: u64 },
+    Publish { number: u64, file: FileId, replace: bool },
+}
+
+impl FakeFiles {
+    /// Completes the oldest operation of an upload, with that fault if there is one.
+    fn finish_change(&mut self, fault: Option<FileFault>) {
+        let change = self.changes.pop_front().expect("an operation is under way");
+        let result = fault.map_or(Ok(()), Err);
+        let (mut buffer, mut replaced_bytes, mut outcome) = (None, None, result);
+        let number = match change {
+            FakeChange::Write { number, file, offset, buffer: written, len } => {
+                let content = &mut self.uploads.get_mut(&file).expect("an upload").1;
+                let (offset, len) = (usize::try_from(offset).unwrap(), len as usize);
+                content.resize(content.len().max(offset + len), 0);
+                content[offset..offset + len].copy_from_slice(&written.as_slice()[..len]);
+                buffer = Some(written);
+                number
+            }
+            FakeChange::Flush { number } => number,
+            FakeChange::Publish { number, file, replace } => {
+                let (path, content) = self.uploads[&file].clone();
+                let old = self.tree.get(&path).cloned();
+                match old {
+                    Some(_) if !replace => outcome = Err(FileFault::Exists),
+                    old if outcome.is_ok() => {
+                        replaced_bytes = old.map(|old| old.map_or(0, |(stat, _)| stat.size));
+                        let size = content.len() as u64;
+                        self.version += 1;
+                        let (kind, version) = (FileKind::Regular, self.version);
+                        let modified_s = 784_111_777;
+                        let stat = FileStat { kind, size, modified_s, modified_ns: 0, version };
+                        self.tree.insert(path, Ok((stat, content)));
+                    }
+                    _ => {}
+                }
+                number
+            }
+        };
+        self.done.push_back(ExtentDone { number, buffer, result: outcome, replaced_bytes });
     }
 }
 
@@ -83,6 +135,57 @@ impl ContentSockets for FakeSockets {
         let is_open = &mut self.app_state.opened[file.0 as usize].1;
         assert!(*is_open, "closed twice");
         *is_open = false;
+    }
+
+    fn new_disk_user(&mut self) -> DiskUser {
+        DiskUser(3)
+    }
+
+    fn upload_open(&mut self, path: &[u8]) -> Option<FileId> {
+        let name = String::from_utf8_lossy(path).into_owned();
+        let file = self.offload_open(path)?;
+        let stat = FileStat {
+            kind: FileKind::Regular,
+            size: 0,
+            modified_s: 0,
+            modified_ns: 0,
+            version: 0,
+        };
+        let files = &mut self.app_state;
+        // Directories do not exist here, except `d`.
+        let found = match name.rsplit_once('/') {
+            Some((folder, _)) if folder != "d" => Err(FileFault::NotFound),
+            _ => Ok((stat, Vec::new())),
+        };
+        files.opened[file.0 as usize].0 = found;
+        files.uploads.insert(file, (name, Vec::new()));
+        Some(file)
+    }
+
+    fn upload_write(
+        &mut self,
+        token: DiskToken,
+        (file, offset): (FileId, u64),
+        buffer: AlignedBuf,
+        len: u32,
+    ) {
+        let number = token.number;
+        let change = FakeChange::Write { number, file, offset, buffer, len };
+        self.app_state.changes.push_back(change);
+    }
+
+    fn upload_flush(&mut self, token: DiskToken, _: FileId) {
+        self.app_state.changes.push_back(FakeChange::Flush { number: token.number });
+    }
+
+    fn upload_publish(&mut self, token: DiskToken, file: FileId, replace: bool) {
+        let number = token.number;
+        self.app_state.changes.push_back(FakeChange::Publish { number, file, replace });
+    }
+
+    fn poll_upload_done(&mut self, user: DiskUser) -> Option<ExtentDone> {
+        assert_eq!(user, DiskUser(3));
+        self.app_state.done.pop_front()
     }
 }
 
@@ -195,6 +298,35 @@ impl ContentTestBed {
         self.server.handle_file(self.now, &mut self.sockets, file);
     }
 
+    /// Completes the oldest disk operation of an upload.
+    pub(crate) fn finish_change(&mut self, fault: Option<FileFault>) {
+        self.sockets.app_state.finish_change(fault);
+        self.server.handle_disk(self.now, &mut self.sockets, DiskUser(3));
+    }
+
+    /// Returns the initials of the disk operations in progress.
+    pub(crate) fn changes(&self) -> String {
+        let initial = |change: &FakeChange| match change {
+            FakeChange::Write { .. } => 'W',
+            FakeChange::Flush { .. } => 'F',
+            FakeChange::Publish { .. } => 'P',
+        };
+        self.sockets.app_state.changes.iter().map(initial).collect()
+    }
+
+    /// Completes all disk operations of uploads, also those that follow.
+    pub(crate) fn finish_changes(&mut self) {
+        self.finish_opens();
+        while !self.sockets.app_state.changes.is_empty() {
+            self.finish_change(None);
+        }
+    }
+
+    /// Returns the content of a file.
+    pub(crate) fn content(&self, path: &str) -> Option<Vec<u8>> {
+        Some(self.sockets.app_state.tree.get(path)?.as_ref().ok()?.1.clone())
+    }
+
     /// Advances the clock, with a call at each timeout of the server.
     pub(crate) fn advance(&mut self, by: Duration) {
         let end = self.now + by;
@@ -226,7 +358,10 @@ impl ContentTestBed {
     }
 
     pub(crate) fn counter(&self, name: &str) -> u64 {
-        testkit::count(name, |f| self.server.responder.counters.visit(f))
+        testkit::count(name, |f| {
+            self.server.responder.counters.visit(f);
+            self.server.responder.uploads.iter().for_each(|uploads| uploads.visit(f));
+        })
     }
 
     /// Asserts that exactly these counters are not 0.

@@ -1,4 +1,5 @@
-//! Memory for write data: reusable page-aligned buffers out of one budget.
+//! Memory for data that is written to the disk: reusable page-aligned buffers out of one budget.
+//! The NVMe/TCP target and the uploads of the content server use it.
 //!
 //! Buffer sizes are powers of two of pages, to limit the number of free lists. If a connection ends
 //! while its transport or the disk has a buffer, the buffer is lost, but its bytes return to the
@@ -8,7 +9,7 @@ use abi::aligned::{AlignedBuf, PAGE_BYTES};
 
 /// The budget and its free buffers.
 #[derive(Debug)]
-pub(super) struct WriteBufferPool {
+pub(crate) struct WriteBufferPool {
     /// Free buffers, indexed by the logarithm (base 2) of their pages.
     free: Vec<Vec<AlignedBuf>>,
     free_bytes: usize,
@@ -18,33 +19,40 @@ pub(super) struct WriteBufferPool {
 
 /// Bytes of the budget that are in use; to be returned with [`WriteBufferPool::release`].
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct WriteBufferLease {
+pub(crate) struct WriteBufferLease {
     bytes: usize,
 }
 
+impl WriteBufferLease {
+    /// Returns the length of the buffer.
+    pub(crate) const fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
 /// Returns the size of the buffer for `len` bytes of data.
-pub(super) const fn bytes_for(len: usize) -> usize {
+pub(crate) const fn bytes_for(len: usize) -> usize {
     let pages = if len == 0 { 1 } else { len.div_ceil(PAGE_BYTES) };
     pages.next_power_of_two().saturating_mul(PAGE_BYTES)
 }
 
 impl WriteBufferPool {
     /// Creates a budget of `bytes_max` bytes.
-    pub(super) const fn new(bytes_max: usize) -> Self {
+    pub(crate) const fn new(bytes_max: usize) -> Self {
         Self { free: Vec::new(), free_bytes: 0, used_bytes: 0, bytes_max }
     }
 
-    pub(super) const fn used_bytes(&self) -> usize {
+    pub(crate) const fn used_bytes(&self) -> usize {
         self.used_bytes
     }
 
     /// Returns whether a buffer for `len` bytes is within the budget now.
-    pub(super) fn fits(&self, len: usize) -> bool {
+    pub(crate) fn fits(&self, len: usize) -> bool {
         self.used_bytes.saturating_add(bytes_for(len)) <= self.bytes_max
     }
 
     /// Takes a buffer of at least `len` bytes. Returns `None` if it would exceed the budget.
-    pub(super) fn take(&mut self, len: usize) -> Option<(AlignedBuf, WriteBufferLease)> {
+    pub(crate) fn take(&mut self, len: usize) -> Option<(AlignedBuf, WriteBufferLease)> {
         if !self.fits(len) {
             return None;
         }
@@ -60,7 +68,7 @@ impl WriteBufferPool {
     }
 
     /// Returns a lease to the budget, and the buffer to its free list unless it is lost.
-    pub(super) fn release(&mut self, lease: WriteBufferLease, buffer: Option<AlignedBuf>) {
+    pub(crate) fn release(&mut self, lease: WriteBufferLease, buffer: Option<AlignedBuf>) {
         self.used_bytes -= lease.bytes;
         let Some(buffer) = buffer.filter(|buffer| buffer.len() == lease.bytes) else { return };
         let kind = size_class(buffer.len() / PAGE_BYTES);

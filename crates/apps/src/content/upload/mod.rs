@@ -1,0 +1,526 @@
+//! Uploads: content of requests that is written to new files.
+//!
+//! A connection of HTTP/1.1 or a request of HTTP/3 owns an upload. It begins one, asks for room,
+//! pushes content, and learns the result; [`Uploads::poll_resumed`] returns owners for which
+//! something has changed. The file is created by the host's disk under a temporary name, written in
+//! large pieces by the same path as the namespaces of the NVMe/TCP target, flushed and renamed. An
+//! owner without room does not read, so the receive window closes and the client waits.
+//!
+//! Invariants: at most [`WRITES_MAX`] buffers of an upload are at the disk, and all buffers are
+//! within one budget, in which every upload has room for one. Bytes are reserved in the quota
+//! before they are taken. An upload that has ended stays in the table until the disk has returned
+//! its buffers. Nothing here knows HTTP's framing, a socket or a clock.
+
+mod counters;
+mod path;
+mod quota;
+mod refusal;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use abi::aligned::AlignedBuf;
+use abi::{FileFault, FileId, FileStat};
+use host::{DiskToken, DiskUser, ExtentDone};
+use structures::slab::{Slab, SlabKey};
+
+use super::file_cache::OpenWaiter;
+use super::sockets::ContentSockets;
+use crate::write_buffers::{WriteBufferLease, WriteBufferPool};
+
+pub use counters::UploadCounters;
+pub(crate) use path::upload_path;
+pub use quota::UploadQuota;
+pub(crate) use refusal::UploadRefusal;
+
+/// Maximum number of uploads in progress; 503 above.
+const UPLOADS_MAX: usize = 512;
+/// Bytes of a write, unless the content is shorter.
+const WRITE_BYTES: usize = 128 << 10;
+/// Maximum number of writes of an upload that the disk has at a time.
+const WRITES_MAX: u32 = 2;
+/// Minimum number of bytes of content that must arrive between two checks of an upload.
+const PACE_BYTES_MIN: u64 = 16 * 1024;
+/// Maximum number of bytes of the buffers of all uploads.
+const BUFFER_BYTES_MAX: usize = UPLOADS_MAX * WRITE_BYTES;
+
+/// Configuration of uploads.
+#[derive(Clone, Debug)]
+pub struct UploadConfig {
+    /// Quota of all servers that write to the directory.
+    pub quota: Arc<UploadQuota>,
+    /// Bytes of a file; 413 above.
+    pub file_bytes_max: u64,
+    /// Path of the directory for uploads below the served root, without slashes around it, so that
+    /// an upload replaces cached files at once; `None` if it is not below the root.
+    pub served_as: Option<Vec<u8>>,
+}
+
+/// Identifies an upload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct UploadId(SlabKey);
+
+/// Properties of an upload that is about to begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct UploadOrder {
+    /// The length of the content, if the client has declared it.
+    pub(crate) declared: Option<u64>,
+    /// True if a file of that name may be replaced.
+    pub(crate) replace: bool,
+}
+
+/// State of an upload for its owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum UploadStatus {
+    /// The file is being created.
+    Opening,
+    /// Content is taken.
+    Receiving,
+    /// All content was taken; it is being written and published.
+    Finishing,
+    /// The file is there.
+    Stored {
+        replaced: bool,
+    },
+    Failed(UploadRefusal),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum UploadState {
+    Opening,
+    Receiving,
+    /// The last bytes are being written.
+    Writing,
+    Flushing,
+    Publishing,
+    Stored {
+        replaced: bool,
+    },
+    Failed(UploadRefusal),
+    /// The owner has no interest in it; the disk may still have buffers.
+    Ended,
+}
+
+/// An upload.
+#[derive(Debug)]
+struct Upload {
+    owner: OpenWaiter,
+    file: FileId,
+    path: Box<[u8]>,
+    order: UploadOrder,
+    state: UploadState,
+    /// The buffer that is being filled, and the bytes in it.
+    buffer: Option<(AlignedBuf, WriteBufferLease)>,
+    filled: usize,
+    /// Leases of the buffers at the disk. Writes end in any order, and leases of buffers of equal
+    /// size are equal.
+    leases: Vec<WriteBufferLease>,
+    /// A flush or a publication is at the disk.
+    changes: bool,
+    /// Bytes that were taken.
+    received: u64,
+    /// Bytes that were taken before the last check of the pace.
+    checked: u64,
+    /// Bytes given to the disk.
+    submitted: u64,
+    /// Bytes reserved in the quota.
+    reserved: u64,
+    /// It is in the queue for a buffer.
+    waits_for_buffer: bool,
+    /// The owner was refused room and has not been resumed.
+    waits_for_room: bool,
+}
+
+/// The uploads to one server.
+pub(crate) struct Uploads {
+    config: UploadConfig,
+    user: Option<DiskUser>,
+    uploads: Slab<Upload>,
+    by_file: BTreeMap<FileId, SlabKey>,
+    buffers: WriteBufferPool,
+    /// Uploads that wait for a buffer, in order. May contain uploads that have ended.
+    waiting: VecDeque<SlabKey>,
+    resumed: VecDeque<OpenWaiter>,
+    close: Vec<FileId>,
+    /// Paths below the served root of files that were published.
+    published: Vec<Vec<u8>>,
+    pub(crate) counters: UploadCounters,
+}
+
+impl Uploads {
+    pub(crate) fn new(config: UploadConfig) -> Self {
+        Self {
+            config,
+            user: None,
+            uploads: Slab::new(),
+            by_file: BTreeMap::new(),
+            buffers: WriteBufferPool::new(BUFFER_BYTES_MAX),
+            waiting: VecDeque::new(),
+            resumed: VecDeque::new(),
+            close: Vec::new(),
+            published: Vec::new(),
+            counters: UploadCounters::default(),
+        }
+    }
+
+    /// Calls `f` with each counter and with gauges: uploads, bytes of buffers, bytes of the quota.
+    pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.counters.visit(f);
+        f("uploads_open", self.uploads.len() as u64);
+        f("upload_buffer_bytes", self.buffers.used_bytes() as u64);
+        f("upload_quota_used_bytes", self.config.quota.used_bytes());
+    }
+
+    /// Counts a request that was refused before its upload began.
+    pub(crate) const fn count_refusal(&mut self, refusal: UploadRefusal) {
+        refusal.count(&mut self.counters);
+    }
+
+    /// Begins an upload to a path that [`upload_path`] returned.
+    ///
+    /// # Errors
+    /// The refusal, which was counted.
+    pub(crate) fn begin<S: ContentSockets>(
+        &mut self,
+        host: &mut S,
+        owner: OpenWaiter,
+        path: &[u8],
+        order: UploadOrder,
+    ) -> Result<UploadId, UploadRefusal> {
+        let begun = self.admit(host, path, order);
+        let file = begun.inspect_err(|refusal| refusal.count(&mut self.counters))?;
+        self.counters.uploads_begun += 1;
+        let key = self.uploads.insert(Upload {
+            owner,
+            file,
+            path: path.into(),
+            order,
+            state: UploadState::Opening,
+            buffer: None,
+            filled: 0,
+            leases: Vec::new(),
+            changes: false,
+            received: 0,
+            checked: 0,
+            submitted: 0,
+            reserved: order.declared.unwrap_or(0),
+            waits_for_buffer: false,
+            waits_for_room: false,
+        });
+        self.by_file.insert(file, key);
+        Ok(UploadId(key))
+    }
+
+    /// Checks the limits, reserves the declared length, and opens the file.
+    fn admit<S: ContentSockets>(
+        &mut self,
+        host: &mut S,
+        path: &[u8],
+        order: UploadOrder,
+    ) -> Result<FileId, UploadRefusal> {
+        let declared = order.declared.unwrap_or(0);
+        if declared > self.config.file_bytes_max {
+            return Err(UploadRefusal::TooLarge);
+        }
+        if self.uploads.len() >= UPLOADS_MAX {
+            return Err(UploadRefusal::TooManyUploads);
+        }
+        if !self.config.quota.reserve(declared) {
+            return Err(UploadRefusal::Quota);
+        }
+        self.user.get_or_insert_with(|| host.new_disk_user());
+        host.upload_open(path).ok_or_else(|| {
+            self.config.quota.release(declared);
+            UploadRefusal::TooManyUploads
+        })
+    }
+
+    /// Returns the state of an upload that has not ended.
+    pub(crate) fn status(&self, UploadId(key): UploadId) -> UploadStatus {
+        match self.uploads.get(key).map(|upload| upload.state) {
+            Some(UploadState::Opening) => UploadStatus::Opening,
+            Some(UploadState::Receiving) => UploadStatus::Receiving,
+            Some(UploadState::Writing | UploadState::Flushing | UploadState::Publishing) => {
+                UploadStatus::Finishing
+            }
+            Some(UploadState::Stored { replaced }) => UploadStatus::Stored { replaced },
+            Some(UploadState::Failed(refusal)) => UploadStatus::Failed(refusal),
+            Some(UploadState::Ended) | None => UploadStatus::Failed(UploadRefusal::DiskFailed),
+        }
+    }
+
+    /// Checks at a deadline whether enough content has arrived since the last check. While the disk
+    /// is slow, one byte is enough.
+    ///
+    /// # Errors
+    /// The refusal with which the upload has failed now: the client is too slow, or the disk does
+    /// not answer.
+    pub(crate) fn check_pace(&mut self, UploadId(key): UploadId) -> Result<(), UploadRefusal> {
+        let Some(upload) = self.uploads.get_mut(key) else { return Ok(()) };
+        let new = upload.received - core::mem::replace(&mut upload.checked, upload.received);
+        let waits = upload.waits_for_room;
+        let refusal = match upload.state {
+            UploadState::Receiving if new >= PACE_BYTES_MIN || waits && new > 0 => return Ok(()),
+            UploadState::Receiving if !waits => UploadRefusal::Slow,
+            UploadState::Stored { .. } | UploadState::Failed(_) | UploadState::Ended => {
+                return Ok(());
+            }
+            _ => UploadRefusal::DiskSlow,
+        };
+        self.fail(key, refusal);
+        Err(refusal)
+    }
+
+    /// Returns the number of bytes that [`Self::push`] takes now. If it is 0, the owner is resumed
+    /// when this has changed.
+    pub(crate) fn room(&mut self, UploadId(key): UploadId) -> usize {
+        let Some(upload) = self.uploads.get_mut(key) else { return 0 };
+        if upload.state != UploadState::Receiving {
+            return 0;
+        }
+        if upload.buffer.is_none() && upload.leases.len() < WRITES_MAX as usize {
+            let left = upload.order.declared.map(|bytes| bytes.saturating_sub(upload.received));
+            let left = left.and_then(|left| usize::try_from(left).ok()).unwrap_or(WRITE_BYTES);
+            upload.buffer = self.buffers.take(left.clamp(1, WRITE_BYTES));
+            upload.filled = 0;
+            if upload.buffer.is_none() && !upload.waits_for_buffer {
+                upload.waits_for_buffer = true;
+                self.waiting.push_back(key);
+            }
+        }
+        let room = upload.buffer.as_ref().map_or(0, |(buffer, _)| buffer.len() - upload.filled);
+        self.counters.upload_waits += u64::from(room == 0 && !upload.waits_for_room);
+        upload.waits_for_room = room == 0;
+        room
+    }
+
+    /// Takes content, of at most [`Self::room`] bytes. A violated limit is reported by
+    /// [`Self::status`].
+    pub(crate) fn push(&mut self, UploadId(key): UploadId, bytes: &[u8]) {
+        let Some(upload) = self.uploads.get_mut(key) else { return };
+        let received = upload.received + bytes.len() as u64;
+        let missing = received.saturating_sub(upload.reserved);
+        if received > self.config.file_bytes_max {
+            return self.fail(key, UploadRefusal::TooLarge);
+        }
+        if !self.config.quota.reserve(missing) {
+            return self.fail(key, UploadRefusal::Quota);
+        }
+        upload.reserved += missing;
+        let Some((buffer, _)) = &mut upload.buffer else { return };
+        let free = &mut buffer.as_mut_slice()[upload.filled..];
+        debug_assert!(bytes.len() <= free.len(), "no more is pushed than there is room for");
+        let len = bytes.len().min(free.len());
+        free[..len].copy_from_slice(&bytes[..len]);
+        upload.filled += len;
+        upload.received = received;
+    }
+
+    /// Passes a buffer that is full to the disk.
+    pub(crate) fn write_if_full<S: ContentSockets>(
+        &mut self,
+        host: &mut S,
+        UploadId(key): UploadId,
+    ) {
+        let upload = self.uploads.get(key);
+        let is_full = |upload: &Upload| {
+            upload.buffer.as_ref().is_some_and(|(buffer, _)| buffer.len() == upload.filled)
+        };
+        if upload.is_some_and(is_full) {
+            self.write(host, key);
+        }
+    }
+
+    /// Ends the content: the file is written completely and published.
+    pub(crate) fn finish<S: ContentSockets>(&mut self, host: &mut S, UploadId(key): UploadId) {
+        let Some(upload) = self.uploads.get_mut(key) else { return };
+        if upload.state == UploadState::Receiving {
+            upload.state = UploadState::Writing;
+            self.write(host, key);
+            self.advance(host, key);
+        }
+    }
+
+    /// Ends an upload that its owner has no further interest in. The disk removes a file that was
+    /// not published.
+    pub(crate) fn end(&mut self, UploadId(key): UploadId) {
+        let Some(upload) = self.uploads.get_mut(key) else { return };
+        let stored = matches!(upload.state, UploadState::Stored { .. });
+        self.counters.uploads_failed += u64::from(!stored);
+        upload.state = UploadState::Ended;
+        self.by_file.remove(&upload.file);
+        self.close.push(upload.file);
+        if let Some((buffer, lease)) = upload.buffer.take() {
+            self.return_buffer(lease, Some(buffer));
+        }
+        self.remove_if_done(key);
+    }
+
+    /// Fails an upload for a reason outside of it.
+    pub(crate) fn refuse(&mut self, UploadId(key): UploadId, refusal: UploadRefusal) {
+        self.fail(key, refusal);
+    }
+
+    /// Returns the next owner for which something has changed.
+    pub(crate) fn poll_resumed(&mut self) -> Option<OpenWaiter> {
+        self.resumed.pop_front()
+    }
+
+    /// Returns the next file to close.
+    pub(crate) fn poll_close(&mut self) -> Option<FileId> {
+        self.close.pop()
+    }
+
+    /// Returns the next path below the served root that leads to another file now.
+    pub(crate) fn poll_published(&mut self) -> Option<Vec<u8>> {
+        self.published.pop()
+    }
+
+    /// Handles the creation of a file; returns whether it is that of an upload.
+    pub(crate) fn handle_opened(
+        &mut self,
+        file: FileId,
+        result: Result<FileStat, FileFault>,
+    ) -> bool {
+        let Some(&key) = self.by_file.get(&file) else { return false };
+        let Some(upload) = self.uploads.get_mut(key) else { return false };
+        if upload.state == UploadState::Opening {
+            upload.state = UploadState::Receiving;
+            self.resumed.push_back(upload.owner);
+            if let Err(fault) = result {
+                self.fail(key, fault.into());
+            }
+        }
+        true
+    }
+
+    /// Handles the completed operations of the disk, if they are of uploads.
+    pub(crate) fn handle_disk<S: ContentSockets>(&mut self, host: &mut S, user: DiskUser) {
+        if self.user != Some(user) {
+            return;
+        }
+        while let Some(done) = host.poll_upload_done(user) {
+            self.handle_done(host, done);
+        }
+    }
+
+    fn handle_done<S: ContentSockets>(&mut self, host: &mut S, done: ExtentDone) {
+        let key = SlabKey::from_u64(done.number);
+        let Some(upload) = self.uploads.get_mut(key) else { return };
+        if let Some(buffer) = done.buffer {
+            let same = upload.leases.iter().position(|lease| lease.bytes() == buffer.len());
+            let lease = same.map(|at| upload.leases.swap_remove(at));
+            if let Some(lease) = lease {
+                self.return_buffer(lease, Some(buffer));
+            }
+        } else {
+            upload.changes = false;
+        }
+        let Some(upload) = self.uploads.get_mut(key) else { return };
+        match (upload.state, done.result) {
+            (UploadState::Ended, _) => self.remove_if_done(key),
+            (UploadState::Publishing, Ok(())) => self.handle_published(key, done.replaced_bytes),
+            (UploadState::Failed(_), _) => {}
+            (_, Err(fault)) => self.fail(key, fault.into()),
+            (UploadState::Flushing, Ok(())) => {
+                upload.state = UploadState::Publishing;
+                upload.changes = true;
+                let (file, replace) = (upload.file, upload.order.replace);
+                let token = self.token(key);
+                host.upload_publish(token, file, replace);
+            }
+            (_, Ok(())) => {
+                if upload.waits_for_room {
+                    self.resumed.push_back(upload.owner);
+                }
+                self.advance(host, key);
+            }
+        }
+    }
+
+    /// Completes an upload whose file has its name.
+    fn handle_published(&mut self, key: SlabKey, replaced_bytes: Option<u64>) {
+        let Some(upload) = self.uploads.get_mut(key) else { return };
+        let replaced = replaced_bytes.is_some();
+        upload.state = UploadState::Stored { replaced };
+        self.counters.uploads_completed += 1;
+        self.resumed.push_back(upload.owner);
+        // The file's bytes stay in the quota.
+        let unused = upload.reserved.saturating_sub(upload.received);
+        upload.reserved = 0;
+        self.config.quota.release(unused.saturating_add(replaced_bytes.unwrap_or(0)));
+        if let Some(folder) = &self.config.served_as {
+            let slash: &[u8] = if folder.is_empty() { b"" } else { b"/" };
+            self.published.push([folder, slash, &upload.path].concat());
+        }
+    }
+
+    /// Passes the filled part of the buffer to the disk.
+    fn write<S: ContentSockets>(&mut self, host: &mut S, key: SlabKey) {
+        let token = self.token(key);
+        let Some(upload) = self.uploads.get_mut(key) else { return };
+        let Some((buffer, lease)) = upload.buffer.take() else { return };
+        let len = core::mem::take(&mut upload.filled);
+        if len == 0 {
+            return self.return_buffer(lease, Some(buffer));
+        }
+        let offset = upload.submitted;
+        upload.submitted += len as u64;
+        upload.leases.push(lease);
+        let file = upload.file;
+        self.counters.upload_bytes += len as u64;
+        // A buffer is far below 4 GiB.
+        let len = u32::try_from(len).unwrap_or(u32::MAX);
+        host.upload_write(token, (file, offset), buffer, len);
+    }
+
+    /// Flushes a file that was written completely.
+    fn advance<S: ContentSockets>(&mut self, host: &mut S, key: SlabKey) {
+        let token = self.token(key);
+        let Some(upload) = self.uploads.get_mut(key) else { return };
+        if upload.state == UploadState::Writing && upload.leases.is_empty() {
+            upload.state = UploadState::Flushing;
+            upload.changes = true;
+            host.upload_flush(token, upload.file);
+        }
+    }
+
+    fn fail(&mut self, key: SlabKey, refusal: UploadRefusal) {
+        let Some(upload) = self.uploads.get_mut(key) else { return };
+        refusal.count(&mut self.counters);
+        upload.state = UploadState::Failed(refusal);
+        self.resumed.push_back(upload.owner);
+        if let Some((buffer, lease)) = upload.buffer.take() {
+            self.return_buffer(lease, Some(buffer));
+        }
+    }
+
+    /// Returns a buffer to the budget, and resumes an upload that waits for one.
+    fn return_buffer(&mut self, lease: WriteBufferLease, buffer: Option<AlignedBuf>) {
+        self.buffers.release(lease, buffer);
+        while let Some(key) = self.waiting.pop_front() {
+            let upload = self.uploads.get_mut(key);
+            let Some(upload) = upload.filter(|upload| upload.state == UploadState::Receiving)
+            else {
+                continue;
+            };
+            upload.waits_for_buffer = false;
+            self.resumed.push_back(upload.owner);
+            break;
+        }
+    }
+
+    /// Removes an upload that has ended, once the disk has nothing of it.
+    fn remove_if_done(&mut self, key: SlabKey) {
+        let Some(upload) = self.uploads.get(key) else { return };
+        if upload.leases.is_empty() && !upload.changes {
+            self.config.quota.release(upload.reserved);
+            self.uploads.remove(key);
+        }
+    }
+
+    fn token(&self, key: SlabKey) -> DiskToken {
+        // Set before the first upload begins.
+        DiskToken { user: self.user.unwrap_or(DiskUser(u8::MAX)), number: key.to_u64() }
+    }
+}
