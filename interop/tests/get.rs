@@ -193,6 +193,9 @@ fn a_file_that_has_changed_is_fetched_again() {
     let url = GetFixture::url(Over::Https, "a.bin");
     let stalled = run(&mut lab.command(Over::Https, &url, &to, &["--max-time", "2"]));
     assert_eq!(stalled.status.code(), Some(28), "{}", output_text(&stalled));
+    let report_of_stalled: serde_json::Value =
+        serde_json::from_slice(&stalled.stdout).expect("JSON");
+    assert_eq!(report_of_stalled["transfers"][0]["exit_code"], 28);
     assert!(saved_bytes(&to) > 0);
     lab.files.write("a.bin", "another version\n");
     let output = run(&mut lab.command(Over::Https, &url, &to, &["-C", "-"]));

@@ -40,7 +40,13 @@ impl Failure {
     /// given one of a transfer, otherwise one of `sysexits.h`.
     #[must_use]
     pub fn exit_code(&self) -> ExitCode {
-        ExitCode::from(match self {
+        ExitCode::from(self.code())
+    }
+
+    /// Returns the exit code as a number, for reports.
+    #[must_use]
+    pub fn code(&self) -> u8 {
+        match self {
             Self::Usage(_) => 2,
             Self::NoInput(_) => 66,
             Self::Unavailable(_) => 69,
@@ -48,7 +54,7 @@ impl Failure {
             Self::NoPermission(_) => 77,
             Self::Transfer(code, _) => *code,
             Self::Interrupted(signal) => 128 | u8::try_from(*signal).unwrap_or(0),
-        })
+        }
     }
 }
 

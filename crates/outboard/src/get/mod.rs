@@ -73,7 +73,10 @@ pub(crate) fn run(args: &GetArgs) -> Result<(), Failure> {
         progress,
         failure: None,
     };
-    let all = run.receive(&events);
+    let all = run.receive(&events).map_err(|failure| interrupt.or(failure));
+    if let Err(failure) = &all {
+        run.end_all(failure);
+    }
     let counters = stack.counters();
     run.sender.send(GetMessage::Stop);
     let stopped = stack.stop_when_closed(END_WAIT);
@@ -81,7 +84,7 @@ pub(crate) fn run(args: &GetArgs) -> Result<(), Failure> {
         println!("{:#}", report(&run.transfers, counters));
     }
     drop(run.progress);
-    all.map_err(|failure| interrupt.or(failure))?;
+    all?;
     stopped?;
     run.failure.map_or(Ok(()), Err)
 }
@@ -199,6 +202,14 @@ impl GetRun<'_> {
             RecvTimeoutError::Disconnected => {
                 Failure::System("host thread ended unexpectedly".to_owned())
             }
+        }
+    }
+
+    /// Notes the failure that has ended all transfers in progress, and those that were not begun.
+    fn end_all(&mut self, failure: &Failure) {
+        let now = self.clock.now();
+        for transfer in self.transfers.iter_mut().filter(|transfer| !transfer.has_ended()) {
+            transfer.end(now, Some(failure));
         }
     }
 
@@ -384,7 +395,7 @@ impl GetRun<'_> {
         if result.is_err() {
             transfer.abandon(true);
         }
-        transfer.end(now, &result);
+        transfer.end(now, result.as_ref().err());
         match (result, &self.failure) {
             (Err(failure), None) => self.failure = Some(failure),
             (Err(failure), Some(_)) => eprintln!("outboard: {failure}"),

@@ -6,9 +6,9 @@
 //! whose object has no validator cannot be continued, and have no such state.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read as _};
+use std::io::Read as _;
 use std::ops::Range;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use apps::get::ResumePoint;
@@ -20,6 +20,8 @@ use serde::{Deserialize, Serialize};
 const SAVE_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum length of the file of the state, in bytes.
 const STATE_BYTES_MAX: u64 = 1 << 20;
+/// Maximum number of attempts of an open that races with the end of another download.
+const OPEN_TRIES: usize = 8;
 /// Bytes read at a time for the checksum.
 const READ_BYTES: usize = 1 << 20;
 
@@ -71,13 +73,19 @@ fn insert_range(done: &mut Vec<(u64, u64)>, start: u64, end: u64) {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum PartFileError {
     #[error(transparent)]
-    Io(#[from] io::Error),
+    Io(#[from] std::io::Error),
     /// Another download of this file was interrupted.
     #[error(
         "{} is an interrupted transfer of {url}; continue it with --continue, or remove it",
         .part.display()
     )]
     Interrupted { part: PathBuf, url: String },
+    /// Another process is downloading this file.
+    #[error(
+        "another process is writing {}; wait for its end, or choose another file",
+        .part.display()
+    )]
+    InUse { part: PathBuf },
 }
 
 /// A file that is being downloaded.
@@ -99,7 +107,8 @@ impl PartFile {
     /// Opens the file for a download to `target`. Nothing of it is changed before [`Self::begin`].
     ///
     /// # Errors
-    /// Fails if an interrupted download would be lost, or the file cannot be created.
+    /// Fails if another process downloads it, an interrupted download would be lost, or the file
+    /// cannot be created.
     pub(super) fn open(target: &Path, url: &str, continues: bool) -> Result<Self, PartFileError> {
         // A symbolic link stays one.
         let target = fs::canonicalize(target).unwrap_or_else(|_| target.to_owned());
@@ -109,8 +118,7 @@ impl PartFile {
             PathBuf::from(path)
         };
         let (part, state_path) = (with(".part"), with(".part.json"));
-        let file =
-            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&part)?;
+        let file = open_locked(&part)?;
         let state = read_state(&state_path).filter(|_| file.metadata().is_ok());
         let bytes = file.metadata()?.len();
         let state = state.filter(|state| state.is_valid(bytes));
@@ -143,7 +151,7 @@ impl PartFile {
         &mut self,
         length: Option<u64>,
         validator: Option<String>,
-    ) -> io::Result<()> {
+    ) -> std::io::Result<()> {
         self.file.set_len(0)?;
         self.state = validator.zip(length).map(|(validator, length)| PartState {
             url: self.url.clone(),
@@ -161,7 +169,7 @@ impl PartFile {
     ///
     /// # Errors
     /// Fails if the file cannot be written.
-    pub(super) fn write(&mut self, now: Instant, offset: u64, bytes: &[u8]) -> io::Result<()> {
+    pub(super) fn write(&mut self, now: Instant, offset: u64, bytes: &[u8]) -> std::io::Result<()> {
         self.file.write_all_at(bytes, offset)?;
         let Some(state) = &mut self.state else { return Ok(()) };
         insert_range(&mut state.done, offset, offset + bytes.len() as u64);
@@ -173,7 +181,7 @@ impl PartFile {
     ///
     /// # Errors
     /// Fails if it cannot be written.
-    pub(super) fn save_if_due(&mut self, now: Instant) -> io::Result<()> {
+    pub(super) fn save_if_due(&mut self, now: Instant) -> std::io::Result<()> {
         if !self.is_changed || now.since(self.saved_at) < SAVE_INTERVAL {
             return Ok(());
         }
@@ -182,7 +190,7 @@ impl PartFile {
     }
 
     /// Replaces the state file.
-    fn save(&self) -> io::Result<()> {
+    fn save(&self) -> std::io::Result<()> {
         let Some(state) = &self.state else { return Ok(()) };
         let mut path = self.state_path.clone().into_os_string();
         path.push(".new");
@@ -194,7 +202,7 @@ impl PartFile {
     ///
     /// # Errors
     /// Fails if the file cannot be read.
-    pub(super) fn sha256(&self) -> io::Result<[u8; 32]> {
+    pub(super) fn sha256(&self) -> std::io::Result<[u8; 32]> {
         let (mut context, mut file) = (Context::new(&SHA256), File::open(&self.part)?);
         let mut buffer = vec![0; READ_BYTES];
         loop {
@@ -213,7 +221,7 @@ impl PartFile {
     ///
     /// # Errors
     /// Fails if the bytes cannot be stored or the file cannot be renamed.
-    pub(super) fn complete(&self) -> io::Result<()> {
+    pub(super) fn complete(&self) -> std::io::Result<()> {
         if let Ok(metadata) = fs::metadata(&self.target) {
             self.file.set_permissions(metadata.permissions())?;
         }
@@ -228,7 +236,7 @@ impl PartFile {
     ///
     /// # Errors
     /// Fails if the state cannot be saved or a file cannot be removed.
-    pub(super) fn abandon(&self, keep: bool) -> io::Result<()> {
+    pub(super) fn abandon(&self, keep: bool) -> std::io::Result<()> {
         match &self.state {
             Some(state) if keep && !state.done.is_empty() => self.save(),
             _ => {
@@ -239,6 +247,23 @@ impl PartFile {
     }
 }
 
+/// Opens the file of a download and locks it, until it is closed, against other downloads.
+fn open_locked(part: &Path) -> Result<File, PartFileError> {
+    for _ in 0..OPEN_TRIES {
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create(true).truncate(false).open(part)?;
+        if !io::disk::lock(&file)? {
+            break;
+        }
+        // A download that has ended meanwhile has renamed or removed the file that was opened here.
+        let ours = file.metadata()?;
+        if fs::metadata(part).is_ok_and(|m| (m.dev(), m.ino()) == (ours.dev(), ours.ino())) {
+            return Ok(file);
+        }
+    }
+    Err(PartFileError::InUse { part: part.to_owned() })
+}
+
 /// Reads a state; `None` if there is none, or it is not one of ours.
 fn read_state(path: &Path) -> Option<PartState> {
     let mut text = Vec::new();
@@ -246,9 +271,9 @@ fn read_state(path: &Path) -> Option<PartState> {
     serde_json::from_slice(&text).ok()
 }
 
-fn remove_if_there(path: &Path) -> io::Result<()> {
+fn remove_if_there(path: &Path) -> std::io::Result<()> {
     match fs::remove_file(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         result => result,
     }
 }
@@ -327,7 +352,10 @@ mod tests {
         let mut file = open(&target, false).unwrap();
         file.begin(Some(10), Some("\"v\"".to_owned())).unwrap();
         file.write(Instant::ZERO, 2, b"cde").unwrap();
+        let busy = open(&target, true).unwrap_err().to_string();
+        assert!(busy.contains("another process is writing"), "{busy}");
         file.abandon(true).unwrap();
+        drop(file);
         let refused = open(&target, false).unwrap_err().to_string();
         assert!(refused.contains("continue it with --continue"), "{refused}");
         assert!(PartFile::open(&target, "http://other/", true).is_err());
@@ -338,7 +366,9 @@ mod tests {
         // The object has changed, and cannot be continued any longer.
         file.begin(None, None).unwrap();
         file.write(Instant::ZERO, 0, b"new").unwrap();
-        assert!(open(&target, false).is_ok());
+        file.abandon(true).unwrap();
+        drop(file);
+        let file = open(&target, false).unwrap();
         file.abandon(true).unwrap();
         assert_eq!(folder.names(), Vec::<String>::new());
     }

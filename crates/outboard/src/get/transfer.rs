@@ -10,7 +10,7 @@ use base::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::args::Sha256Arg;
-use super::part_file::PartFile;
+use super::part_file::{PartFile, PartFileError};
 use crate::tls::ServerTrust;
 use cli::Failure;
 
@@ -58,8 +58,8 @@ impl GetOutput {
         }
         let opened = PartFile::open(path, &url.to_string(), continues);
         Ok(Self::File(opened.map_err(|e| match e {
-            interrupted @ super::part_file::PartFileError::Interrupted { .. } => {
-                Failure::Transfer(WRITE_ERROR, interrupted.to_string())
+            line @ (PartFileError::Interrupted { .. } | PartFileError::InUse { .. }) => {
+                Failure::Transfer(WRITE_ERROR, line.to_string())
             }
             other => stuck(&other),
         })?))
@@ -198,12 +198,8 @@ impl Transfer {
     }
 
     /// Notes the end of the transfer.
-    pub(super) fn end(&mut self, now: Instant, result: &Result<(), Failure>) {
-        let failure = match result {
-            Err(Failure::Transfer(code, line)) => Some((*code, line.clone())),
-            Err(other) => Some((0, other.to_string())),
-            Ok(()) => None,
-        };
+    pub(super) fn end(&mut self, now: Instant, failure: Option<&Failure>) {
+        let failure = failure.map(|failure| (failure.code(), failure.to_string()));
         self.output = None;
         self.ended = Some((now.since(self.begun), failure));
     }
