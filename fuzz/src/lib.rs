@@ -7,10 +7,14 @@
 //! [`formats`]: parsers. [`ext4`]: the reader of file systems. [`transport`]: the NVMe/TCP
 //! transport against a hostile peer, with and without a device. [`target`]: the whole NVMe/TCP
 //! target. Nothing here reads a clock.
+//! [`formats`]: parsers. [`transport`]: the NVMe/TCP transport against a hostile peer, with and
+//! without a device. [`target`]: the whole NVMe/TCP target. [`http`]: uploads and downloads.
+//! Nothing here reads a clock.
 #![forbid(unsafe_code)]
 
 pub mod ext4;
 pub mod formats;
+pub mod http;
 mod input;
 mod net;
 mod script;
@@ -23,6 +27,7 @@ pub fn by_name(name: &str) -> Option<fn(&[u8])> {
     match name {
         "ext4" => Some(ext4::run),
         "formats" => Some(formats::run),
+        "http" => Some(http::run),
         "transport" => Some(transport::run),
         "target" => Some(target::run),
         _ => None,

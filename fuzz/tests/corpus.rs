@@ -33,6 +33,11 @@ fn formats() {
 }
 
 #[test]
+fn http() {
+    replay("http");
+}
+
+#[test]
 fn transport() {
     replay("transport");
 }
