@@ -241,7 +241,9 @@ impl Files {
             out.counters.file_invalidations += 1;
             out.ops.push_back(Op::FileInvalidate { file, offset, len });
         }
-        out.counters.file_write_errors += u64::from(done.result.is_err());
+        // That a name is taken is a condition of the request, not a failure of the disk.
+        let failed = done.result.is_err_and(|fault| fault != FileFault::Exists);
+        out.counters.file_write_errors += u64::from(failed);
         self.remove_if_unused(out, file);
         Some(FileCompletion::Changed(token, done))
     }

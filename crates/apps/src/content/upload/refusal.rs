@@ -76,7 +76,7 @@ impl UploadRefusal {
             Self::Partial => "parts of files cannot be uploaded; omit Content-Range",
             Self::Encoded => "the content is encoded; omit Content-Encoding, and send it decoded",
             Self::TooLarge => "the file is larger than the server accepts; send a smaller one",
-            Self::Quota => "the quota for uploads is used up; remove files, or send a smaller one",
+            Self::Quota => "the quota for uploads is used up; send less, or ask for more room",
             Self::NoSpace => "the server's disk is full; try again later",
             Self::Coding => "the chunked coding is malformed; send it again",
             Self::Slow => "the content arrives too slowly; send it again",
