@@ -255,7 +255,7 @@ pub struct TeardownConfig {
     pub flows_max: u32,
     /// Payload bytes of one connection.
     pub bytes_max: u32,
-    /// Connections in TIME-WAIT; beyond the limit the oldest ends early.
+    /// Connections in TIME-WAIT, over all queues; beyond the limit the oldest ends early.
     pub time_wait_max: u32,
     /// Retransmissions before a connection is given up (Linux: `tcp_orphan_retries`).
     pub retries_max: u8,
@@ -263,7 +263,12 @@ pub struct TeardownConfig {
 
 impl Default for TeardownConfig {
     fn default() -> Self {
-        Self { flows_max: 65_536, bytes_max: RUN_BYTES_MAX, time_wait_max: 262_144, retries_max: 8 }
+        Self {
+            flows_max: 262_144,
+            bytes_max: RUN_BYTES_MAX,
+            time_wait_max: 262_144,
+            retries_max: 8,
+        }
     }
 }
 

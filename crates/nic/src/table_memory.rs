@@ -14,8 +14,12 @@ pub const CONTEXT_BYTES: u32 = 1536;
 pub const QUIC_ENTRY_BYTES: u32 = 2816;
 /// Bytes of a pair of spliced connections: [`crate::SpliceConfig::pairs_max`].
 pub const SPLICE_PAIR_BYTES: u32 = 896;
-/// Bytes of a connection that the device closes: [`crate::TeardownConfig::flows_max`].
-pub const CLOSURE_BYTES: u32 = 512;
+/// Bytes of a connection that the device closes, or of one in TIME-WAIT, while it has no
+/// unacknowledged bytes: [`crate::TeardownConfig::flows_max`].
+pub const CLOSURE_BYTES: u32 = 64;
+/// Bytes in addition as long as a connection that the device closes has unacknowledged bytes,
+/// without these.
+pub const CLOSURE_UNACKED_BYTES: u32 = 256;
 
 /// Minimum and maximum of the limits that [`DeviceConfig::size_tables`] sets.
 const ENTRIES: (u64, u64) = (1024, 1 << 20);
@@ -46,7 +50,7 @@ impl DeviceConfig {
             splice.pairs_max = entries(SPLICE_PAIR_BYTES);
         }
         if let Some(teardown) = &mut self.teardown {
-            teardown.flows_max = entries(CLOSURE_BYTES);
+            teardown.flows_max = entries(CLOSURE_BYTES + CLOSURE_UNACKED_BYTES);
         }
     }
 }
@@ -63,10 +67,10 @@ mod tests {
         };
         let mut config = DeviceConfig::new([2, 0, 0, 0, 0, 1]);
         config.size_tables(64 << 20);
-        assert_eq!(limits(&config), (Some((32 << 20) / 896), Some(65_536)));
+        assert_eq!(limits(&config), (Some((32 << 20) / 896), Some((32 << 20) / 320)));
         config.splice = None;
         config.size_tables(64 << 20);
-        assert_eq!(limits(&config), (None, Some(131_072)));
+        assert_eq!(limits(&config), (None, Some((64 << 20) / 320)));
         config.size_tables(0);
         assert_eq!(limits(&config), (None, Some(1024)));
         config.size_tables(u64::MAX);

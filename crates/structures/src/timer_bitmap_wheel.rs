@@ -10,8 +10,9 @@
 //! owner also keeps the slot that [`TimerBitmapWheel::insert`] returns: a flow has one timer at a
 //! time, and the wheel does not know its slot.
 //!
-//! Memory: N bits for each flow. Called by the tear-down engine of the device, from one thread, and
-//! by the benchmark `outboard-lab bench timer-wheel`.
+//! Memory: N bits for each flow, so it has few ticks: the device, whose engine has one thread, uses
+//! a [`super::TimerListWheel`]. Called by the benchmark `outboard-lab bench timer-wheel`, which
+//! compares both.
 
 use alloc::boxed::Box;
 use core::ops::Range;

@@ -1,12 +1,14 @@
-//! `outboard-lab bench timer-wheel`: the device's timer bitmap wheel (AccelTCP section 4.2, figure
-//! 6) against a hashed timing wheel, in the same run.
+//! `outboard-lab bench timer-wheel`: the timer bitmap wheel (AccelTCP section 4.2, figure 6)
+//! against the device's timing wheel of lists and a hashed timing wheel, in the same run.
 //!
 //! Each of 64 K or 256 K flows sets a timer, cancels it, sets it again and lets it expire, in an
 //! order that is unrelated to flow numbers. Two threads share the flows like those of a NIC without
 //! affinity: any thread may handle any flow, so both modify the same words of the bitmaps.
 //!
-//! The other wheel is the one of `hierarchical_hash_wheel_timer`. Its cancellable wheel is built of
-//! `Rc`s and cannot be shared, so with two threads each has its own, which requires the affinity
+//! The wheel of lists belongs to one thread, too, with timers for all flows in each thread.
+//!
+//! The hashed wheel is the one of `hierarchical_hash_wheel_timer`. Its cancellable wheel is built
+//! of `Rc`s and cannot be shared, so with two threads each has its own, which requires the affinity
 //! that the bitmaps do without: its best case. For sharing between threads there is the crate's
 //! simpler wheel behind a mutex; canceling increments the flow's generation, and a timer of an
 //! older generation is ignored when it expires.
@@ -28,12 +30,12 @@ use hierarchical_hash_wheel_timer::wheels::quad_wheel::{
 use io::clock::{MonotonicClock, cycles};
 use io::heap::allocated_bytes;
 use serde_json::json;
-use structures::TimerBitmapWheel;
+use structures::{TimerBitmapWheel, TimerListWheel};
 
 use super::experiment::{BenchReport, Benchmark, Experiment, Fields, ResultRow, median_by};
 use cli::Failure;
 
-/// Slots of the wheel, with a bitmap each: as many as in the device.
+/// Slots of the bitmap wheel, with a bitmap each.
 const SLOTS: u16 = 256;
 /// Timeouts in ticks: 200 ms to 4 s at 16 ms per tick.
 const TICKS: (u64, u64) = (13, 250);
@@ -79,7 +81,9 @@ fn groups(counts: &[u32]) -> Vec<Vec<TimerWheelSetting>> {
     let both = counts.iter().flat_map(|&flows| [1, 2].map(|threads| (flows, threads)));
     let group = |(flows, threads)| {
         let setting = |kind| TimerWheelSetting { kind, flows, threads };
-        [WheelKind::Bitmaps, WheelKind::Own, WheelKind::Locked].map(setting).into()
+        [WheelKind::Bitmaps, WheelKind::Lists, WheelKind::Own, WheelKind::Locked]
+            .map(setting)
+            .into()
     };
     both.map(group).collect()
 }
@@ -103,6 +107,7 @@ fn fields(row: &ResultRow<TimerWheelSetting, TimerWheelFigures>) -> Fields {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WheelKind {
     Bitmaps,
+    Lists,
     Own,
     Locked,
 }
@@ -111,6 +116,7 @@ impl WheelKind {
     const fn name(self) -> &'static str {
         match self {
             Self::Bitmaps => "bitmap wheel, shared",
+            Self::Lists => "list wheel, one per thread",
             Self::Own => "hash wheel, one per thread",
             Self::Locked => "hash wheel, behind a mutex",
         }
@@ -157,6 +163,7 @@ fn measure(setting: TimerWheelSetting) -> Result<TimerWheelFigures, Failure> {
             run_workers(&order, threads, worker)
                 .map(|f| TimerWheelFigures { memory: before + memory, ..f })
         }
+        WheelKind::Lists => run_workers(&order, threads, |_| ListWheelWorker::default()),
         WheelKind::Own => run_workers(&order, threads, |_| PrivateHashWheel(OwnWheel::new())),
         WheelKind::Locked => {
             let shared = MutexHashWheel {
@@ -261,6 +268,31 @@ impl WheelWorker for BitmapWheelWorker<'_> {
             });
         }
         expired
+    }
+}
+
+#[derive(Default)]
+struct ListWheelWorker {
+    wheel: TimerListWheel,
+    expired: Vec<u32>,
+}
+
+impl WheelWorker for ListWheelWorker {
+    fn insert(&mut self, flow: u32, ticks: u32) {
+        self.wheel.set(flow, 0, ticks.into());
+    }
+
+    fn cancel(&mut self, flow: u32) {
+        self.wheel.cancel(flow);
+    }
+
+    fn expire(&mut self) -> usize {
+        (0..u64::from(SLOTS))
+            .map(|tick| {
+                self.wheel.advance(tick, &mut self.expired);
+                self.expired.drain(..).map(black_box).count()
+            })
+            .sum()
     }
 }
 

@@ -25,5 +25,5 @@ pub(crate) mod rig;
 mod setup;
 mod setup_listen;
 mod splice;
-mod teardown;
+pub(crate) mod teardown;
 mod transfer;

@@ -6,6 +6,7 @@
 mod ends;
 mod guarded;
 mod late_data;
+mod many;
 mod quiesce;
 mod time_wait;
 mod with_files;
@@ -65,7 +66,7 @@ fn host_parts(lens: &[usize]) -> TransmitParts {
 }
 
 /// A connection with the template of [`tcp_header`], of which nothing was sent.
-fn teardown_of(lens: &[usize]) -> Teardown {
+pub(crate) fn teardown_of(lens: &[usize]) -> Teardown {
     Teardown {
         flow: FlowId(3),
         header: tcp_header(4, 77, TcpFlags::NONE),
@@ -231,7 +232,13 @@ fn refused(rig: &mut Rig) -> Vec<(Refusal, Box<Teardown>)> {
 /// Returns the tear-down counters that changed since the last call, without those that are the same
 /// for every connection.
 fn changed_counters(rig: &mut Rig) -> Vec<String> {
-    let same = ["teardown_begun", "teardown_flows", "teardown_sums", "teardown_time_wait +"];
+    let same = [
+        "teardown_begun",
+        "teardown_flows",
+        "teardown_sums",
+        "teardown_time_wait +",
+        "teardown_unacked",
+    ];
     let mut moved = rig.moved(&["teardown"]);
     moved.retain(|line| !same.iter().any(|name| line.starts_with(name)));
     moved

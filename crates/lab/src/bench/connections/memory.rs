@@ -24,7 +24,7 @@ const CONNECTIONS: u32 = 60_000;
 /// FIN and of a response of 64 bytes, the response included.
 pub(super) fn torn_down() -> Result<f64, Failure> {
     let mut device = Device::new(DeviceConfig::new(LOCAL_MAC), LINK_CAPS);
-    // Timer wheel and queues are allocated with the first connections, before the measurement.
+    // Queues and the index are allocated with the first connections, before the measurement.
     add_teardowns(&mut device, CONNECTIONS, CONNECTIONS + 64);
     let before = allocated_bytes();
     add_teardowns(&mut device, 0, CONNECTIONS);
@@ -42,7 +42,8 @@ pub(super) fn add_teardowns(device: &mut Device, from: u32, to: u32) {
     }
 }
 
-fn teardown(i: u32) -> Teardown {
+/// Returns connection `i`, below 12 million, with an unsent response.
+pub(in crate::bench) fn teardown(i: u32) -> Teardown {
     let seq = SeqNum(i.wrapping_mul(0x9e37));
     let tuple = tuple(80, i);
     let (source, destination) = (tuple.local.port, tuple.remote.port);

@@ -7,7 +7,7 @@
 //! that no engine handles is measured too, so that the engines' own share can be told.
 
 mod flood;
-mod memory;
+pub(super) mod memory;
 
 use std::hint::black_box;
 

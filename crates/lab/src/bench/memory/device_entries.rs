@@ -13,20 +13,27 @@ use abi::l5o::{L5oCreate, L5oDirection, L5oId, L5oState, TlsState};
 use abi::link::LinkCaps;
 use abi::quic::{QuicAdd, QuicConnectionId, QuicDirection, QuicId, QuicKeys, QuicRouteKey};
 use abi::splice::{Splice, SpliceId, SpliceSide, SpliceTimestamps};
-use abi::{FlowId, Op};
+use abi::teardown::{ClosingState, Teardown};
+use abi::{FlowId, Op, TransmitPart};
 use base::{Duration, Instant, SeqNum};
+use bytes::Bytes;
 use host::TlsVersion;
 use io::heap::allocated_bytes;
-use nic::table_memory::{CONTEXT_BYTES, QUIC_ENTRY_BYTES, SPLICE_PAIR_BYTES};
+use nic::table_memory::{
+    CLOSURE_BYTES, CLOSURE_UNACKED_BYTES, CONTEXT_BYTES, QUIC_ENTRY_BYTES, SPLICE_PAIR_BYTES,
+};
 use nic::{Device, DeviceConfig, L5oConfig, QuicConfig};
 use serde_json::{Value, json};
 use wire::{Endpoint, Tuple};
 
+use crate::bench::connections::memory::teardown;
 use cli::Failure;
 
 /// Number of entries to measure with: enough that the growth of a table by halves is seen on
 /// average, at three quarters of a power of two.
 const ENTRIES: u32 = 3 << 13;
+/// Number of closures to measure with: AccelTCP section 4.2.
+const CLOSURES: u32 = 256 << 10;
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
 /// A kind of entry, the bytes of one, and the bytes from which limits follow.
@@ -43,14 +50,19 @@ impl DeviceEntry {
     }
 }
 
-/// Kinds of entries by the constants of their size, with the gauge of their number.
-const CONTEXT: (&str, u32) = ("l5o_contexts", CONTEXT_BYTES);
-const QUIC_ENTRY: (&str, u32) = ("quic_entries", QUIC_ENTRY_BYTES);
-const SPLICE_PAIR: (&str, u32) = ("splice_pairs", SPLICE_PAIR_BYTES);
+/// A table: the gauge and the number of its entries, and their assumed size.
+type Table = (&'static str, u32, u32);
+
+const CONTEXT: Table = ("l5o_contexts", ENTRIES, CONTEXT_BYTES);
+const QUIC_ENTRY: Table = ("quic_entries", ENTRIES, QUIC_ENTRY_BYTES);
+const SPLICE_PAIR: Table = ("splice_pairs", ENTRIES, SPLICE_PAIR_BYTES);
+const CLOSURE: Table = ("teardown_flows", CLOSURES, CLOSURE_BYTES);
+const UNACKED_CLOSURE: Table =
+    ("teardown_unacked", CLOSURES, CLOSURE_BYTES + CLOSURE_UNACKED_BYTES);
 
 /// Returns the bytes of a TLS transmit context with AES-128-GCM.
 pub(in crate::bench) fn tls_transmit_context() -> Result<f64, Failure> {
-    bytes_of(CONTEXT.0, &|n| tls_context(Suite::Aes128Gcm, n, L5oDirection::Transmit))
+    bytes_of(CONTEXT, &|n| tls_context(Suite::Aes128Gcm, n, L5oDirection::Transmit))
 }
 
 /// Measures each kind of entry.
@@ -59,11 +71,11 @@ pub(super) fn measure() -> Result<Vec<DeviceEntry>, Failure> {
     const AES_256: Suite = Suite::Aes256Gcm;
     const CHACHA: Suite = Suite::ChaCha20Poly1305;
     let mut entries = Vec::new();
-    let mut add = |entry, (gauge, bytes_assumed), op: &dyn Fn(u32) -> Op| {
-        let bytes = bytes_of(gauge, op)?;
+    let mut add = |entry, table: Table, op: &dyn Fn(u32) -> Op| {
+        let (bytes, (.., bytes_assumed)) = (bytes_of(table, op)?, table);
         if bytes > f64::from(bytes_assumed) {
             return Err(Failure::System(format!(
-                "{entry}: {bytes:.0} bytes, but nic::table_memory has {bytes_assumed}"
+                "{entry}: {bytes:.1} bytes, but nic::table_memory has {bytes_assumed}"
             )));
         }
         entries.push(DeviceEntry { entry, bytes, bytes_assumed });
@@ -86,25 +98,31 @@ pub(super) fn measure() -> Result<Vec<DeviceEntry>, Failure> {
         quic_entry(AES_128, n, quic_receive(n))
     })?;
     add("splice pair", SPLICE_PAIR, &splice)?;
+    add("closure, nothing unacknowledged", CLOSURE, &|n| closure(n, &[]))?;
+    add("closure, without its 64 unacknowledged bytes", UNACKED_CLOSURE, &|n| {
+        closure(n, &[b'x'; 64])
+    })?;
     Ok(entries)
 }
 
-/// Returns the bytes of the heap for each of [`ENTRIES`] entries, added by `op`. The gauge
-/// `gauge` shows that the device has them.
-fn bytes_of(gauge: &str, op: &dyn Fn(u32) -> Op) -> Result<f64, Failure> {
+/// Returns the bytes of the heap for each entry of a table, added by `op`. The gauge shows that
+/// the device has them.
+fn bytes_of(table: Table, op: &dyn Fn(u32) -> Op) -> Result<f64, Failure> {
+    let (gauge, count, _) = table;
     let mut device = device();
     let before = allocated_bytes();
-    for n in 0..ENTRIES {
+    for n in 0..count {
         device.handle_op(Instant::ZERO, 0, op(n));
+        while device.poll_frame(Instant::ZERO).is_some() {}
         while device.poll_event().is_some() {}
     }
     let bytes = allocated_bytes().saturating_sub(before);
     let mut entries = 0;
     device.visit(&mut |name, value| entries += if name == gauge { value } else { 0 });
-    if entries != u64::from(ENTRIES) {
-        return Err(Failure::System(format!("{gauge} is {entries}, not {ENTRIES}")));
+    if entries != u64::from(count) {
+        return Err(Failure::System(format!("{gauge} is {entries}, not {count}")));
     }
-    Ok(bytes as f64 / f64::from(ENTRIES))
+    Ok(bytes as f64 / f64::from(count))
 }
 
 fn device() -> Device {
@@ -160,6 +178,17 @@ fn quic_entry(suite: Suite, n: u32, direction: QuicDirection) -> Op {
         keys: QuicKeys { phase: false, key: [4; 32].into(), iv: [5; 12] },
         next_packet_number: 0,
     }))
+}
+
+/// Returns a closure with these bytes unacknowledged, or in FIN-WAIT-2 with none.
+fn closure(n: u32, unacked: &'static [u8]) -> Op {
+    let mut closure = Teardown { state: ClosingState::FinWait2, ..teardown(n) };
+    closure.parts.clear();
+    if !unacked.is_empty() {
+        closure.state = ClosingState::LastAck;
+        closure.parts.push(TransmitPart::Host(Bytes::from_static(unacked)));
+    }
+    Op::Teardown(Box::new(closure))
 }
 
 fn splice(n: u32) -> Op {

@@ -1,41 +1,38 @@
 //! One connection that is being torn down: transmission, received segments, and retransmission.
 //!
 //! When the connection is taken over, everything that was given, including the FIN, is sent at
-//! once. Its state is therefore three bits: `passive` (the peer closed first: LAST-ACK),
-//! `fin_received`, and whether our FIN is acknowledged. With neither of the last two the state is
-//! FIN-WAIT-1, with only the acknowledgment FIN-WAIT-2, with only the peer's FIN CLOSING, and with
-//! both the connection has ended (RFC 9293 section 3.3.2).
+//! once. So SND.NXT is the number after the FIN from then on, and SND.UNA follows from
+//! [`Outstanding`].
 //!
 //! A timer always runs: the retransmission timer until everything is acknowledged, then the
 //! FIN-WAIT-2 timer. There is no congestion control (AccelTCP section 4.2): the host hands over no
 //! more than both windows allow at once, and retransmissions are at most that, with exponential
 //! back-off.
 //!
+//! A [`TeardownFlow`] is small, since a device may have hundreds of thousands (section 4.2): shared
+//! properties are in a [`super::profile`], and state that only unacknowledged bytes need is in
+//! [`super::unacked`].
+//!
 //! Called by the engine, which finds the connection, keeps the timer and removes the connection.
 
+use abi::l5o::L5oId;
 use abi::teardown::{ClosingState, LateData, Teardown};
 use abi::{FlowId, Transmit, TransmitParts};
-use alloc::boxed::Box;
 use alloc::collections::VecDeque;
-use base::{Duration, Instant, SeqNum};
-use tcp_rules::challenge::ChallengeLimiter;
+use base::{Duration, Instant, SeqNum, internal_error};
+use tcp_rules::challenge::ShortChallengeLimiter;
 use tcp_rules::paws::TsRecent;
 use tcp_rules::window::ReceiveWindow;
 use wire::tcp::{TcpFlags, TcpHeader};
 
 use super::TeardownAction;
 use super::counters::TeardownCounters;
-use super::segments::{TeardownFacts, TimestampClock, has_prefix, kept_extent, segment};
-use super::time_wait::TimeWaitState;
+use super::profile::SegmentNumbers;
+use super::segments::{TeardownFacts, TimestampClock, has_prefix, kept_extent};
+use super::state::ClosureState;
+use super::table::ClosurePeer;
+use super::unacked::{LossRepair, UnackedBytes, UnackedId, UnackedTable};
 
-/// Maximum RTO. RFC 6298 section 2 requires at least 60 seconds; this is Linux's TCP_RTO_MAX.
-const RTO_MAX: Duration = Duration::from_secs(120);
-/// Minimum RTO: one tick of the timer wheel.
-const RTO_MIN: Duration = Duration::from_millis(16);
-/// Maximum TIME-WAIT: two maximum segment lifetimes (RFC 9293 section 3.4.2).
-const TIME_WAIT_MAX: Duration = Duration::from_secs(240);
-/// Duplicate acknowledgments before a fast retransmit: RFC 5681 section 3.2.
-const DUP_ACKS: u8 = 3;
 /// Minimum age, in bytes, that an acceptable acknowledgment may have: RFC 5961 section 5.2, for a
 /// peer whose largest window is unknown.
 const OLD_ACK_MIN: i32 = 1 << 16;
@@ -43,6 +40,8 @@ const OLD_ACK_MIN: i32 = 1 << 16;
 /// The part of the engine that a connection can access.
 pub(super) struct TeardownEnv<'a> {
     pub(super) now: Instant,
+    pub(super) peer: ClosurePeer<'a>,
+    pub(super) unacked: &'a mut UnackedTable,
     pub(super) counters: &'a mut TeardownCounters,
     pub(super) transmits: &'a mut VecDeque<(usize, Transmit)>,
     pub(super) actions: &'a mut VecDeque<TeardownAction>,
@@ -63,96 +62,110 @@ pub(super) enum TeardownEnd {
     TimedOut,
 }
 
-/// A connection that is being torn down.
+/// What the peer has not acknowledged.
+#[derive(Clone, Copy, Debug)]
+enum Outstanding {
+    /// Bytes and the FIN.
+    Bytes(UnackedId),
+    /// Only the FIN.
+    Fin(LossRepair),
+    /// Nothing.
+    Nothing {
+        /// The window that the peer last offered, as an unscaled header field.
+        peer_window: u16,
+    },
+}
+
+/// A connection that is being torn down, or in TIME-WAIT.
 #[derive(Debug)]
 pub(super) struct TeardownFlow {
-    /// The connection as it was handed over. `una`, `nxt`, `edge` and `rcv_nxt` are kept up to
-    /// date; `parts` are those not completely acknowledged.
-    tcb: Box<Teardown>,
-    /// Sequence number of the first byte of `parts`.
-    parts_seq: SeqNum,
-    /// Sequence number of our FIN.
-    fin: SeqNum,
-    /// TS.Recent and our timestamp clock, if timestamps are in use.
-    timestamps: Option<(TsRecent, TimestampClock)>,
-    challenges: ChallengeLimiter,
-    queue: u32,
+    outstanding: Outstanding,
+    /// SND.NXT: the number after our FIN.
+    pub(super) snd_nxt: SeqNum,
+    pub(super) rcv_nxt: SeqNum,
+    /// TS.Recent, if timestamps are in use. Its age needs no record: without progress, a connection
+    /// ends long before the 24 days of RFC 7323 section 5.5.
+    ts_recent: u32,
+    /// The fields of the [`TimestampClock`].
+    ts_offset: u32,
+    ts_phase: u16,
     /// The window that we offer, as an unscaled header field.
     window: u16,
-    /// The window that the peer last offered, as an unscaled header field.
-    peer_window: Option<u16>,
-    /// True in LAST-ACK: the peer closed first.
-    passive: bool,
-    /// True once the peer's FIN has arrived.
-    fin_received: bool,
-    /// Time-outs since the last progress.
-    tries: u8,
-    dup_acks: u8,
-    /// The timer's slot in the wheel, and the tick at which it expires.
-    pub(super) slot: u32,
-    pub(super) due: u64,
+    /// Bytes that the peer may still send and that are discarded.
+    late_bytes_left: u32,
+    challenges: ShortChallengeLimiter,
+    state: ClosureState,
 }
 
 impl TeardownFlow {
     /// Creates a connection that [`super::segments::check`] has accepted.
-    pub(super) fn new(
-        now: Instant,
-        queue: usize,
-        facts: &TeardownFacts,
-        mut t: Box<Teardown>,
-    ) -> Self {
+    pub(super) fn new(now: Instant, facts: &TeardownFacts, t: &Teardown) -> Self {
         let past_us = t.timestamp.map_or(0, |ts| ts.sub_ms_us);
-        t.rto = t.rto.clamp(RTO_MIN, RTO_MAX);
-        t.time_wait = t.time_wait.min(TIME_WAIT_MAX);
+        let (tsval, ts_recent) = facts.timestamps.unwrap_or_default();
+        let clock = TimestampClock::new(now, tsval, past_us);
+        // Until the first acknowledgment arrives, this is the window that the peer has left.
+        let window = t.edge.distance(t.una).max(0).unsigned_abs() >> t.peer_scale;
+        let peer_window = u16::try_from(window).unwrap_or(u16::MAX);
         Self {
-            parts_seq: t.una,
-            fin: facts.fin,
-            timestamps: facts.timestamps.map(|(value, echo)| {
-                (TsRecent::new(now, echo), TimestampClock::new(now, value, past_us))
-            }),
-            challenges: ChallengeLimiter::new(),
-            queue: u32::try_from(queue).unwrap_or(u32::MAX),
+            outstanding: match t.state {
+                ClosingState::FinWait2 => Outstanding::Nothing { peer_window },
+                _ => Outstanding::Fin(LossRepair::new(t.rto, peer_window)),
+            },
+            snd_nxt: facts.fin + 1,
+            rcv_nxt: t.rcv_nxt,
+            ts_recent,
+            ts_offset: clock.offset,
+            ts_phase: clock.phase,
             window: facts.window,
-            peer_window: None,
-            passive: t.state == ClosingState::LastAck,
-            fin_received: matches!(t.state, ClosingState::Closing | ClosingState::LastAck),
-            tries: 0,
-            dup_acks: 0,
-            slot: 0,
-            due: 0,
-            tcb: t,
+            late_bytes_left: match t.late_data {
+                LateData::Reset => 0,
+                LateData::Discard { bytes_max } => bytes_max,
+            },
+            challenges: ShortChallengeLimiter::new(),
+            state: match t.state {
+                ClosingState::FinWait1 => ClosureState::FinWait1,
+                ClosingState::FinWait2 => ClosureState::FinWait2,
+                ClosingState::Closing => ClosureState::Closing,
+                ClosingState::LastAck => ClosureState::LastAck,
+            },
         }
     }
 
-    /// The host's queue.
-    pub(super) const fn queue(&self) -> usize {
-        self.queue as usize
+    /// The state of the connection.
+    pub(super) const fn state(&self) -> ClosureState {
+        self.state
     }
 
-    /// Returns the state to keep in TIME-WAIT.
-    pub(super) fn time_wait_state(&self) -> TimeWaitState {
-        TimeWaitState {
-            queue: self.queue(),
-            snd_nxt: self.tcb.nxt,
-            rcv_nxt: self.tcb.rcv_nxt,
-            window: self.window,
-            timestamps: self.timestamps.map(|(recent, stamp)| (recent.value(), stamp)),
-            time: self.tcb.time_wait,
-        }
+    /// TS.Recent; see [`super::profile::ClosureProfile::has_timestamps`].
+    pub(super) const fn ts_recent(&self) -> u32 {
+        self.ts_recent
     }
 
-    /// Sends the bytes that were never sent, from part `sent_parts` on.
-    pub(super) fn begin(&mut self, cx: &mut TeardownEnv<'_>, sent_parts: usize) {
-        if self.fin_acked() {
-            return self.await_fin(cx);
-        }
-        cx.arm = Some(self.tcb.rto);
-        if self.tcb.nxt == self.fin + 1 {
+    /// Takes the parts, and sends those that were never sent, from part `sent_parts` on.
+    pub(super) fn begin(&mut self, cx: &mut TeardownEnv<'_>, t: Teardown, sent_parts: usize) {
+        let Outstanding::Fin(repair) = self.outstanding else {
+            destroy(cx, t.contexts);
+            cx.arm = Some(cx.peer.profile.time_wait);
             return;
+        };
+        if t.parts.is_empty() {
+            destroy(cx, t.contexts);
+        } else {
+            self.outstanding = Outstanding::Bytes(cx.unacked.insert(UnackedBytes {
+                una: t.una,
+                parts_seq: t.una,
+                edge: t.edge,
+                parts: t.parts,
+                contexts: t.contexts,
+                flow: t.flow,
+                mss: t.mss,
+                repair,
+            }));
         }
-        let nxt = self.tcb.nxt;
-        self.tcb.nxt = self.fin + 1;
-        self.send(cx, sent_parts, nxt, false);
+        cx.arm = Some(repair.rto());
+        if t.nxt != self.snd_nxt {
+            self.send(cx, Some((sent_parts, t.nxt)));
+        }
     }
 
     /// Handles a segment with `payload` bytes. Returns how the connection ended, if it did.
@@ -163,7 +176,7 @@ impl TeardownFlow {
         payload: u32,
     ) -> Option<TeardownEnd> {
         let flags = segment.flags;
-        if self.timestamps.is_some_and(|(recent, _)| recent.rejects(cx.now, segment)) {
+        if self.paws(cx).is_some_and(|recent| recent.rejects(cx.now, segment)) {
             cx.counters.teardown_paws_drops += 1;
             self.acknowledge_limited(cx);
             return None;
@@ -176,7 +189,7 @@ impl TeardownFlow {
         }
         // Second: resets. RFC 5961 section 3.2 requires the exact number.
         if flags.has(TcpFlags::RST) {
-            if segment.seq == self.tcb.rcv_nxt {
+            if segment.seq == self.rcv_nxt {
                 cx.counters.teardown_reset_by_peer += 1;
                 return Some(self.release(cx, TeardownEnd::Reset));
             }
@@ -203,25 +216,20 @@ impl TeardownFlow {
         cx: &mut TeardownEnv<'_>,
         retries_max: u8,
     ) -> Option<TeardownEnd> {
-        if self.fin_acked() {
+        let Some(repair) = self.repair(cx.unacked) else {
             cx.counters.teardown_fin_wait_expired += 1;
             return Some(self.release(cx, TeardownEnd::TimedOut));
-        }
+        };
         // A transmit dropped by the pipeline, because its file failed or its context is gone, is
         // treated as a loss; such a connection ends here with a reset.
-        if self.tries >= retries_max {
+        if repair.tries >= retries_max {
             cx.counters.teardown_timed_out += 1;
             self.reset(cx);
             return Some(self.release(cx, TeardownEnd::TimedOut));
         }
-        self.tries += 1;
-        self.dup_acks = 0;
+        cx.arm = Some(repair.back_off());
         cx.counters.teardown_retransmits += 1;
-        self.send(cx, 0, self.parts_seq, true);
-        // RFC 6298 (5.5).
-        let factor = 1_u64.checked_shl(u32::from(self.tries)).unwrap_or(u64::MAX);
-        let backed_off = Duration::from_nanos(self.tcb.rto.as_nanos().saturating_mul(factor));
-        cx.arm = Some(backed_off.min(RTO_MAX));
+        self.send(cx, None);
         None
     }
 
@@ -230,22 +238,47 @@ impl TeardownFlow {
     /// expected number counts (RFC 5961 section 3.2), so both are sent.
     pub(super) fn abort(&mut self, cx: &mut TeardownEnv<'_>) -> TeardownEnd {
         let flags = TcpFlags::RST.with(TcpFlags::ACK);
-        if self.tcb.una != self.tcb.nxt {
-            self.transmit(cx, FlowId::NONE, self.tcb.una, flags, |transmit| transmit);
+        let una = self.una(cx.unacked);
+        if una != self.snd_nxt {
+            self.transmit(cx, FlowId::NONE, una, flags, |transmit| transmit);
         }
         self.reset(cx);
         self.release(cx, TeardownEnd::Reset)
     }
 
-    fn fin_acked(&self) -> bool {
-        self.tcb.una == self.fin + 1
+    /// Acknowledges everything received.
+    pub(super) fn acknowledge(&self, cx: &mut TeardownEnv<'_>) {
+        self.send_bare(cx, TcpFlags::ACK);
+    }
+
+    /// SND.UNA.
+    fn una(&self, unacked: &UnackedTable) -> SeqNum {
+        match self.outstanding {
+            Outstanding::Bytes(id) => unacked.get(id).map_or(self.snd_nxt, |bytes| bytes.una),
+            Outstanding::Fin(_) => self.snd_nxt - 1,
+            Outstanding::Nothing { .. } => self.snd_nxt,
+        }
+    }
+
+    /// The state of retransmission, until the FIN is acknowledged.
+    fn repair<'a>(&'a mut self, unacked: &'a mut UnackedTable) -> Option<&'a mut LossRepair> {
+        match &mut self.outstanding {
+            Outstanding::Bytes(id) => unacked.get_mut(*id).map(|bytes| &mut bytes.repair),
+            Outstanding::Fin(repair) => Some(repair),
+            Outstanding::Nothing { .. } => None,
+        }
+    }
+
+    /// TS.Recent, if timestamps are in use.
+    fn paws(&self, cx: &TeardownEnv<'_>) -> Option<TsRecent> {
+        cx.peer.profile.has_timestamps().then(|| TsRecent::new(cx.now, self.ts_recent))
     }
 
     /// Returns the receive window with the template's unscaled window field. If a scale is in use,
     /// that is less than was offered, so some segments far ahead are answered rather than
     /// processed.
     fn receive_window(&self) -> ReceiveWindow {
-        ReceiveWindow { next: self.tcb.rcv_nxt, len: self.window.into() }
+        ReceiveWindow { next: self.rcv_nxt, len: self.window.into() }
     }
 
     /// Answers an unacceptable segment, so that a peer out of step can recover. Segments without
@@ -268,10 +301,38 @@ impl TeardownFlow {
 
     /// Updates TS.Recent. RCV.NXT serves as Last.ACK.sent, since received data is acknowledged at
     /// once.
-    fn note_timestamp(&mut self, now: Instant, segment: &TcpHeader) {
-        if let Some((recent, _)) = &mut self.timestamps {
-            recent.update(now, segment, self.tcb.rcv_nxt);
+    fn note_timestamp(&mut self, cx: &TeardownEnv<'_>, segment: &TcpHeader) {
+        if let Some(mut recent) = self.paws(cx) {
+            recent.update(cx.now, segment, self.rcv_nxt);
+            self.ts_recent = recent.value();
         }
+    }
+
+    /// Takes note of the peer's window. Returns whether it is the one that the peer last offered.
+    fn note_window(&mut self, cx: &mut TeardownEnv<'_>, segment: &TcpHeader) -> bool {
+        let peer_window = match &mut self.outstanding {
+            Outstanding::Bytes(id) => {
+                let Some(bytes) = cx.unacked.get_mut(*id) else { return false };
+                let scale = cx.peer.profile.peer_scale;
+                bytes.edge = segment.ack + (u32::from(segment.window) << scale);
+                &mut bytes.repair.peer_window
+            }
+            Outstanding::Fin(repair) => &mut repair.peer_window,
+            Outstanding::Nothing { peer_window } => peer_window,
+        };
+        core::mem::replace(peer_window, segment.window) == segment.window
+    }
+
+    /// Returns the size of the peer's window in bytes.
+    fn peer_window_bytes(&self, cx: &TeardownEnv<'_>) -> i32 {
+        let field = match self.outstanding {
+            Outstanding::Bytes(id) => {
+                return cx.unacked.get(id).map_or(0, |bytes| bytes.edge.distance(bytes.una));
+            }
+            Outstanding::Fin(repair) => repair.peer_window,
+            Outstanding::Nothing { peer_window } => peer_window,
+        };
+        i32::from(field) << cx.peer.profile.peer_scale
     }
 
     /// Performs the fifth step: the acknowledgment. Returns whether the rest of the segment is to
@@ -282,10 +343,10 @@ impl TeardownFlow {
         segment: &TcpHeader,
         payload: u32,
     ) -> bool {
-        let una = self.tcb.una;
+        let una = self.una(cx.unacked);
         // RFC 5961 section 5.2: not beyond the sent bytes, and not older than a window.
-        let oldest = self.tcb.edge.distance(una).max(OLD_ACK_MIN);
-        if segment.ack.gt(self.tcb.nxt) || segment.ack.distance(una) < -oldest {
+        let oldest = self.peer_window_bytes(cx).max(OLD_ACK_MIN);
+        if segment.ack.gt(self.snd_nxt) || segment.ack.distance(una) < -oldest {
             self.challenge(cx);
             return false;
         }
@@ -294,22 +355,17 @@ impl TeardownFlow {
         }
         // State changes only after the acknowledgment was found acceptable. One older than the last
         // does not update TS.Recent, as in Linux.
-        self.note_timestamp(cx.now, segment);
-        let same_window = self.peer_window.replace(segment.window) == Some(segment.window);
-        self.tcb.edge = segment.ack + (u32::from(segment.window) << self.tcb.peer_scale);
+        self.note_timestamp(cx, segment);
+        let same_window = self.note_window(cx, segment);
         if segment.ack.gt(una) {
             self.advance(cx, segment.ack);
-        } else if same_window
-            && payload == 0
-            && !segment.flags.has(TcpFlags::FIN)
-            && !self.fin_acked()
-        {
+        } else if same_window && payload == 0 && !segment.flags.has(TcpFlags::FIN) {
             // Duplicates: RFC 5681 section 2. Three of them: section 3.2.
-            self.dup_acks = self.dup_acks.saturating_add(1);
-            if self.dup_acks == DUP_ACKS {
+            let Some(repair) = self.repair(cx.unacked) else { return true };
+            if repair.on_dup_ack() {
+                cx.arm = Some(repair.rto());
                 cx.counters.teardown_dup_ack_retransmits += 1;
-                self.send(cx, 0, self.parts_seq, true);
-                cx.arm = Some(self.tcb.rto);
+                self.send(cx, None);
             }
         }
         true
@@ -317,29 +373,33 @@ impl TeardownFlow {
 
     /// Handles an acknowledgment of everything before `una`.
     fn advance(&mut self, cx: &mut TeardownEnv<'_>, una: SeqNum) {
-        self.tcb.una = una;
-        (self.tries, self.dup_acks) = (0, 0);
-        while let Some(part) = self.tcb.parts.first() {
-            let end = self.parts_seq + part.len();
-            if end.gt(una) {
-                break;
+        if let Outstanding::Bytes(id) = self.outstanding {
+            let TeardownEnv { unacked, actions, .. } = cx;
+            let Some(bytes) = unacked.get_mut(id) else {
+                internal_error!(cx.counters.nic_internal_errors, "a connection without its bytes");
+                return;
+            };
+            bytes.advance(una, |acked| actions.push_back(TeardownAction::FileDone(acked)));
+            if bytes.parts.is_empty() {
+                self.outstanding = Outstanding::Fin(bytes.repair);
+                let bytes = unacked.remove(id);
+                bytes.into_iter().for_each(|bytes| destroy(cx, bytes.contexts));
             }
-            self.parts_seq = end;
-            cx.actions.extend(kept_extent(part).map(TeardownAction::FileDone));
-            self.tcb.parts.remove(0);
         }
-        if self.fin_acked() {
-            self.await_fin(cx);
-        } else {
-            // RFC 6298 (5.3).
-            cx.arm = Some(self.tcb.rto);
+        match &mut self.outstanding {
+            Outstanding::Fin(LossRepair { peer_window, .. }) if una == self.snd_nxt => {
+                self.outstanding = Outstanding::Nothing { peer_window: *peer_window };
+                self.state = self.state.on_fin_acked();
+                // FIN-WAIT-2 is bounded even if the peer never closes (Linux: tcp_fin_timeout).
+                cx.arm = Some(cx.peer.profile.time_wait);
+            }
+            _ => {
+                let Some(repair) = self.repair(cx.unacked) else { return };
+                repair.on_progress();
+                // RFC 6298 (5.3).
+                cx.arm = Some(repair.rto());
+            }
         }
-    }
-
-    /// Enters FIN-WAIT-2, which is bounded even if the peer never closes (Linux: tcp_fin_timeout).
-    fn await_fin(&mut self, cx: &mut TeardownEnv<'_>) {
-        self.destroy_contexts(cx);
-        cx.arm = Some(self.tcb.time_wait);
     }
 
     /// Performs the seventh and eighth steps of RFC 9293 section 3.10.7.4: payload and FIN. Returns
@@ -351,79 +411,83 @@ impl TeardownFlow {
         payload: u32,
     ) -> Option<TeardownEnd> {
         let end = segment.seq + payload;
-        let is_late = payload > 0 && end.gt(self.tcb.rcv_nxt) && !self.fin_received;
-        if is_late && !self.discard(cx, segment.seq, end) {
+        let is_open = !self.state.has_received_fin();
+        if is_open && payload > 0 && end.gt(self.rcv_nxt) && !self.discard(cx, segment.seq, end) {
             cx.counters.teardown_reset_late_data += 1;
             self.reset(cx);
             return Some(self.release(cx, TeardownEnd::Reset));
         }
-        let fin = segment.flags.has(TcpFlags::FIN) && !self.fin_received;
-        if fin && end == self.tcb.rcv_nxt {
-            self.tcb.rcv_nxt = end + 1;
-            self.fin_received = true;
+        let has_fin = segment.flags.has(TcpFlags::FIN);
+        if has_fin && is_open && end == self.rcv_nxt {
+            self.rcv_nxt = end + 1;
+            self.state = self.state.on_fin_received();
         }
-        if fin || segment.flags.has(TcpFlags::FIN) || payload > 0 {
+        if has_fin || payload > 0 {
             // Also acknowledges a FIN after a hole: the peer counts duplicates.
             self.acknowledge(cx);
         }
-        if !self.fin_received || !self.fin_acked() {
-            return None;
-        }
-        let how = if self.passive { TeardownEnd::Closed } else { TeardownEnd::TimeWait };
+        let how = match self.state {
+            ClosureState::Closed => TeardownEnd::Closed,
+            ClosureState::TimeWait => TeardownEnd::TimeWait,
+            _ => return None,
+        };
         cx.counters.teardown_closed += 1;
         Some(self.release(cx, how))
     }
 
-    /// Consumes and discards data from `seq` to `release`, some of it new. Returns false if the
-    /// host did not request that or the bound is exceeded. Data after a hole is not consumed; the
-    /// peer will retransmit it.
+    /// Consumes and discards data from `seq` to `end`, some of it new. Returns false if the host
+    /// did not request that or the bound is exceeded. Data after a hole is not consumed; the peer
+    /// will retransmit it.
     ///
     /// The template's window is offered from the last byte consumed, so its right edge never moves
     /// back. With TLS the data is not decrypted: the last record that we send, close_notify, was
     /// numbered before the hand-over, so no application data follows for which a KeyUpdate would
     /// require an answer (RFC 8446 sections 4.6.3 and 6.1).
     fn discard(&mut self, cx: &mut TeardownEnv<'_>, seq: SeqNum, end: SeqNum) -> bool {
-        let LateData::Discard { bytes_max } = &mut self.tcb.late_data else { return false };
-        if seq.gt(self.tcb.rcv_nxt) {
+        if self.late_bytes_left == 0 {
+            return false;
+        }
+        if seq.gt(self.rcv_nxt) {
             cx.counters.teardown_late_data_out_of_order += 1;
             return true;
         }
-        let new = end.distance(self.tcb.rcv_nxt).unsigned_abs();
-        let Some(left) = bytes_max.checked_sub(new) else { return false };
-        *bytes_max = left;
-        self.tcb.rcv_nxt = end;
+        let new = end.distance(self.rcv_nxt).unsigned_abs();
+        let Some(left) = self.late_bytes_left.checked_sub(new) else { return false };
+        self.late_bytes_left = left;
+        self.rcv_nxt = end;
         cx.counters.teardown_late_data_bytes += u64::from(new);
         true
     }
 
-    /// Sends the parts from index `skip` on, which begin at `seq`, and the FIN, as one transmit
-    /// that the pipeline segments. Beyond the peer's window only the first part is sent, which then
-    /// serves as a window probe (RFC 9293 section 3.8.6.1).
-    fn send(&self, cx: &mut TeardownEnv<'_>, skip: usize, seq: SeqNum, again: bool) {
-        let (mut parts, mut at) = (TransmitParts::new(), seq);
-        for part in self.tcb.parts.iter().skip(skip) {
-            let end = at + part.len();
-            if !parts.is_empty() && end.gt(self.tcb.edge) {
-                break;
-            }
-            parts.push(part.clone());
-            at = end;
-        }
+    /// Sends bytes and the FIN, as one transmit that the pipeline segments: for the first time the
+    /// parts from an index on, which begin at a number; else all that are unacknowledged.
+    fn send(&self, cx: &mut TeardownEnv<'_>, first: Option<(usize, SeqNum)>) {
+        let fin = self.snd_nxt - 1;
+        let Outstanding::Bytes(id) = self.outstanding else {
+            // No transmit of bytes must leave before this one.
+            self.transmit(cx, FlowId::NONE, fin, TcpFlags::ACK.with(TcpFlags::FIN), |fin| fin);
+            return;
+        };
+        let Some(bytes) = cx.unacked.get(id) else {
+            internal_error!(cx.counters.nic_internal_errors, "a connection without its bytes");
+            return;
+        };
+        let (skip, seq) = first.unwrap_or((0, bytes.parts_seq));
+        let (parts, end) = bytes.sendable(skip, seq);
         let mut flags = TcpFlags::ACK;
-        if at == self.fin {
+        if end == fin {
             flags = flags.with(TcpFlags::FIN);
             if !parts.is_empty() {
                 flags = flags.with(TcpFlags::PSH);
             }
         }
-        let long = at.distance(seq) > i32::from(self.tcb.mss);
-        let segment_size = if long { self.tcb.mss } else { 0 };
-        let retransmission = again || has_prefix(&parts);
-        self.transmit(cx, self.tcb.flow, seq, flags, |transmit| Transmit {
+        let is_long = end.distance(seq) > i32::from(bytes.mss);
+        let (segment_size, flow) = (if is_long { bytes.mss } else { 0 }, bytes.flow);
+        let retransmission = first.is_none() || has_prefix(&parts);
+        self.transmit(cx, flow, seq, flags, |transmit| Transmit {
             segment_size,
             parts,
             retransmission,
-            quic: None,
             ..transmit
         });
     }
@@ -431,7 +495,7 @@ impl TeardownFlow {
     /// Sends a segment without payload, on no flow, so that it does not wait behind a transmit that
     /// waits for a disk.
     fn send_bare(&self, cx: &mut TeardownEnv<'_>, flags: TcpFlags) {
-        self.transmit(cx, FlowId::NONE, self.tcb.nxt, flags, |transmit| transmit);
+        self.transmit(cx, FlowId::NONE, self.snd_nxt, flags, |transmit| transmit);
     }
 
     fn transmit(
@@ -442,8 +506,16 @@ impl TeardownFlow {
         flags: TcpFlags,
         with: impl FnOnce(Transmit) -> Transmit,
     ) {
-        let stamps = self.timestamps.map(|(recent, stamp)| (stamp.value(cx.now), recent.value()));
-        let (header, timestamp) = segment(&self.tcb, seq, flags, stamps);
+        let clock = TimestampClock { offset: self.ts_offset, phase: self.ts_phase };
+        let numbers = SegmentNumbers {
+            seq,
+            ack: self.rcv_nxt,
+            flags,
+            window: self.window,
+            stamps: (clock.value(cx.now), self.ts_recent),
+        };
+        let ClosurePeer { profile, remote } = cx.peer;
+        let (header, timestamp) = profile.segment(remote, &numbers);
         let transmit = Transmit {
             flow,
             header,
@@ -455,11 +527,7 @@ impl TeardownFlow {
             retransmission: false,
             quic: None,
         };
-        cx.transmits.push_back((self.queue(), with(transmit)));
-    }
-
-    fn acknowledge(&self, cx: &mut TeardownEnv<'_>) {
-        self.send_bare(cx, TcpFlags::ACK);
+        cx.transmits.push_back((profile.queue, with(transmit)));
     }
 
     /// Sends a reset (RFC 9293 section 3.5.2). Pending transmits must not follow it.
@@ -485,33 +553,22 @@ impl TeardownFlow {
         may
     }
 
-    /// Releases all outside resources: pending transmits, files and contexts.
-    fn release(&mut self, cx: &mut TeardownEnv<'_>, how: TeardownEnd) -> TeardownEnd {
-        if !self.fin_acked() {
-            cx.actions.push_back(TeardownAction::Cancel(self.queue(), self.tcb.flow));
+    /// Releases all outside resources of a connection that ends: pending transmits, files and
+    /// contexts.
+    fn release(&self, cx: &mut TeardownEnv<'_>, how: TeardownEnd) -> TeardownEnd {
+        let Outstanding::Bytes(id) = self.outstanding else { return how };
+        let Some(bytes) = cx.unacked.remove(id) else { return how };
+        cx.actions.push_back(TeardownAction::Cancel(cx.peer.profile.queue, bytes.flow));
+        for part in &bytes.parts {
+            cx.actions.extend(kept_extent(part).map(TeardownAction::FileDone));
         }
-        for part in self.tcb.parts.drain(..) {
-            cx.actions.extend(kept_extent(&part).map(TeardownAction::FileDone));
-        }
-        self.destroy_contexts(cx);
+        destroy(cx, bytes.contexts);
         how
-    }
-
-    fn destroy_contexts(&mut self, cx: &mut TeardownEnv<'_>) {
-        let queue = self.queue();
-        let contexts = self.tcb.contexts.drain(..);
-        cx.actions.extend(contexts.map(|context| TeardownAction::Destroy(queue, context)));
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Excludes one bit per slot of the wheel, the index entry, and the payload.
-    #[test]
-    fn a_connection_is_small() {
-        let bytes = size_of::<TeardownFlow>() + size_of::<Teardown>() + size_of::<wire::Tuple>();
-        assert!(bytes <= 408, "{bytes} bytes");
-    }
+/// Destroys contexts that a connection no longer needs.
+fn destroy(cx: &mut TeardownEnv<'_>, contexts: impl IntoIterator<Item = L5oId>) {
+    let queue = cx.peer.profile.queue;
+    cx.actions.extend(contexts.into_iter().map(|context| TeardownAction::Destroy(queue, context)));
 }

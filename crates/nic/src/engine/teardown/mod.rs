@@ -6,6 +6,8 @@
 //! disk, and segmentation need no code here. The engine retransmits losses, awaits and acknowledges
 //! the peer's FIN, and keeps TIME-WAIT. Hosts get summaries of ended connections.
 //!
+//! Connections need little memory, so that there can be many: see `profile`, `table` and `unacked`.
+//!
 //! Called by [`crate::Device`] with handed-over connections, with each TCP segment whose checksum
 //! is correct, and when time has passed. Transmits and actions are polled after each call until
 //! there are none.
@@ -15,16 +17,20 @@
 //! therefore an end; memory is bounded by [`TeardownConfig`]. All input from the ring and the link
 //! is checked.
 //!
-//! Files: `segments` (validation, headers), `flow` (one connection), `table` (by tuple),
-//! `time_wait`, `summary` (summaries), `engine` (the [`super::Engine`] implementation), `counters`.
+//! Files: `segments` (validation), `flow` (one connection), `state` (its states), `unacked` (its
+//! unacknowledged bytes), `profile` (shared properties), `table` (by tuple), `time_wait`, `summary`
+//! (summaries), `engine` (the [`super::Engine`] implementation), `counters`.
 
 mod counters;
 mod engine;
 mod flow;
+mod profile;
 mod segments;
+mod state;
 mod summary;
 mod table;
 mod time_wait;
+mod unacked;
 
 use abi::l5o::L5oId;
 use abi::teardown::{Teardown, TeardownDone, TeardownLimits};
@@ -38,19 +44,18 @@ use wire::tcp::TcpHeader;
 use self::counters::TeardownCounters;
 pub(crate) use self::engine::take_over;
 use self::flow::{TeardownEnd, TeardownEnv, TeardownFlow};
+use self::profile::ClosureProfile;
+use self::state::ClosureState;
 use self::summary::TeardownSummaries;
-use self::table::TupleTable;
-use self::time_wait::{TimeWaitReaction, TimeWaitTable};
+use self::table::ClosureTable;
+use self::time_wait::TimeWaitReaction;
+use self::unacked::UnackedTable;
 use crate::config::TeardownConfig;
 use crate::pipeline::rx::TransportPosition;
-use structures::TimerBitmapWheel;
-use structures::slab::SlabKey;
+use structures::TimerListWheel;
 
-/// Tick of the timer wheel. With [`SLOTS`] ticks, time-outs from 200 ms (the host's minimum RTO) to
-/// 4 s need one round of the wheel and are at most 8 % late, at 32 bytes per flow.
-const TICK: Duration = Duration::from_millis(16);
-/// Number of ticks in the wheel: one bitmap each.
-const SLOTS: u16 = 256;
+/// Tick of the timer wheel.
+const TICK: Duration = Duration::from_millis(1);
 
 /// A request of the engine to the device, other than a transmit.
 #[derive(Debug)]
@@ -79,13 +84,14 @@ pub(crate) enum TeardownVerdict {
 #[derive(Debug)]
 pub(crate) struct TeardownEngine {
     config: TeardownConfig,
-    flows: TupleTable<TeardownFlow>,
-    time_wait: TimeWaitTable,
-    /// Timers of `flows`, created with the first connection.
-    wheel: Option<TimerBitmapWheel>,
-    /// Current tick of the wheel.
-    tick: u64,
-    /// Slab indices of flows whose timers have expired; empty between calls.
+    /// Connections that are being torn down, and those in TIME-WAIT.
+    table: ClosureTable<TeardownFlow>,
+    /// Number of connections in TIME-WAIT.
+    time_wait: usize,
+    unacked: UnackedTable,
+    /// Timers by index in the table. Those of TIME-WAIT are in the wheel's queue, oldest first.
+    wheel: TimerListWheel,
+    /// Indices of connections whose timers have expired; empty between calls.
     expired: Vec<u32>,
     summaries: TeardownSummaries,
     transmits: VecDeque<(usize, Transmit)>,
@@ -96,11 +102,12 @@ pub(crate) struct TeardownEngine {
 impl TeardownEngine {
     /// Creates an engine without connections.
     pub(crate) fn new(config: TeardownConfig, seed: u64) -> Self {
+        let records_max = config.flows_max.saturating_add(config.time_wait_max);
         Self {
-            flows: TupleTable::new(seed),
-            time_wait: TimeWaitTable::new(config.time_wait_max, seed),
-            wheel: None,
-            tick: 0,
+            table: ClosureTable::new(records_max, seed),
+            time_wait: 0,
+            unacked: UnackedTable::default(),
+            wheel: TimerListWheel::new(),
             expired: Vec::new(),
             summaries: TeardownSummaries::default(),
             transmits: VecDeque::new(),
@@ -117,7 +124,7 @@ impl TeardownEngine {
 
     /// Returns whether the engine has no connections.
     pub(crate) const fn is_idle(&self) -> bool {
-        self.flows.is_empty() && self.time_wait.len() == 0
+        self.table.len() == 0
     }
 
     /// Takes over a connection on a link whose packets have at most `mtu` bytes above Ethernet.
@@ -126,8 +133,8 @@ impl TeardownEngine {
     /// changed.
     ///
     /// # Errors
-    /// Returns the unchanged connection with the reason: the table is full, or the connection is
-    /// invalid.
+    /// Returns the unchanged connection with the reason: the table is full, also if there are too
+    /// many different profiles, or the connection is invalid.
     pub(crate) fn begin(
         &mut self,
         now: Instant,
@@ -136,25 +143,34 @@ impl TeardownEngine {
         mut teardown: Box<Teardown>,
         pin: impl FnOnce(&mut TransmitParts) -> bool,
     ) -> Result<(), (Box<Teardown>, Refusal)> {
-        if self.flows.len() >= self.config.flows_max as usize {
+        if self.closing() >= self.config.flows_max as usize {
             self.counters.teardown_refused_table_full += 1;
             return Err((teardown, Refusal::TableFull));
         }
-        let facts = segments::check(&teardown, self.config.bytes_max, mtu)
-            .filter(|facts| self.flows.find(&facts.tuple).is_none())
-            .filter(|_| pin(&mut teardown.parts));
-        let Some(facts) = facts else {
-            self.counters.teardown_refused_unfit += 1;
-            return Err((teardown, Refusal::DoesNotFit));
+        let Some(facts) = segments::check(&teardown, self.config.bytes_max, mtu) else {
+            return Err(self.refuse_unfit(teardown));
         };
-        self.counters.teardown_begun += 1;
-        self.time_wait.forget(&facts.tuple);
-        if self.flows.is_empty() {
-            self.tick = ticks(now);
+        let old = self.table.find(&facts.tuple);
+        if old.is_some_and(|index| !self.is_in_time_wait(index)) {
+            return Err(self.refuse_unfit(teardown));
         }
-        let key = self.flows.insert(facts.tuple, TeardownFlow::new(now, queue, &facts, teardown));
-        self.with_flow(now, key, |flow, cx| {
-            flow.begin(cx, facts.sent_parts);
+        let profile = ClosureProfile::new(queue, &teardown, &facts);
+        let Some(profile) = self.table.add_user(profile) else {
+            self.counters.teardown_refused_table_full += 1;
+            return Err((teardown, Refusal::TableFull));
+        };
+        if !pin(&mut teardown.parts) {
+            self.table.remove_user(profile);
+            return Err(self.refuse_unfit(teardown));
+        }
+        self.counters.teardown_begun += 1;
+        if let Some(old) = old {
+            self.end_time_wait(old);
+        }
+        let flow = TeardownFlow::new(now, &facts, &teardown);
+        let index = self.table.insert(&facts.tuple, profile, flow);
+        self.with_flow(now, index, |flow, cx| {
+            flow.begin(cx, *teardown, facts.sent_parts);
             None
         });
         Ok(())
@@ -172,42 +188,34 @@ impl TeardownEngine {
             return TeardownVerdict::Pass;
         };
         let payload = (tcp.end - tcp.l4).saturating_sub(header);
-        if let Some(key) = self.flows.find(&tcp.tuple) {
-            // A frame is at most 66 KiB.
-            let payload = u32::try_from(payload).unwrap_or(u32::MAX);
-            self.with_flow(now, key, |flow, cx| flow.receive(cx, &segment, payload));
-            return TeardownVerdict::Taken;
+        let Some(index) = self.table.find(&tcp.tuple) else { return TeardownVerdict::Pass };
+        if self.is_in_time_wait(index) {
+            // No answer to a frame that was sent to a group address.
+            let is_group = frame.first().is_some_and(|first| first & 1 == 1);
+            return match is_group {
+                true => TeardownVerdict::Taken,
+                false => self.receive_in_time_wait(now, index, &segment, payload),
+            };
         }
-        match self.time_wait.receive(now, frame, tcp, &segment, payload) {
-            TimeWaitReaction::Unknown => return TeardownVerdict::Pass,
-            TimeWaitReaction::Reused => {
-                self.counters.teardown_time_wait_reused += 1;
-                return TeardownVerdict::Pass;
-            }
-            TimeWaitReaction::Nothing => {}
-            TimeWaitReaction::Answer(queue, header) => {
-                let transmit = Transmit {
-                    flow: FlowId::NONE,
-                    header,
-                    segment_size: 0,
-                    parts: TransmitParts::new(),
-                    timestamp: None,
-                    echo: None,
-                    retransmission: false,
-                    quic: None,
-                };
-                self.transmits.push_back((queue, transmit));
-            }
-        }
+        // A frame is at most 66 KiB.
+        let payload = u32::try_from(payload).unwrap_or(u32::MAX);
+        self.with_flow(now, index, |flow, cx| flow.receive(cx, &segment, payload));
         TeardownVerdict::Taken
     }
 
     /// Handles all expired timers and due summaries.
     pub(crate) fn run_timers(&mut self, now: Instant) {
-        while !self.flows.is_empty() && self.tick < ticks(now) {
-            self.advance_tick(now);
+        let mut expired = core::mem::take(&mut self.expired);
+        self.wheel.advance(floor(now), &mut expired);
+        for index in expired.drain(..) {
+            if self.is_in_time_wait(index) {
+                self.end_time_wait(index);
+                continue;
+            }
+            let retries_max = self.config.retries_max;
+            self.with_flow(now, index, |flow, cx| flow.on_timer_expired(cx, retries_max));
         }
-        self.time_wait.expire(now);
+        self.expired = expired;
         while let Some((queue, sum)) = self.summaries.poll(now) {
             self.push_summary(queue, sum);
         }
@@ -216,22 +224,22 @@ impl TeardownEngine {
     /// Resets every connection of a queue whose host shuts down and will not send what they still
     /// need.
     pub(crate) fn abort_all(&mut self, now: Instant, queue: usize) {
-        for index in 0..self.flows.places() {
-            let Some(key) = self.flows.key_at(index) else { continue };
-            if self.flows.get_mut(key).is_none_or(|flow| flow.queue() != queue) {
-                continue;
+        for index in 0..self.table.places() {
+            let is_concerned = self.table.get_mut(index).is_some_and(|(flow, peer)| {
+                peer.profile.queue == queue && flow.state() != ClosureState::TimeWait
+            });
+            if is_concerned {
+                self.counters.teardown_aborted += 1;
+                self.with_flow(now, index, |flow, cx| Some(flow.abort(cx)));
             }
-            self.counters.teardown_aborted += 1;
-            self.with_flow(now, key, |flow, cx| Some(flow.abort(cx)));
         }
     }
 
-    /// Returns the time at which to call [`Self::run_timers`]. While there are connections, that is
-    /// the next tick: finding the next timer would require a scan of all bitmaps.
+    /// Returns the time at which to call [`Self::run_timers`].
     pub(crate) fn due(&self) -> Option<Instant> {
-        let next = self.tick.saturating_add(1).saturating_mul(TICK.as_nanos());
-        let tick = (!self.flows.is_empty()).then(|| Instant::from_nanos(next));
-        Instant::earliest([tick, self.time_wait.due(), self.summaries.due()])
+        let tick = self.wheel.next_tick();
+        let tick = tick.map(|tick| Instant::from_nanos(tick.saturating_mul(TICK.as_nanos())));
+        Instant::earliest([tick, self.summaries.due()])
     }
 
     /// Returns the next transmit and its queue. Its files have the IDs set by `pin`; see
@@ -247,9 +255,10 @@ impl TeardownEngine {
 
     /// Discards all state except counters. The file engine discards its pins itself.
     pub(crate) fn forget(&mut self) {
-        self.flows.clear();
-        self.time_wait.clear();
-        self.wheel = None;
+        self.table.clear();
+        self.time_wait = 0;
+        self.unacked.clear();
+        self.wheel.clear();
         self.summaries.clear();
         self.transmits.clear();
         self.actions.clear();
@@ -258,84 +267,131 @@ impl TeardownEngine {
     /// Calls `f` with the name and value of each counter and gauge.
     pub(crate) fn visit_counters(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.counters.visit(f);
-        f("teardown_flows", self.flows.len() as u64);
+        f("teardown_flows", self.closing() as u64);
         f("teardown_flows_max", self.config.flows_max.into());
-        f("teardown_time_wait", self.time_wait.len() as u64);
+        f("teardown_time_wait", self.time_wait as u64);
+        f("teardown_unacked", self.unacked.len() as u64);
+    }
+
+    /// Returns the number of connections that are not in TIME-WAIT.
+    const fn closing(&self) -> usize {
+        self.table.len() - self.time_wait
+    }
+
+    fn refuse_unfit(&mut self, teardown: Box<Teardown>) -> (Box<Teardown>, Refusal) {
+        self.counters.teardown_refused_unfit += 1;
+        (teardown, Refusal::DoesNotFit)
+    }
+
+    fn is_in_time_wait(&mut self, index: u32) -> bool {
+        let found = self.table.get_mut(index);
+        found.is_some_and(|(flow, _)| flow.state() == ClosureState::TimeWait)
+    }
+
+    fn receive_in_time_wait(
+        &mut self,
+        now: Instant,
+        index: u32,
+        segment: &TcpHeader,
+        payload: usize,
+    ) -> TeardownVerdict {
+        let reaction = self.call_flow(now, index, |flow, cx| {
+            (time_wait::receive(flow, cx, segment, payload), cx.peer.profile.time_wait)
+        });
+        match reaction {
+            Some((TimeWaitReaction::Reused, _)) => {
+                self.counters.teardown_time_wait_reused += 1;
+                self.end_time_wait(index);
+                return TeardownVerdict::Pass;
+            }
+            Some((TimeWaitReaction::Restarted, time)) => {
+                self.wheel.enqueue(index, floor(now), ceil(now + time));
+            }
+            Some((TimeWaitReaction::Unchanged, _)) | None => {}
+        }
+        TeardownVerdict::Taken
     }
 
     /// Calls `f` on a connection, then sets its timer or ends it.
     fn with_flow(
         &mut self,
         now: Instant,
-        key: SlabKey,
+        index: u32,
         f: impl FnOnce(&mut TeardownFlow, &mut TeardownEnv<'_>) -> Option<TeardownEnd>,
     ) {
-        let Some(flow) = self.flows.get_mut(key) else {
-            internal_error!(self.counters.nic_internal_errors, "no such flow");
-            return;
-        };
-        let Self { counters, transmits, actions, .. } = self;
-        let mut cx = TeardownEnv { now, counters, transmits, actions, arm: None };
-        let ended = f(flow, &mut cx);
-        let arm = cx.arm;
-        if let Some(how) = ended {
-            return self.finish(now, key, how);
+        let result = self.call_flow(now, index, |flow, cx| {
+            let ended = f(flow, cx);
+            let ended = ended.map(|how| (how, cx.peer.profile.queue, cx.peer.profile.time_wait));
+            (ended, cx.arm)
+        });
+        let Some((ended, arm)) = result else { return };
+        if let Some((how, queue, time_wait)) = ended {
+            self.finish(now, index, how, time_wait);
+            self.summarize(now, queue, how);
+        } else if let Some(after) = arm {
+            // Never early: the first tick at or after the deadline.
+            self.wheel.set(index, floor(now), ceil(now + after));
         }
-        let Some(after) = arm else { return };
-        let wheel = self
-            .wheel
-            .get_or_insert_with(|| TimerBitmapWheel::new(self.config.flows_max.max(1), SLOTS));
-        wheel.cancel(key.index(), flow.slot);
-        // Never early: the first tick at or after the deadline.
-        let at = (now + after).as_nanos().div_ceil(TICK.as_nanos());
-        flow.due = at.max(self.tick + 1);
-        flow.slot = set(wheel, key, flow.due - self.tick);
     }
 
-    /// Advances the wheel by one tick.
-    fn advance_tick(&mut self, now: Instant) {
-        self.tick += 1;
-        let Some(wheel) = &self.wheel else { return };
-        let mut expired = core::mem::take(&mut self.expired);
-        wheel.expire(wheel.rotate(), 0..self.flows.places(), |flow| expired.push(flow));
-        for index in expired.drain(..) {
-            let key = self.flows.key_at(index);
-            let found = key.and_then(|key| Some((key, self.flows.get_mut(key)?)));
-            let Some((key, flow)) = found else {
-                internal_error!(self.counters.nic_internal_errors, "a timer of no flow");
-                continue;
+    /// Calls `f` on a connection that is in the table.
+    fn call_flow<R>(
+        &mut self,
+        now: Instant,
+        index: u32,
+        f: impl FnOnce(&mut TeardownFlow, &mut TeardownEnv<'_>) -> R,
+    ) -> Option<R> {
+        let Self { table, unacked, counters, transmits, actions, .. } = self;
+        let Some((flow, peer)) = table.get_mut(index) else {
+            internal_error!(counters.nic_internal_errors, "no such connection");
+            return None;
+        };
+        let mut cx = TeardownEnv { now, peer, unacked, counters, transmits, actions, arm: None };
+        Some(f(flow, &mut cx))
+    }
+
+    /// Removes a connection that has ended, or keeps it in TIME-WAIT for that time.
+    fn finish(&mut self, now: Instant, index: u32, how: TeardownEnd, time_wait: Duration) {
+        self.wheel.cancel(index);
+        if how != TeardownEnd::TimeWait {
+            self.remove(index);
+            return;
+        }
+        self.counters.teardown_time_wait_entered += 1;
+        if self.time_wait >= self.config.time_wait_max as usize {
+            self.counters.teardown_time_wait_evicted += 1;
+            let Some(oldest) = self.wheel.queue_front() else {
+                // No entries are allowed.
+                self.remove(index);
+                return;
             };
-            // The time-out exceeds the wheel: continue with the rest (the counter in the paper).
-            if let (true, Some(wheel)) = (flow.due > self.tick, &self.wheel) {
-                flow.slot = set(wheel, key, flow.due - self.tick);
-                continue;
-            }
-            let retries_max = self.config.retries_max;
-            self.with_flow(now, key, |flow, cx| flow.on_timer_expired(cx, retries_max));
+            self.end_time_wait(oldest);
         }
-        self.expired = expired;
+        self.time_wait += 1;
+        self.wheel.enqueue(index, floor(now), ceil(now + time_wait));
     }
 
-    fn finish(&mut self, now: Instant, key: SlabKey, how: TeardownEnd) {
-        let Some((tuple, flow)) = self.flows.remove(key) else {
-            internal_error!(self.counters.nic_internal_errors, "no such flow ends");
-            return;
-        };
-        if let Some(wheel) = &self.wheel {
-            wheel.cancel(key.index(), flow.slot);
+    /// Removes a connection in TIME-WAIT.
+    fn end_time_wait(&mut self, index: u32) {
+        self.time_wait -= 1;
+        self.wheel.cancel(index);
+        self.remove(index);
+    }
+
+    fn remove(&mut self, index: u32) {
+        if !self.table.remove(index) {
+            internal_error!(self.counters.nic_internal_errors, "no such connection ends");
         }
-        if how == TeardownEnd::TimeWait {
-            self.counters.teardown_time_wait_entered += 1;
-            let evicted = self.time_wait.insert(now, tuple, flow.time_wait_state());
-            self.counters.teardown_time_wait_evicted += u64::from(evicted);
-        }
-        let sum = self.summaries.add(now, flow.queue(), |sum| match how {
+    }
+
+    fn summarize(&mut self, now: Instant, queue: usize, how: TeardownEnd) {
+        let sum = self.summaries.add(now, queue, |sum| match how {
             TeardownEnd::Closed | TeardownEnd::TimeWait => sum.closed += 1,
             TeardownEnd::Reset => sum.reset += 1,
             TeardownEnd::TimedOut => sum.timed_out += 1,
         });
         if let Some(sum) = sum {
-            self.push_summary(flow.queue(), sum);
+            self.push_summary(queue, sum);
         }
     }
 
@@ -345,13 +401,25 @@ impl TeardownEngine {
     }
 }
 
-/// Whole ticks until `now`.
-const fn ticks(now: Instant) -> u64 {
-    now.as_nanos() / TICK.as_nanos()
+/// Returns the last tick at or before `at`.
+const fn floor(at: Instant) -> u64 {
+    at.as_nanos() / TICK.as_nanos()
 }
 
-/// Sets a flow's timer to expire in `ticks` ticks, or at the wheel's limit.
-fn set(wheel: &TimerBitmapWheel, key: SlabKey, ticks: u64) -> u32 {
-    let ticks = u32::try_from(ticks).unwrap_or(u32::MAX).min(wheel.ticks_max());
-    wheel.insert(key.index(), ticks)
+/// Returns the first tick at or after `at`.
+const fn ceil(at: Instant) -> u64 {
+    at.as_nanos().div_ceil(TICK.as_nanos())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The state of a connection, without its share of the chains, and unacknowledged bytes.
+    #[test]
+    fn a_closure_is_small() {
+        assert_eq!(size_of::<TeardownFlow>(), 36);
+        let record = ClosureTable::<TeardownFlow>::RECORD_BYTES;
+        assert_eq!(record + TimerListWheel::TIMER_BYTES, 60);
+    }
 }

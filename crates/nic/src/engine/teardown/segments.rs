@@ -1,15 +1,13 @@
-//! Validation of handed-over connections, and construction of their segments.
+//! Validation of handed-over connections, and the clock of their timestamps.
 //!
 //! [`check`] accepts only a [`Teardown`] whose numbers, parts and header template the rest of this
-//! folder can rely on without further checks. It is called once per connection, [`segment`] once
-//! per segment.
+//! folder can rely on without further checks. It is called once per connection.
 
 use abi::teardown::{ClosingState, Teardown};
 use abi::{FileExtent, FileLimits, PacketHeader, TransmitPart, TransmitParts, TsvalPosition};
 use base::{Instant, SeqNum, low32};
 use core::net::IpAddr;
-use core::ops::Range;
-use wire::tcp::{TcpFlags, TcpHeader};
+use wire::tcp::TcpHeader;
 use wire::{Endpoint, IPV4_BYTES, TCP_BYTES, Tuple};
 
 use crate::pipeline::headers::{TemplateKind, classify};
@@ -18,18 +16,13 @@ use crate::pipeline::headers::{TemplateKind, classify};
 const PARTS_MAX: usize = 64;
 /// Maximum window scale: RFC 7323 section 2.3.
 const SCALE_MAX: u8 = 14;
-/// Offsets in a TCP header.
-const SEQ_AT: usize = 4;
-const ACK_AT: usize = 8;
-const FLAGS_AT: usize = 13;
-
 /// The connection's timestamp clock in milliseconds, continuing the host's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TimestampClock {
     /// Offset of the timestamp clock from the device's clock, in milliseconds.
-    offset: u32,
+    pub(super) offset: u32,
     /// Phase in microseconds (0..1000) by which the host's milliseconds began before the device's.
-    phase: u16,
+    pub(super) phase: u16,
 }
 
 impl TimestampClock {
@@ -136,34 +129,6 @@ fn timestamp_position_is_valid(
     let at = usize::from(ts.offset);
     let option = at.checked_sub(2).and_then(|from| header.as_slice().get(from..at + 8));
     at >= header.l4() + TCP_BYTES + 2 && there && option.is_some_and(|o| o.starts_with(&[8, 10]))
-}
-
-/// Builds the headers of a segment. Returns them with the position of the timestamp.
-pub(super) fn segment(
-    t: &Teardown,
-    seq: SeqNum,
-    flags: TcpFlags,
-    stamps: Option<((u32, u16), u32)>,
-) -> (PacketHeader, Option<TsvalPosition>) {
-    let mut header = t.header.clone();
-    let l4 = header.l4();
-    put(&mut header, l4 + SEQ_AT..l4 + SEQ_AT + 4, &seq.0.to_be_bytes());
-    put(&mut header, l4 + ACK_AT..l4 + ACK_AT + 4, &t.rcv_nxt.0.to_be_bytes());
-    put(&mut header, l4 + FLAGS_AT..l4 + FLAGS_AT + 1, &[flags.0]);
-    let Some((ts, ((value, past_us), echo))) = t.timestamp.zip(stamps) else {
-        return (header, None);
-    };
-    let at = usize::from(ts.offset);
-    put(&mut header, at..at + 4, &value.to_be_bytes());
-    put(&mut header, at + 4..at + 8, &echo.to_be_bytes());
-    (header, Some(TsvalPosition { sub_ms_us: past_us, ..ts }))
-}
-
-/// Overwrites a field of a header; [`check`] has verified that it exists.
-fn put(header: &mut PacketHeader, range: Range<usize>, bytes: &[u8]) {
-    if let Some(field) = header.as_mut_slice().get_mut(range) {
-        field.copy_from_slice(bytes);
-    }
 }
 
 /// Returns the file range that only this part needs: not its prefix, which belongs to another part

@@ -16,7 +16,7 @@ fn late_data_does_not_cut_the_response_off() {
     sent_lines(&mut rig);
     send(&mut rig, &peer(RCV, UNA, TcpFlags::ACK).with(b"GET / "));
     assert_eq!(sent_lines(&mut rig), [". 1011+0 5006"]);
-    assert_eq!(advance_to(&mut rig, 16_220), [(16_208, "FP. 1000+10 5006".into())], "sent again");
+    assert_eq!(advance_to(&mut rig, 16_220), [(16_203, "FP. 1000+10 5006".into())], "sent again");
     send(&mut rig, &peer(RCV + 6, UNA + 11, TcpFlags::ACK).with(b"HTTP"));
     assert_eq!(sent_lines(&mut rig), [". 1011+0 5010"], "acknowledged in FIN-WAIT-2, too");
     send(&mut rig, &peer(RCV + 10, UNA + 11, FIN_ACK));
