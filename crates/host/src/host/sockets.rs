@@ -343,7 +343,6 @@ impl Host {
 
     /// Appends `len` bytes of a file from `offset` to the send stream. Only metadata is queued, so
     /// any length is accepted.
-    /// range.
     ///
     /// # Errors
     /// [`SendError`]: the connection has ended or is closed for sending, or the file has no such

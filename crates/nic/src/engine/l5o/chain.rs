@@ -51,22 +51,22 @@ impl DecryptGuard {
         number >= self.next_unused_number
     }
 
-    /// Returns whether message `next_unused_number` at `start` may be decrypted.
+    /// Returns whether message `number` at `start` may be decrypted.
     pub(super) fn allows(&self, start: SeqNum, number: u64) -> bool {
         self.is_unused(number) && start.ge(self.no_decrypt_before)
     }
 
-    /// Marks `next_unused_number`, and thereby all lower ones, as used.
+    /// Marks `number`, and thereby all lower ones, as used.
     pub(super) const fn mark_used(&mut self, number: u64) {
         self.next_unused_number = number.wrapping_add(1);
     }
 
-    /// Skips the numbers up to `next_unused_number`.
+    /// Skips the numbers up to `number`.
     fn skip_to(&mut self, number: u64) {
         self.next_unused_number = self.next_unused_number.max(number.wrapping_add(1));
     }
 
-    /// Prevents decryption of messages that begin before `no_decrypt_before`.
+    /// Prevents decryption of messages that begin before `floor`.
     fn raise(&mut self, floor: SeqNum) {
         self.no_decrypt_before = self.no_decrypt_before.max(floor);
     }
@@ -85,7 +85,7 @@ pub(super) struct RecordTracker {
     pub(super) number: u64,
     /// True if a message is known to begin at `next`. Otherwise `next` is the last such position.
     pub(super) boundary_known: bool,
-    /// Trust in `next_unused_number`.
+    /// Trust in `number`.
     numbering: Numbering,
     pub(super) guard: DecryptGuard,
     lengths: LengthPredictor,
@@ -99,7 +99,7 @@ pub(super) struct RecordTracker {
 }
 
 impl RecordTracker {
-    /// Creates a chain for a stream whose message `next_unused_number` begins at `next`.
+    /// Creates a chain for a stream whose message `number` begins at `next`.
     pub(super) fn new(next: SeqNum, number: u64) -> Self {
         Self {
             list: SmallVec::new(),

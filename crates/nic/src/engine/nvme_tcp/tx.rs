@@ -101,8 +101,8 @@ pub(crate) fn check(state: &NvmeTcpState, range: &PduRange, sealed: bool) -> boo
     end <= layout.digest + DIGEST_BYTES && whole_prefix && range.data.len() as u64 == bytes
 }
 
-/// Appends the bytes of a range that [`check`] has accepted to `out`. `payload_reader` yields
-/// prefix and data; `keep` copies a digest to memory that payloads can share.
+/// Appends the bytes of a range that [`check`] has accepted to `out`. `source` yields prefix
+/// and data; `keep` copies a digest to memory that payloads can share.
 ///
 /// # Errors
 /// [`NoDigestSum`]; the content of `out` is then unspecified and must not be sent.

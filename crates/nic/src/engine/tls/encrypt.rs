@@ -98,8 +98,8 @@ impl RangeEncryptor<'_> {
         whole_prefix && sealed.content.len() as u64 == bytes
     }
 
-    /// Encrypts the range into `out`, which has the range's length. `payload_reader` yields prefix
-    /// and content.
+    /// Encrypts the range into `out`, which has the range's length. `source` yields prefix and
+    /// content.
     ///
     /// # Errors
     /// [`NoTlsSum`]; the content of `out` is then unspecified and must not be sent.
