@@ -36,6 +36,7 @@ pub(super) struct DeviceThread {
     /// A full link, ring or disk blocked the last turn: retry after [`RETRY`] even without a
     /// wake-up.
     blocked: bool,
+    load: LoadMeter,
     phase: ThreadPhase,
 }
 
@@ -49,7 +50,8 @@ impl DeviceThread {
         let DeviceSide { device, link, disk } = device_side;
         let half = DeviceHalf::new(device, queue.index);
         let ports = DeviceThreadPorts { link, disk, queue };
-        Self { clock, half, ports, queries, blocked: false, phase: ThreadPhase::Running }
+        let (load, phase) = (LoadMeter::new(), ThreadPhase::Running);
+        Self { clock, half, ports, queries, blocked: false, load, phase }
     }
 
     pub(super) const fn queue(&mut self) -> &mut DeviceRings {
@@ -61,13 +63,11 @@ impl DeviceThread {
         let mut poller = Poller::new();
         let bell = poller.add(self.queue().waker.fd());
         self.register_descriptors(&mut poller);
-        let (mut load, mut worked) = (LoadMeter::new(), false);
+        let mut worked = false;
         while !self.has_ended(stop) {
             // Before the turn, because there may be no idle moment for minutes.
             self.answer_queries();
-            if let Some(permille) = load.start_round(self.clock.now(), worked) {
-                self.half.device.set_load(permille);
-            }
+            self.measure_load(worked);
             worked = self.turn();
             if worked {
                 continue;
@@ -106,6 +106,13 @@ impl DeviceThread {
         let turn = self.half.turn(self.clock.now(), &mut self.ports);
         self.blocked = turn.blocked;
         turn.worked
+    }
+
+    /// Adds the time since the last call to the device's load, if the device worked meanwhile.
+    pub(super) fn measure_load(&mut self, worked: bool) {
+        if let Some(permille) = self.load.start_round(self.clock.now(), worked) {
+            self.half.device.set_load(permille);
+        }
     }
 
     /// Returns the longest time to sleep.

@@ -1,7 +1,7 @@
-//! Load of a device's thread.
+//! Load of a device: the share of time that it works.
 //!
-//! Measured only if the device has a thread of its own: the load of a shared thread does not tell
-//! how busy the device is.
+//! If host and device share a thread, the host's turns are not part of it. There, a device that is
+//! overloaded is one that leaves the host no time.
 
 use base::{Duration, Instant};
 
@@ -22,8 +22,8 @@ impl LoadMeter {
         Self { since: Instant::ZERO, working_since: None, busy: Duration::ZERO }
     }
 
-    /// Starts a round; `worked` is whether the last one found work. At the end of a window, returns
-    /// its load in thousandths.
+    /// Starts a round; `worked` is whether the device found work in the last one. At the end of a
+    /// window, returns its load in thousandths.
     pub(super) fn start_round(&mut self, now: Instant, worked: bool) -> Option<u16> {
         if let Some(from) = self.working_since.take() {
             if worked {
@@ -56,5 +56,24 @@ mod tests {
             shares.extend(meter.start_round(at(1000 + ms), ms % 10 < 3));
         }
         assert_eq!(shares, [300]);
+    }
+
+    /// A device that shares its thread: rounds of the device and of the host alternate.
+    #[test]
+    fn rounds_of_the_host_do_not_count() {
+        for (device_us, host_us, expected) in [(30, 70, 300), (98, 2, 980)] {
+            let mut meter = LoadMeter::new();
+            let mut now = Instant::ZERO + Duration::from_millis(1000);
+            assert_eq!(meter.start_round(now, false), Some(0));
+            let mut shares = Vec::new();
+            for _ in 0..1000 {
+                shares.extend(meter.start_round(now, false));
+                now += Duration::from_micros(device_us);
+                shares.extend(meter.start_round(now, true));
+                now += Duration::from_micros(host_us);
+            }
+            shares.extend(meter.start_round(now, false));
+            assert_eq!(shares, [expected]);
+        }
     }
 }

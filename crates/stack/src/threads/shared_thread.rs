@@ -61,7 +61,10 @@ impl<A: Application, M> SharedThread<A, M> {
     /// Runs a turn of both sides. Frames that the device received are answered before it receives
     /// more.
     fn turn(&mut self) -> bool {
+        // The host's turn since the last call does not count.
+        self.device.measure_load(false);
         let received = self.device.turn();
+        self.device.measure_load(received);
         let answered = self.host.turn();
         received || answered
     }
