@@ -3,7 +3,7 @@
 
 use abi::link::RxFrame;
 use abi::splice::{Splice, SpliceClosed, SpliceEnd, SpliceLimits, SpliceTimestamps};
-use abi::{Capabilities, Checksum, Event, Op, PacketPool, ReceivedFrame, Refusal};
+use abi::{Capabilities, Checksum, DeviceLoad, Event, Op, PacketPool, ReceivedFrame, Refusal};
 use base::counters::{collect_counters, moved};
 use base::{Duration, Instant, SeqNum};
 use bytes::Bytes;
@@ -357,6 +357,16 @@ fn quiet_connections_are_handed_over() {
     // A late segment from a peer is answered with a reset.
     bed.send(0, 1, 1, ACK, b"late");
     assert_eq!(bed.take_sent(), [(0, 1, 0, TcpFlags::RST, vec![])]);
+}
+
+/// An overloaded device still splices: relaying on the host would cost the device more.
+#[test]
+fn an_overloaded_device_still_splices() {
+    let mut bed = SpliceHostFixture::pair();
+    bed.event(Event::Load(DeviceLoad { permille: 990, high: true }));
+    assert_eq!(bed.host.counters().device_overloads, 1);
+    let id = bed.nsplice().unwrap();
+    assert_eq!(bed.take_splice_request().id, id);
 }
 
 /// Unread bytes are relayed in software first. The device is asked after both sides have

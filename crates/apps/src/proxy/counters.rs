@@ -98,8 +98,6 @@ base::counters! {
         proxy_splice_refused_does_not_fit,
         /// Not spliced: the TCP options of the two connections differ.
         proxy_splice_refused_options_differ,
-        /// Not spliced: the device is overloaded.
-        proxy_splice_refused_overloaded: alarm,
         /// Not spliced: for another reason.
         proxy_splice_refused_other,
         /// Spliced connections that both sides closed.
@@ -178,7 +176,6 @@ impl ProxyCounters {
             Refusal::TableFull => self.proxy_splice_refused_table_full += 1,
             Refusal::DoesNotFit => self.proxy_splice_refused_does_not_fit += 1,
             Refusal::OptionsDiffer => self.proxy_splice_refused_options_differ += 1,
-            Refusal::Overloaded => self.proxy_splice_refused_overloaded += 1,
             _ => self.proxy_splice_refused_other += 1,
         }
     }
