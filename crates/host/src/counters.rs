@@ -189,6 +189,8 @@ base::counters! {
         /// Records that the device did not decrypt at all, although the session has a receive
         /// context.
         tls_rx_records_none,
+        /// Bytes of records copied from the receive queue, because the host decrypts the records.
+        tls_rx_copied_bytes,
         /// Receive contexts postponed because the peer changes its keys too often.
         tls_rx_device_put_off,
         /// Record boundaries sent to the device (Linux: `TlsRxDeviceResync`).

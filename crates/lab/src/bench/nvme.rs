@@ -227,6 +227,7 @@ impl Share {
 
 #[cfg(test)]
 mod tests {
+    use super::super::nvme_pair::{DEVICE_COPIES, HOST_COPIES};
     use super::*;
 
     #[test]
@@ -259,6 +260,16 @@ mod tests {
             let figures = measure_commands(commands, moderation, (1, 40), &namespace).unwrap();
             // Checked by the counters that moved.
             assert!(took_path(commands, &figures), "{commands:?}: {figures:?}");
+            let [placed, to_decrypt] = DEVICE_COPIES.map(|name| figures.moved(name));
+            // The device copies data once, and the host never if the device has placed it. The host
+            // may not have read a record that has not arrived completely.
+            let method = commands.method;
+            let unread = placed.abs_diff(figures.moved("nvme_rx_placed_bytes"));
+            assert!(unread <= if method.tls.is_some() { 1 << 14 } else { 0 }, "{commands:?}");
+            if method.copy && commands.side != NvmeSide::TargetReads {
+                assert_eq!(HOST_COPIES.map(|name| figures.moved(name)), [0; 2], "{commands:?}");
+            }
+            assert!((to_decrypt > 0) == (method.tls == Some(true)), "{commands:?}");
         }
         std::fs::remove_dir_all(folder).unwrap();
     }

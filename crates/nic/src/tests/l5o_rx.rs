@@ -52,7 +52,14 @@ fn whole_records_and_their_counters() {
         assert_eq!((opened.range, opened.number, opened.offset), (0..49_218, NUMBER, 0));
         assert_eq!((opened.message_len, opened.verified), (16_406, NUMBER..NUMBER + 3));
         assert_eq!(flow.offloaded(), 3);
-        assert_eq!(flow.moved(), ["rx_tls_decrypted_packets +1", "rx_tls_decrypted_bytes +49218"]);
+        assert_eq!(
+            flow.moved(),
+            [
+                "rx_tls_decrypted_packets +1",
+                "rx_tls_decrypted_bytes +49218",
+                "rx_tls_copied_bytes +49203",
+            ]
+        );
         // A duplicate is left as received.
         assert_eq!(flow.deliver(0..20_000), None);
         assert_eq!(flow.moved(), [""; 0]);
@@ -245,6 +252,7 @@ fn hints_and_asynchronous_requests() {
         [
             "rx_tls_decrypted_packets +2",
             "rx_tls_decrypted_bytes +3300",
+            "rx_tls_copied_bytes +1990",
             "rx_tls_resync_req_pkt +1",
             "rx_tls_resync_req_start +1",
             "rx_tls_resync_req_end +1",

@@ -262,6 +262,38 @@ fn nothing_is_written_twice() {
     assert_eq!(back[0].flow, FlowId(7));
 }
 
+/// A retransmission with other bytes changes no placed byte, and is not claimed as placed: the host
+/// copies it from its frame, if it keeps that copy. Both frames are delivered as received.
+#[test]
+fn a_changed_retransmission_is_left_to_the_host() {
+    for (digests, out_of_order) in ALL.into_iter().flat_map(|d| [(d, false), (d, true)]) {
+        let mut flow = NvmeRxFlow::new(PduStream::reads(digests, 1, 8000), config(out_of_order));
+        flow.setup_all();
+        let (_, _, data) = flow.content.pdus[0].data.clone().unwrap();
+        flow.deliver(0..3000);
+        let placed = flow.placed.clone().unwrap();
+        let claimed: u32 = placed.placements.iter().map(|p| p.range.end - p.range.start).sum();
+        assert_eq!(claimed as usize, 3000 - data.start);
+        // Old bytes alone, and before new ones.
+        for end in [2000, 4000] {
+            let mut changed = flow.wire[1000..end].to_vec();
+            let old = 3000.min(end) - 1000;
+            changed[..old].iter_mut().for_each(|byte| *byte ^= 0xff);
+            flow.deliver_bytes(1000, &changed);
+            let claims = flow.placed.take().map(|placed| placed.placements).unwrap_or_default();
+            let claims: Vec<(u32, u32)> =
+                claims.iter().map(|p| (p.range.start, p.range.end)).collect();
+            let expected = if end > 3000 { vec![(2000, 3000)] } else { vec![] };
+            assert_eq!(claims, expected, "{digests:?} {out_of_order}");
+        }
+        flow.deliver(4000..flow.wire.len());
+        let [back] = &flow.returned[..] else { panic!("it is full") };
+        assert!(back.buffer.as_slice()[..8000] == flow.wire[data], "the first copy of each byte");
+        assert_eq!(flow.rig.counter("rx_nvmeotcp_bytes"), 8000);
+        assert_eq!(flow.rig.counter("nvme_tcp_digest_errors"), 0);
+    }
+}
+
 /// A resync request does not take the last place in the event queue from its frame, so placed bytes
 /// are always delivered.
 #[test]

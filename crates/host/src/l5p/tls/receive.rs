@@ -254,6 +254,7 @@ impl HostTlsSession {
             copied.bytes.reserve_exact(wanted.min(GROWTH_FACTOR * (at + here)).max(here));
         }
         copied.bytes.extend_from_slice(piece.bytes());
+        cx.out.counters.tls_rx_copied_bytes += here as u64;
         if let Some(offload) = &self.offload {
             copied.restored |= offload.restore(&piece, &mut copied.bytes[at..]);
         }

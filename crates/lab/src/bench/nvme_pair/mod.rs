@@ -100,6 +100,11 @@ struct RunSlice {
     device: f64,
 }
 
+/// Bytes that a device copies: to registered buffers, and records before their decryption.
+pub(crate) const DEVICE_COPIES: [&str; 2] = ["rx_nvmeotcp_bytes", "rx_tls_copied_bytes"];
+/// Bytes that a host copies: to buffers, and records before their decryption.
+pub(crate) const HOST_COPIES: [&str; 2] = ["nvme_rx_copied_bytes", "tls_rx_copied_bytes"];
+
 /// Slices of a run. Other load interrupts the thread now and then, and the interrupted slice is
 /// charged for it; the median over short slices is one without an interruption.
 const SLICES: u64 = 16;
@@ -158,6 +163,12 @@ impl NvmeFigures {
         self.median(|slice| slice.device) / f64::from(self.commands.bytes)
     }
 
+    /// Returns how often a half of the machine copied a byte of the commands' data.
+    fn copies(&self, names: [&str; 2]) -> f64 {
+        let copied: u64 = names.iter().map(|name| self.moved(name)).sum();
+        copied as f64 / (self.count * u64::from(self.commands.bytes)) as f64
+    }
+
     /// Returns the fields that all rows have.
     pub(crate) fn fields(&self) -> Fields {
         let commands = &self.commands;
@@ -171,6 +182,8 @@ impl NvmeFigures {
             .show("host c/B", "host_cycles_per_byte", self.host_per_byte())
             .show("digest c/req", "digest_cycles_per_request", self.digests_per_command())
             .show("dev c/B", "device_cycles_per_byte", self.device_per_byte())
+            .show("host copies", "host_copies_per_byte", self.copies(HOST_COPIES))
+            .show("dev copies", "device_copies_per_byte", self.copies(DEVICE_COPIES))
             .counters(&self.counters)
     }
 }

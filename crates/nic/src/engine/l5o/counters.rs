@@ -24,6 +24,9 @@ base::counters! {
         rx_tls_decrypted_packets,
         /// Bytes of decrypted ranges.
         rx_tls_decrypted_bytes,
+        /// Bytes of whole records copied before their decryption, to restore them if the tag is
+        /// wrong.
+        rx_tls_copied_bytes,
         /// Receive contexts created.
         rx_tls_ctx,
         /// Receive contexts destroyed.
