@@ -99,6 +99,26 @@ impl DeliveryCounters {
 }
 
 base::counters! {
+    /// Jobs of crypto workers; zero without workers.
+    pub(crate) struct CryptoJobCounters {
+        /// Jobs that workers completed.
+        crypto_jobs_worker,
+        /// Jobs that the device's own thread ran, because the workers were busy or the job was
+        /// short.
+        crypto_jobs_inline,
+        /// Jobs that a worker could not complete, because it panicked. Encryption was repeated by
+        /// the device's own thread.
+        crypto_jobs_failed: alarm,
+        /// Jobs that did not come back from the workers.
+        crypto_jobs_lost: alarm,
+        /// Received frames dropped with a job that failed or was lost.
+        crypto_frames_lost: alarm,
+        /// Transmits dropped with a job that was lost, after they were reported as sent.
+        crypto_runs_lost: alarm,
+    }
+}
+
+base::counters! {
     /// Transmits, and the packets that they became.
     pub(crate) struct TxCounters {
         /// Packets given to the link, counted after segmentation by the device or by the link.

@@ -5,6 +5,7 @@
 
 mod quiesce;
 mod transmit;
+mod workers;
 
 use abi::disk::{DiskCompletion, DiskRequest};
 use abi::link::{LinkCaps, RxFrame, TxFrame};
@@ -14,12 +15,14 @@ use alloc::vec::Vec;
 use base::{Duration, Instant, internal_error};
 
 use crate::config::{DeviceConfig, RUN_BYTES_MAX};
-use crate::counters::sum_internal_errors;
+use crate::counters::{CryptoJobCounters, sum_internal_errors};
+use crate::crypto_jobs::CryptoQueue;
 use crate::engine::splice::SpliceInfo;
 use crate::engine::{Engines, teardown};
 use crate::flow::FlowTable;
 use crate::pipeline::rx::{OfferedRxFrame, ParsedRxFrame, RxPipeline, RxTransport};
 use crate::pipeline::{Egress, TimestampGuard, TxRun};
+use workers::HeldFrames;
 
 /// Interval of polling for memory that a transmit waits for and that frames on the link still hold.
 const MEMORY_POLL_INTERVAL: Duration = Duration::from_millis(1);
@@ -83,6 +86,9 @@ pub struct Device {
     flows: FlowTable,
     pub(crate) engines: Engines,
     egress: Egress,
+    /// Encryption and decryption by workers; `None` if there are none.
+    crypto: Option<CryptoQueue>,
+    held: HeldFrames,
     /// Maximum number of payload bytes of a TCP run that the link takes as one frame, as known so
     /// far.
     run_bytes_max: u32,
@@ -113,6 +119,8 @@ impl Device {
             flows: FlowTable::new(config.rss_seed),
             engines: Engines::new(&config),
             egress: Egress::new(config.queues, config.queue_events_max, link, pool),
+            crypto: None,
+            held: HeldFrames::default(),
             run_bytes_max: config.run_bytes_max.max(RUN_BYTES_MAX),
             unsent: VecDeque::new(),
             next_queue: 0,
@@ -158,6 +166,7 @@ impl Device {
     /// Processes a frame from the link.
     pub fn handle_frame(&mut self, now: Instant, frame: RxFrame) {
         match self.receiver.handle(frame) {
+            Ok(arrived) if self.crypto.is_some() => self.handle_with_workers(now, arrived),
             Ok(arrived) => self.handle_parsed(now, arrived),
             Err(packet) => self.egress.recycle(packet),
         }
@@ -202,11 +211,13 @@ impl Device {
         self.flows.len() < self.config.pending_transmits_max
             && self.egress.has_run_room()
             && self.engines.have_room()
+            && self.crypto.as_ref().is_none_or(CryptoQueue::has_room)
             && self.egress.has_room_everywhere()
     }
 
     /// Processes an operation of the host that owns `queue`.
     pub fn handle_op(&mut self, now: Instant, queue: usize, mut op: Op) {
+        self.settle();
         match op {
             Op::Transmit(ref mut transmit) => self.transmit(now, queue, queue, transmit),
             Op::Cancel { flow } => self.cancel_flow(now, queue, flow),
@@ -232,6 +243,7 @@ impl Device {
 
     /// Processes a completion of the disk.
     pub fn handle_disk(&mut self, now: Instant, completion: DiskCompletion) {
+        self.settle();
         self.with_engines(now, |engines, egress| {
             if let Some(files) = &mut engines.files {
                 files.complete(completion, egress);
@@ -241,6 +253,7 @@ impl Device {
 
     /// Returns the next frame for the link; `None` while the echo of a transmit is queued.
     pub fn poll_frame(&mut self, now: Instant) -> Option<TxFrame> {
+        self.settle();
         // Timers run even if the link takes no frames.
         if self.engines.handle_timeouts(now, &mut self.egress) {
             self.fulfill_requests(now);
@@ -255,6 +268,9 @@ impl Device {
         }
         if let Some(frame) = self.unsent.pop_front() {
             return Some(frame);
+        }
+        if self.crypto.is_some() {
+            self.complete_runs();
         }
         let frame = self.egress.runs.next_frame(&self.egress.link, self.run_bytes_max)?;
         let (packets, bytes) = (frame.packets() as u64, frame.bytes_on_link() as u64);
@@ -313,6 +329,7 @@ impl Device {
     /// Returns the next event of one queue, for drivers that know which rings have room.
     #[inline]
     pub fn poll_queue_event(&mut self, queue: usize) -> Option<Event> {
+        self.settle();
         if !self.quiescing.is_empty() && self.egress.is_empty(queue)? {
             self.report_quiesced();
         }
@@ -364,6 +381,7 @@ impl Device {
     /// packets. Each queue gets [`Event::Reset`]. Counters keep their values.
     pub fn reset(&mut self) {
         self.resets += 1;
+        self.discard_jobs();
         // The hosts of these queues learn of the reset and ask again.
         self.quiescing.clear();
         self.unsent.clear();
@@ -395,9 +413,10 @@ impl Device {
     }
 
     /// Calls `f` with the name and value of each counter and gauge. Names begin with their area:
-    /// `rx_`, `pool_`, `tx_`, `file_`, `l5o_` with `rx_tls_` and `tx_tls_`, `nvme_tcp_` with
-    /// `rx_nvmeotcp_`, `setup_`, `teardown_`, `splice_`, `quic_`, `count_`, `dma_` (modeled),
-    /// `device_`. The internal errors of all parts are one counter, `nic_internal_errors`.
+    /// `rx_`, `pool_`, `tx_`, `crypto_`, `file_`, `l5o_` with `rx_tls_` and `tx_tls_`,
+    /// `nvme_tcp_` with `rx_nvmeotcp_`, `setup_`, `teardown_`, `splice_`, `quic_`, `count_`,
+    /// `dma_` (modeled), `device_`. The internal errors of all parts are one counter,
+    /// `nic_internal_errors`.
     pub fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         sum_internal_errors(|f| self.visit_parts(f), f);
     }
@@ -410,6 +429,11 @@ impl Device {
         f("rx_returned", self.returned);
         self.egress.pool.visit(f);
         self.egress.tx.visit(f);
+        match &self.crypto {
+            Some(crypto) => crypto.counters.visit(f),
+            None => CryptoJobCounters::default().visit(f),
+        }
+        f("crypto_workers", self.crypto.as_ref().map_or(0, CryptoQueue::workers) as u64);
         f("tx_pending_transmits", self.flows.len() as u64);
         f("tx_pending_flows", self.flows.flows() as u64);
         f("tx_runs", (self.egress.runs.len() + self.unsent.len()) as u64);

@@ -9,6 +9,7 @@
 //! - `pipeline` receives (parses, verifies checksums, selects queues) and transmits (checks,
 //!   completes, segments);
 //! - `flow` keeps the transmits of each flow in the order of the ring while some of them wait;
+//! - `crypto_jobs` hands encryption and decryption to workers, if there are any;
 //! - `engine` has the trait of engines and one folder per offload: `file` (IO-TCP), `l5o` with
 //!   `tls` and `nvme_tcp` (Autonomous NIC Offloads), `setup`, `teardown` and `splice` (AccelTCP),
 //!   `quic` (NiQUIC), and `count`.
@@ -27,6 +28,7 @@ extern crate alloc;
 
 mod config;
 mod counters;
+mod crypto_jobs;
 mod device;
 mod engine;
 mod flow;
@@ -37,6 +39,7 @@ pub use config::{
     DDP_BUFFERS_MAX, DeviceConfig, FileConfig, L5oConfig, LONG_TRANSMIT_BYTES, QuicConfig,
     SetupConfig, SpliceConfig, TeardownConfig,
 };
+pub use crypto_jobs::{CryptoJob, CryptoWorkers};
 pub use device::Device;
 pub use engine::ALARMS;
 pub use engine::splice::SpliceInfo;

@@ -23,7 +23,9 @@ use crate::no_disk::NoDisk;
 use crate::options::StackOptions;
 use crate::running::Stack;
 use crate::signals::Signals;
-use crate::threads::{DeviceSide, HostSide, MessageSender, QueueRings, Threads, ring_mesh};
+use crate::threads::{
+    CryptoThreads, DeviceSide, HostSide, MessageSender, QueueRings, Threads, ring_mesh,
+};
 
 /// The queue that an application is made for.
 #[derive(Debug)]
@@ -254,7 +256,9 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
             configure(index, &mut device_config, &mut host_config);
         }
         self.options.limits.apply(self.options.queues, &mut device_config);
+        let workers = CryptoThreads::start(index, self.options.crypto_workers)?;
         let device = Device::new(device_config, link.capabilities());
+        let device = device.with_crypto_workers(Box::new(workers));
         let mut host = Host::new(host_config, &device.capabilities(), clock::entropy());
         let app =
             (self.make_application)(QueueSetup { index, clock: threads.clock(), host: &mut host })?;

@@ -49,7 +49,7 @@ pub use options::{
 };
 pub use running::Stack;
 pub use signals::Signals;
-pub use threads::{MessageSender, spawn};
+pub use threads::{CryptoThreads, MessageSender, spawn};
 
 /// Returns a disk without files, for a stack that reads none.
 #[must_use]

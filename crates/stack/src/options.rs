@@ -46,6 +46,11 @@ pub struct StackOptions {
     /// Threads per queue: one that host and device share, two that run in parallel, or auto
     #[arg(long, value_enum, default_value_t = ThreadsPerQueue::Auto)]
     pub threads: ThreadsPerQueue,
+    /// Threads per queue that encrypt and decrypt QUIC packets, and encrypt TLS records, beside the
+    /// device; 0 for the device's own thread alone. Each needs a core of its own to be of use
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(value_parser = clap::value_parser!(u8).range(0..=16))]
+    pub crypto_workers: u8,
     /// Congestion control algorithm of TCP
     #[arg(long, value_enum, default_value_t = CongestionControl::Cubic)]
     pub congestion: CongestionControl,

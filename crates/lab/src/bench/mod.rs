@@ -10,11 +10,12 @@
 //!   in `_pair` build the machines that several of them run.
 //! - Live benchmarks ([`serve_live`], [`proxy_live`], [`quic_live`], [`quic_relay`]) run the
 //!   program as users do, in turn with other programs ([`live::comparison`]).
-//! - [`connections`], [`tls_engine`] and [`timer_wheel`] measure a device or a data structure
-//!   alone.
+//! - [`connections`], [`tls_engine`], [`aead_workers`] and [`timer_wheel`] measure a device or a
+//!   data structure alone.
 //!
 //! Every claim is a ratio measured within one run, because machines differ.
 
+mod aead_workers;
 mod client;
 mod connections;
 mod content_pair;
@@ -74,6 +75,9 @@ enum Bench {
     Tls(tls::TlsArgs),
     /// Measure the device's TLS encryption and decryption rates, against single calls of aws-lc
     TlsEngine(tls_engine::TlsEngineArgs),
+    /// Measure the device's encryption and decryption rates with crypto workers, against the device
+    /// alone
+    AeadWorkers(aead_workers::AeadWorkersArgs),
     /// Measure TLS offload under loss and reordering: the paper's algorithm and ours
     TlsLoss(tls_loss::TlsLossArgs),
     /// Measure TLS offload with 64 to 128 K flows and a small context memory
@@ -123,6 +127,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         Bench::IoTcp(args) => args,
         Bench::Tls(args) => args,
         Bench::TlsEngine(args) => args,
+        Bench::AeadWorkers(args) => args,
         Bench::TlsLoss(args) => args,
         Bench::TlsScale(args) => args,
         Bench::ShortConnections(args) => args,

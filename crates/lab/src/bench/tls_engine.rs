@@ -32,9 +32,9 @@ use super::testbed::check_counter;
 use cli::Failure;
 
 /// Content of a full record in bytes.
-const RECORD_CONTENT_BYTES: u32 = 16 << 10;
+pub(super) const RECORD_CONTENT_BYTES: u32 = 16 << 10;
 /// Bytes that a record adds to its content: header, content type and tag.
-const RECORD_OVERHEAD_BYTES: u32 = 22;
+pub(super) const RECORD_OVERHEAD_BYTES: u32 = 22;
 /// Records per transmit.
 const RECORDS: u32 = 16;
 /// Payload of a packet in bytes.
@@ -56,7 +56,7 @@ const CONTEXTS: u64 = 20_000;
 #[derive(Debug, Args)]
 pub(crate) struct TlsEngineArgs {}
 
-const SUITES: [Suite; 3] = [Suite::Aes128Gcm, Suite::Aes256Gcm, Suite::ChaCha20Poly1305];
+pub(super) const SUITES: [Suite; 3] = [Suite::Aes128Gcm, Suite::Aes256Gcm, Suite::ChaCha20Poly1305];
 
 impl Benchmark for TlsEngineArgs {
     fn run(&self, report: &mut BenchReport) -> Result<(), Failure> {
@@ -233,10 +233,10 @@ fn device(mtu: u16, segmentation: bool) -> Device {
     Device::new(config, LinkCaps { segmentation, udp_segmentation: false, checksum: true, mtu })
 }
 
-const LOCAL_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+pub(super) const LOCAL_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const FLOW: FlowId = FlowId(1);
 
-fn create(suite: Suite, context: u64, direction: L5oDirection) -> Op {
+pub(super) fn create(suite: Suite, context: u64, direction: L5oDirection) -> Op {
     let state =
         TlsState { version: TlsVersion::Tls13, suite, key: [1; 32].into(), iv: [2; 12], number: 0 };
     Op::L5oCreate(Box::new(L5oCreate {
@@ -281,7 +281,7 @@ fn header(seq: u32) -> PacketHeader {
 }
 
 /// Returns a transmit of `records` whole records.
-fn transmit_records(number: u64, seq: u32, content: &Bytes, records: u32) -> Op {
+pub(super) fn transmit_records(number: u64, seq: u32, content: &Bytes, records: u32) -> Op {
     let bytes = records * RECORD_CONTENT_BYTES;
     let run = TlsRecordRun {
         content_bytes: bytes.into(),

@@ -248,17 +248,22 @@ impl Device {
         if let (false, Some(l5o)) = (outgoing.l5o_plan.is_empty(), &mut self.engines.l5o) {
             let pieces = core::mem::take(&mut outgoing.l5o_plan);
             let (seq, size) = (outgoing.seq(), outgoing.segment_size());
-            match l5o.encrypt(pieces, seq, size, &resolved.payloads) {
+            let jobs = self.crypto.as_mut().map(|crypto| &mut crypto.staged_tls);
+            match l5o.encrypt(pieces, seq, size, &resolved.payloads, jobs) {
                 Ok(sealed) => resolved.payloads = sealed,
                 Err(_) => {
+                    if let Some(crypto) = &mut self.crypto {
+                        crypto.drop_staged();
+                    }
                     self.drop_transmit(now, &outgoing, NOT_ENCRYPTED);
                     return false;
                 }
             }
         }
         if let Some(sealing) = outgoing.quic_encryption.take() {
-            let sealed =
-                self.engines.quic.as_mut().map(|quic| quic.encrypt(&sealing, &resolved.payloads));
+            let quic = self.engines.quic.as_mut();
+            let jobs = self.crypto.as_mut().map(|crypto| &mut crypto.staged_quic);
+            let sealed = quic.map(|quic| quic.encrypt(&sealing, &resolved.payloads, jobs));
             let Some(Ok(sealed)) = sealed else {
                 self.drop_unencrypted(outgoing.queue, outgoing.flow, sealing.quic, outgoing.echo);
                 return false;
@@ -270,7 +275,11 @@ impl Device {
             files.on_transmit_sent(&resolved.holds, resolved.file_bytes);
         }
         let delay = now.since(outgoing.taken_at);
-        let run = outgoing.into_run(resolved.payloads, delay, self.timestamp_guard.as_mut());
+        let segment_size = outgoing.segment_size();
+        let mut run = outgoing.into_run(resolved.payloads, delay, self.timestamp_guard.as_mut());
+        if let Some(crypto) = &mut self.crypto {
+            run.await_parts(crypto.post_staged(self.egress.runs.next_number()), segment_size);
+        }
         self.egress.queue_run(run);
         true
     }

@@ -14,6 +14,12 @@ use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+/// Minimum output of a transmit that is encrypted by workers. To pass less to another core takes
+/// about as long as to encrypt it.
+pub(super) const JOB_BYTES_MIN: usize = 4 << 10;
+/// Maximum output of a job, unless a record or datagram is longer: small enough that the jobs of a
+/// transmit keep several workers busy.
+pub(super) const JOB_BYTES_MAX: usize = 34 << 10;
 /// Bytes in use at which no more operations are taken.
 const BYTES_MAX: usize = 64 << 20;
 /// Maximum bytes of free buffers kept per size class.

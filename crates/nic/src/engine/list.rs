@@ -16,7 +16,9 @@ use super::splice::SpliceEngine;
 use super::teardown::TeardownEngine;
 use super::{Engine, EngineRequest};
 use crate::config::DeviceConfig;
-use crate::counters::{DeliveryCounters, InternalCounters, RxCounters, TxCounters};
+use crate::counters::{
+    CryptoJobCounters, DeliveryCounters, InternalCounters, RxCounters, TxCounters,
+};
 use crate::pipeline::Egress;
 use crate::pipeline::rx::OfferedRxFrame;
 
@@ -30,11 +32,12 @@ macro_rules! engines {
 
         /// Names of the device's alarms, by part: counters that conforming traffic never
         /// increments.
-        pub const ALARMS: [&[&str]; 4 + [$(stringify!($name)),*].len()] = [
+        pub const ALARMS: [&[&str]; 5 + [$(stringify!($name)),*].len()] = [
             InternalCounters::ALARMS,
             RxCounters::ALARMS,
             DeliveryCounters::ALARMS,
             TxCounters::ALARMS,
+            CryptoJobCounters::ALARMS,
             $(<$engine as Engine>::ALARMS,)*
         ];
 

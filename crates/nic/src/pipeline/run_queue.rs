@@ -43,6 +43,30 @@ impl RunQueue {
         self.runs.is_empty() && self.relayed.is_empty()
     }
 
+    /// Returns the number of the next run to be queued, counted since the start.
+    pub(crate) fn next_number(&self) -> u64 {
+        self.runs_sent + self.runs.len() as u64
+    }
+
+    /// Sets part `part` of the payload of run `number`, unless the run was dropped.
+    pub(crate) fn fill(&mut self, number: u64, part: usize, payload: FramePayload) {
+        let index =
+            number.checked_sub(self.runs_sent).and_then(|index| usize::try_from(index).ok());
+        if let Some(run) = index.and_then(|index| self.runs.get_mut(index)) {
+            run.fill(part, payload);
+        }
+    }
+
+    /// Drops the first run if a part of its payload is missing. Returns whether it did.
+    pub(crate) fn drop_incomplete(&mut self) -> bool {
+        let incomplete = self.runs.front().is_some_and(TxRun::is_incomplete);
+        if incomplete {
+            self.runs.pop_front();
+            self.runs_sent += 1;
+        }
+        incomplete
+    }
+
     /// Queues a run.
     #[inline]
     pub(crate) fn push(&mut self, run: TxRun) {
@@ -52,7 +76,7 @@ impl RunQueue {
     /// Queues a relayed frame.
     #[inline]
     pub(crate) fn push_relayed(&mut self, frame: RelayedFrame) {
-        self.relayed.push_back((self.runs_sent + self.runs.len() as u64, frame));
+        self.relayed.push_back((self.next_number(), frame));
     }
 
     /// Puts a run that the link refused before all others. A relayed frame is not refused, so the

@@ -9,12 +9,13 @@
 //! Called by [`crate::Device::poll_frame`]. It neither orders nor waits.
 
 use abi::PacketHeader;
-use abi::link::{FramePayloads, LinkCaps, TxFrame};
+use abi::link::{FramePayload, FramePayloads, LinkCaps, TxFrame};
 use wire::segment::{FLAGS_AT, advance_seq};
 use wire::tcp::TcpFlags;
 
 use super::headers::{TemplateKind, classify, complete_headers, u16_at};
 use crate::config::RUN_BYTES_MAX;
+use crate::crypto_jobs::PendingParts;
 
 /// A checked transmit whose payload is at hand.
 #[derive(Debug)]
@@ -31,6 +32,8 @@ pub(crate) struct TxRun {
     part: usize,
     part_at: usize,
     identification: u16,
+    /// Parts of the payload that crypto workers have not returned yet.
+    parts_missing: u32,
 }
 
 impl TxRun {
@@ -58,7 +61,29 @@ impl TxRun {
             part: 0,
             part_at: 0,
             identification,
+            parts_missing: 0,
         }
+    }
+
+    /// Makes the run wait for parts of its payload, which has empty ones in their places.
+    pub(crate) fn await_parts(&mut self, pending: PendingParts, segment_size: u16) {
+        self.parts_missing = pending.parts;
+        self.bytes_left += pending.bytes;
+        let segmented = self.bytes_left > usize::from(segment_size);
+        self.segment_size = if segmented { segment_size } else { 0 };
+    }
+
+    /// Sets a part of the payload that the run waits for.
+    pub(crate) fn fill(&mut self, part: usize, payload: FramePayload) {
+        if let Some(place) = self.payload.get_mut(part) {
+            *place = payload;
+            self.parts_missing = self.parts_missing.saturating_sub(1);
+        }
+    }
+
+    /// Returns whether the run waits for parts of its payload.
+    pub(crate) const fn is_incomplete(&self) -> bool {
+        self.parts_missing > 0
     }
 
     /// Creates one packet of `payload` under a header made by an engine; `None` if the header is

@@ -6,7 +6,7 @@
 
 use abi::link::FramePayloads;
 use abi::{FlowId, PacketHeader, Transmit, TransmitPart, TsvalPosition};
-use alloc::boxed::Box;
+use alloc::sync::Arc;
 use base::{Duration, Instant, SeqNum};
 use wire::{ETHERNET_BYTES, TCP_BYTES, UDP_BYTES};
 
@@ -32,7 +32,7 @@ pub(crate) struct CheckedTransmit {
     /// Plan for making the payload of the parts; empty if the parts are the payload.
     pub(crate) l5o_plan: TxPieces,
     /// Plan for encrypting the payload, if it is a batch of QUIC datagrams.
-    pub(crate) quic_encryption: Option<Box<QuicEncryptPlan>>,
+    pub(crate) quic_encryption: Option<Arc<QuicEncryptPlan>>,
     segment_size: u16,
     timestamp: Option<TsvalPosition>,
 }

@@ -32,9 +32,9 @@ pub(super) const ALL: [(TlsRecordVersion, Suite); 6] = [
     (TlsRecordVersion::Tls13, Suite::ChaCha20Poly1305),
 ];
 /// Sequence number of the first encrypted byte.
-const START: u32 = 0xffff_f000;
+pub(super) const START: u32 = 0xffff_f000;
 const FLOW: u64 = 7;
-const CONTEXT: L5oId = L5oId(70);
+pub(super) const CONTEXT: L5oId = L5oId(70);
 
 /// Keys of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -83,16 +83,21 @@ impl TlsTestPeer {
 }
 
 /// A stream of one run: the plaintext of the host, and the bytes expected on the link.
-struct TlsTxStream {
+pub(super) struct TlsTxStream {
     peer: TlsTestPeer,
     run: TlsRecordRun,
     number: u64,
     content: Vec<u8>,
-    wire: Vec<u8>,
+    pub(super) wire: Vec<u8>,
 }
 
 impl TlsTxStream {
-    fn new(peer: TlsTestPeer, number: u64, content: Vec<u8>, record_content: u32) -> Self {
+    pub(super) fn new(
+        peer: TlsTestPeer,
+        number: u64,
+        content: Vec<u8>,
+        record_content: u32,
+    ) -> Self {
         let overhead = u32::try_from(peer.framing().overhead()).unwrap();
         let run = TlsRecordRun {
             content_bytes: content.len() as u64,
@@ -133,7 +138,7 @@ impl TlsTxStream {
         }
     }
 
-    fn transmit(&self, from: usize, len: usize, prefix: bool) -> Transmit {
+    pub(super) fn transmit(&self, from: usize, len: usize, prefix: bool) -> Transmit {
         transmit_of(from, vec![TransmitPart::Records(Box::new(self.sealed(from, len, prefix)))])
     }
 }
@@ -164,7 +169,7 @@ fn sent(rig: &mut Rig, transmit: Transmit) -> Vec<u8> {
     rig.packets().into_iter().flat_map(|(_, bytes)| bytes).collect()
 }
 
-fn numbers(len: usize) -> Vec<u8> {
+pub(super) fn numbers(len: usize) -> Vec<u8> {
     let mut prng = Prng::new(11);
     (0..len).map(|_| u8::try_from(prng.next_u64() % 256).unwrap()).collect()
 }

@@ -1,5 +1,6 @@
 //! Tests of the whole device, with a mock host above it and a mock link and disk below.
 
+mod crypto_workers;
 pub(crate) mod frames;
 mod hostile;
 mod l5o_disorder;

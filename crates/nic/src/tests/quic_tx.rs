@@ -20,7 +20,7 @@ const CHACHA: Suite = Suite::ChaCha20Poly1305;
 const AROUND: usize = 1 + 8 + 2 + 16;
 
 /// Returns a packet in plaintext, with room for its tag.
-fn roomy(phase: bool, number: u64, len: usize, body: &[u8]) -> Vec<u8> {
+pub(super) fn roomy(phase: bool, number: u64, len: usize, body: &[u8]) -> Vec<u8> {
     [&plain(&ID, phase, number, len, body)[..], &[0; 16]].concat()
 }
 

@@ -1,9 +1,11 @@
 //! Threads of all queues.
 //!
 //! For each queue there is a host thread ([`host_thread`]) and a device thread ([`device_thread`]),
-//! joined by rings ([`queue`]), or one thread that runs both in turn ([`shared_thread`]).
+//! joined by rings ([`queue`]), or one thread that runs both in turn ([`shared_thread`]). A device
+//! may have threads that encrypt and decrypt beside it ([`crypto_threads`]).
 //! [`crate::Builder`] starts them. This module does not depend on the application.
 
+mod crypto_threads;
 mod device_thread;
 mod host_thread;
 mod load;
@@ -30,6 +32,7 @@ use device_thread::DeviceThread;
 use host_thread::HostThread;
 use shared_thread::SharedThread;
 
+pub use crypto_threads::CryptoThreads;
 pub(crate) use queue::{QueueRings, ring_mesh};
 
 /// A message from another thread to the application of a queue.

@@ -9,6 +9,9 @@
 //!
 //! If a context cannot complete a part, the transmit is dropped: nothing leaves unencrypted or with
 //! a wrong digest (tls-offload.rst: drop, never leak plaintext).
+//!
+//! With workers, the whole records of a part become jobs ([`TlsSealJob`]), and the payload has
+//! empty parts in their places. Positions, counters and digests are complete nevertheless.
 
 use abi::l5o::{L5oContent, RecordRange};
 use abi::link::{FramePayload, FramePayloads};
@@ -16,15 +19,18 @@ use abi::nvme_tcp::{NvmeTcpState, PREFIX_BYTES_MAX, PduDataSource, PduRange};
 use abi::{FileExtent, TransmitPart, TransmitParts};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use base::SeqNum;
 use bytes::Bytes;
 use smallvec::SmallVec;
 
 use super::{ContextKind, L5oContext, L5oEngine};
-use crate::engine::encrypt_buffers::EncryptBuffers;
+use crate::engine::encrypt_buffers::{EncryptBuffers, JOB_BYTES_MAX, JOB_BYTES_MIN};
 use crate::engine::nvme_tcp::tx;
 use crate::engine::payload_reader::PayloadReader;
-use crate::engine::tls::{RangeEncryptor, TlsDeviceKeys};
+use crate::engine::tls::{
+    EncryptEffort, RangeEncryptor, RangeSplit, TlsDeviceKeys, TlsSealJob, TlsTxState,
+};
 use structures::slab::SlabKey;
 
 /// The pieces from which a transmit's payload is built, in order.
@@ -173,13 +179,16 @@ impl L5oEngine {
         Ok(TxPdu { context, _state: state, range })
     }
 
-    /// Builds the payload of a transmit, whose first byte is `tcpsn`, from its parts.
+    /// Builds the payload of a transmit, whose first byte is `tcpsn`, from its parts. Whole records
+    /// are added to `jobs`, if there are workers to take them; those that were added before an
+    /// error are to be dropped.
     pub(crate) fn encrypt(
         &mut self,
         pieces: TxPieces,
         tcpsn: SeqNum,
         segment_size: u16,
         parts: &FramePayloads,
+        mut jobs: Option<&mut Vec<TlsSealJob>>,
     ) -> Result<FramePayloads, TxRefused> {
         let (mut source, mut out, mut at) =
             (PayloadReader::new(parts), FramePayloads::new(), tcpsn);
@@ -194,17 +203,21 @@ impl L5oEngine {
                     at += len;
                 }
                 TxPiece::Encrypted { context, keys, sealed, pdu } => {
-                    let made = match pdu {
+                    let jobs = jobs.as_deref_mut();
+                    match pdu {
                         Some(pdu) => {
                             let mut content = FramePayloads::new();
                             self.complete_pdu(&pdu, &mut source, &mut content)?;
                             self.nvme_tx.tx_nvmeotcp_packets += packets(sealed.len);
                             let mut content = PayloadReader::new(&content);
-                            self.encrypt_part(context, &keys, &sealed, at, &mut content)?
+                            let part = TxRecords { context, keys: &keys, sealed: &sealed, at };
+                            self.encrypt_part(&part, &mut content, jobs, &mut out)?;
                         }
-                        None => self.encrypt_part(context, &keys, &sealed, at, &mut source)?,
-                    };
-                    out.push(made);
+                        None => {
+                            let part = TxRecords { context, keys: &keys, sealed: &sealed, at };
+                            self.encrypt_part(&part, &mut source, jobs, &mut out)?;
+                        }
+                    }
                     at += sealed.len;
                     self.counters.tx_tls_encrypted_packets += packets(sealed.len);
                     self.counters.tx_tls_encrypted_bytes += u64::from(sealed.len);
@@ -248,14 +261,15 @@ impl L5oEngine {
         Ok(())
     }
 
+    /// Appends the encrypted bytes of a part to `out`, or a place for them.
     fn encrypt_part(
         &mut self,
-        context: SlabKey,
-        keys: &TlsDeviceKeys,
-        sealed: &RecordRange,
-        tcpsn: SeqNum,
+        part: &TxRecords<'_>,
         source: &mut PayloadReader<'_>,
-    ) -> Result<FramePayload, TxRefused> {
+        jobs: Option<&mut Vec<TlsSealJob>>,
+        out: &mut FramePayloads,
+    ) -> Result<(), TxRefused> {
+        let TxRecords { context, keys, sealed, at } = *part;
         self.cache.touch(super::tls_cache_line(context), &mut self.counters);
         let Some(L5oContext { kind: ContextKind::Transmit(_, state), .. }) =
             self.contexts.get_mut(context)
@@ -263,24 +277,108 @@ impl L5oEngine {
             self.counters.tx_tls_drop_bypass_req += 1;
             return Err(TxRefused::NotEncrypted);
         };
-        let mut buffer = self.outputs.take(sealed.len as usize);
-        let room = Arc::get_mut(&mut buffer).map(|b| b.as_mut_slice());
-        let Some(out) = room.and_then(|room| room.get_mut(..sealed.len as usize)) else {
-            return Err(TxRefused::Malformed);
+        let mut seal =
+            RangeSealer { keys, state, scratch: &mut self.scratch, outputs: &mut self.outputs };
+        let split = match jobs {
+            Some(jobs) if sealed.len as usize >= JOB_BYTES_MIN => {
+                RangeSplit::new(sealed).map(|split| (split, jobs))
+            }
+            _ => None,
         };
-        let mut seal = RangeEncryptor { keys, sealed, scratch: &mut self.scratch };
-        let effort = seal.run(state, tcpsn, source, out);
-        let Ok(effort) = effort else {
-            self.counters.tx_tls_ooo += 1;
-            self.counters.tx_tls_drop_no_sync_data += 1;
-            return Err(TxRefused::NotEncrypted);
+        let effort = match split {
+            None => seal.encrypt(sealed, at, source, out),
+            Some((split, jobs)) => seal.stage(split, at, source, jobs, out),
         };
+        let effort = effort.inspect_err(|why| {
+            let dropped = u64::from(*why == TxRefused::NotEncrypted);
+            self.counters.tx_tls_ooo += dropped;
+            self.counters.tx_tls_drop_no_sync_data += dropped;
+        })?;
         let c = &mut self.counters;
         c.tx_tls_ooo += u64::from(effort.out_of_order);
         c.tx_tls_skip_no_sync_data += u64::from(effort.skipped);
         c.tx_tls_resync_bytes += if effort.rebuilt { u64::from(sealed.prefix) } else { 0 };
+        Ok(())
+    }
+
+    /// Records that frames share the output of a job.
+    pub(crate) fn on_sealed(&mut self, job: &TlsSealJob) {
+        self.outputs.mark_in_use(&job.buffer);
+    }
+}
+
+/// A part of a transmit to be encrypted.
+#[derive(Clone, Copy)]
+struct TxRecords<'a> {
+    context: SlabKey,
+    keys: &'a Arc<TlsDeviceKeys>,
+    sealed: &'a RecordRange,
+    /// Sequence number of the first byte.
+    at: SeqNum,
+}
+
+/// Encrypts ranges of one context.
+struct RangeSealer<'a> {
+    keys: &'a Arc<TlsDeviceKeys>,
+    state: &'a mut TlsTxState,
+    scratch: &'a mut [u8; wire::tls::CONTENT_BYTES_MAX + 1],
+    outputs: &'a mut EncryptBuffers,
+}
+
+impl RangeSealer<'_> {
+    /// Encrypts a range, which begins at `at`, and appends it to `out`.
+    fn encrypt(
+        &mut self,
+        sealed: &RecordRange,
+        at: SeqNum,
+        source: &mut PayloadReader<'_>,
+        out: &mut FramePayloads,
+    ) -> Result<EncryptEffort, TxRefused> {
+        let mut buffer = self.outputs.take(sealed.len as usize);
+        let room = Arc::get_mut(&mut buffer).map(|b| b.as_mut_slice());
+        let Some(room) = room.and_then(|room| room.get_mut(..sealed.len as usize)) else {
+            return Err(TxRefused::Malformed);
+        };
+        let mut seal = RangeEncryptor { keys: self.keys, sealed, scratch: self.scratch };
+        let effort = seal.run(self.state, at, source, room).map_err(|_| TxRefused::NotEncrypted)?;
         self.outputs.mark_in_use(&buffer);
-        Ok(FramePayload::Block { block: buffer, start: 0, len: sealed.len })
+        out.push(FramePayload::Block { block: buffer, start: 0, len: sealed.len });
+        Ok(effort)
+    }
+
+    /// Encrypts the parts of records of a range, and makes jobs of its whole records.
+    fn stage(
+        &mut self,
+        split: RangeSplit,
+        at: SeqNum,
+        source: &mut PayloadReader<'_>,
+        jobs: &mut Vec<TlsSealJob>,
+        out: &mut FramePayloads,
+    ) -> Result<EncryptEffort, TxRefused> {
+        let RangeSplit { head, whole, tail } = split;
+        let (mut at, mut effort) = (at, None);
+        if let Some(head) = &head {
+            effort = Some(self.encrypt(head, at, source, out)?);
+            at += head.len;
+        }
+        let effort = effort.unwrap_or_else(|| EncryptEffort {
+            out_of_order: self.state.position.tcpsn != at,
+            ..EncryptEffort::default()
+        });
+        whole.cut(JOB_BYTES_MAX, |records| {
+            let mut content = FramePayloads::new();
+            source.share(records.content_len(), &mut content);
+            let buffer = self.outputs.take(records.wire_len());
+            let part = out.len();
+            out.push(FramePayload::Host(Bytes::new()));
+            jobs.push(TlsSealJob { keys: Arc::clone(self.keys), records, content, buffer, part });
+        });
+        at += u32::try_from(whole.wire_len()).unwrap_or(u32::MAX);
+        self.state.move_to_record(at, whole.end());
+        if let Some(tail) = &tail {
+            self.encrypt(tail, at, source, out)?;
+        }
+        Ok(effort)
     }
 }
 

@@ -39,6 +39,9 @@ base::counters! {
         /// Passed unchanged: the tag is wrong. Includes stateless resets and packets from before a
         /// key update.
         quic_rx_bad_tag,
+        /// Datagrams that workers decrypted with the wrong packet number or keys, because of
+        /// packets that arrived just before; they were decrypted again.
+        quic_rx_ahead_wrong,
 
         /// Datagrams that waited for lower packet numbers.
         quic_waited,

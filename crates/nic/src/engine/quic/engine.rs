@@ -8,6 +8,7 @@
 use abi::quic::{QuicDecrypted, QuicFailure, QuicId, QuicProtect, QuicStatus};
 use abi::{Capabilities, Checksum, Event, FlowId, Op, PacketBuf, ReceivedFrame, Refusal, Transmit};
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use base::Instant;
 use smallvec::smallvec;
 
@@ -75,15 +76,17 @@ impl Engine for QuicEngine {
         if !self.has_routes() {
             return false;
         }
+        let ahead = self.ahead.take();
         let Some(hit) = self.find(arrived.received, &at) else { return false };
         let nothing = ReceivedFrame::new(PacketBuf::empty(), Checksum::Unchecked, 0, 0);
         let received = core::mem::replace(arrived.received, nothing);
         // A datagram that the host will not get must not advance the window.
+        // The queue has no room, so the datagram is dropped, decrypted ahead or not.
         if !out.has_room(hit.queue) {
             out.deliver_or_drop(hit.queue, received);
             return true;
         }
-        if let Some(datagram) = self.receive(now, hit, received, &at) {
+        if let Some(datagram) = self.receive(now, hit, received, &at, ahead) {
             self.deliver(hit.queue, datagram, out);
         }
         self.deliver_ready(out);
@@ -157,7 +160,7 @@ pub(crate) fn plan_encryption(
     engine: Option<&mut QuicEngine>,
     queue: usize,
     transmit: &mut Transmit,
-) -> Result<(Option<QuicId>, Option<Box<QuicEncryptPlan>>), QuicId> {
+) -> Result<(Option<QuicId>, Option<Arc<QuicEncryptPlan>>), QuicId> {
     match transmit.quic.take() {
         None => Ok((None, None)),
         Some(protect) => plan(engine, queue, transmit, *protect),
@@ -169,7 +172,7 @@ fn plan(
     queue: usize,
     transmit: &Transmit,
     protect: QuicProtect,
-) -> Result<(Option<QuicId>, Option<Box<QuicEncryptPlan>>), QuicId> {
+) -> Result<(Option<QuicId>, Option<Arc<QuicEncryptPlan>>), QuicId> {
     let quic = protect.quic;
     let Some(engine) = engine else { return Err(quic) };
     if classify(&transmit.header) != Some(TemplateKind::Udp) {

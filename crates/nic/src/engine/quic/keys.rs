@@ -35,9 +35,28 @@ pub(super) fn scratch() -> CiphertextScratch {
 }
 
 /// Keys of one generation.
-struct KeyGeneration {
+pub(super) struct KeyGeneration {
     aead: Box<dyn Aead>,
     iv: [u8; NONCE_BYTES],
+}
+
+/// Header of a received packet, with its protection removed in a copy.
+pub(super) struct UnprotectedHeader {
+    bytes: [u8; HEADER_BYTES_MAX],
+    len: usize,
+    /// Packet number as sent, and its length in bytes.
+    truncated: u32,
+    number_len: usize,
+}
+
+/// Decryption of a packet before those that arrived earlier were processed: the assumptions, and
+/// the result.
+pub(super) struct QuicAhead {
+    pub(super) keys: Arc<KeyGeneration>,
+    pub(super) header: UnprotectedHeader,
+    pub(super) number: u64,
+    /// `None` until the packet was decrypted, then whether its tag is correct.
+    pub(super) opened: Option<bool>,
 }
 
 /// Keys of one direction.
@@ -113,8 +132,8 @@ impl QuicPacketKeys {
         phase: bool,
         number: u64,
         numbers: &PacketNumbers,
-    ) -> Option<&KeyGeneration> {
-        let generation = self.generations[usize::from(phase)].as_deref()?;
+    ) -> Option<&Arc<KeyGeneration>> {
+        let generation = self.generations[usize::from(phase)].as_ref()?;
         let other = numbers.firsts[usize::from(!phase)];
         let both = self.generations.iter().all(Option::is_some);
         let meant = match other.filter(|_| both) {
@@ -136,34 +155,98 @@ impl QuicPacketKeys {
         id_len: usize,
         scratch: &mut CiphertextScratch,
     ) -> Result<u64, QuicDecryptFailure> {
+        let header = self.unprotect(packet, id_len)?;
+        let (number, keys) = self.select(numbers, &header)?;
+        let (front, text) = packet.split_at_mut(header.len);
+        let kept = scratch.get_mut(..text.len()).ok_or(QuicDecryptFailure::BadTag)?;
+        kept.copy_from_slice(text);
+        if !keys.open(number, &header, text) {
+            text.copy_from_slice(kept);
+            return Err(QuicDecryptFailure::BadTag);
+        }
+        front.copy_from_slice(header.as_slice());
+        numbers.on_decrypted(header.phase(), number);
+        Ok(number)
+    }
+
+    /// Removes header protection in a copy of the header.
+    #[inline]
+    pub(super) fn unprotect(
+        &self,
+        packet: &[u8],
+        id_len: usize,
+    ) -> Result<UnprotectedHeader, QuicDecryptFailure> {
         let number_at = 1 + id_len;
         let sample = packet.get(number_at + SAMPLE_AT..).and_then(|rest| rest.first_chunk());
         let mask = self.header.mask(sample.ok_or(QuicDecryptFailure::TooShort)?);
         let first = packet[0] ^ mask[0] & PROTECTED;
-        let len = number_len(first);
-        let mut header = [0; HEADER_BYTES_MAX];
-        let header = header.get_mut(..number_at + len).ok_or(QuicDecryptFailure::TooShort)?;
-        let (front, text) = packet.split_at_mut(header.len());
-        header.copy_from_slice(front);
+        let number_len = number_len(first);
+        let (mut bytes, len) = ([0; HEADER_BYTES_MAX], number_at + number_len);
+        let header = bytes.get_mut(..len).ok_or(QuicDecryptFailure::TooShort)?;
+        header.copy_from_slice(&packet[..len]);
         header[0] = first;
         let mut truncated = 0;
         for (byte, mask) in header[number_at..].iter_mut().zip(&mask[1..]) {
             *byte ^= mask;
             truncated = truncated << 8 | u32::from(*byte);
         }
-        let number = expand_number(numbers.expected, truncated, len);
-        let phase = key_phase(first);
-        let keys =
-            self.generation(phase, number, numbers).ok_or(QuicDecryptFailure::UnknownKeys)?;
-        let kept = scratch.get_mut(..text.len()).ok_or(QuicDecryptFailure::BadTag)?;
-        kept.copy_from_slice(text);
-        if keys.aead.open(&nonce(&keys.iv, number), header, text).is_err() {
-            text.copy_from_slice(kept);
-            return Err(QuicDecryptFailure::BadTag);
+        Ok(UnprotectedHeader { bytes, len, truncated, number_len })
+    }
+
+    /// Returns the packet number that a header means after the packets in `numbers`, and the keys
+    /// of the packet.
+    #[inline]
+    pub(super) fn select(
+        &self,
+        numbers: &PacketNumbers,
+        header: &UnprotectedHeader,
+    ) -> Result<(u64, &Arc<KeyGeneration>), QuicDecryptFailure> {
+        let number = expand_number(numbers.expected, header.truncated, header.number_len);
+        let keys = self.generation(header.phase(), number, numbers);
+        Ok((number, keys.ok_or(QuicDecryptFailure::UnknownKeys)?))
+    }
+
+    /// Accepts a packet that was decrypted ahead, with the result that [`Self::decrypt`] would have
+    /// now. Returns `None` if an assumption was wrong; the packet is then as it arrived.
+    pub(super) fn accept(
+        &self,
+        numbers: &mut PacketNumbers,
+        packet: &mut [u8],
+        ahead: QuicAhead,
+    ) -> Option<Result<u64, QuicDecryptFailure>> {
+        let QuicAhead { keys, header, number, opened } = ahead;
+        let (front, text) = packet.split_at_mut_checked(header.len)?;
+        let now = self.select(numbers, &header);
+        if !now.is_ok_and(|(now, used)| now == number && Arc::ptr_eq(used, &keys)) {
+            if opened == Some(true) {
+                keys.close(number, &header, text);
+            }
+            return None;
         }
-        front.copy_from_slice(header);
-        numbers.on_decrypted(phase, number);
-        Ok(number)
+        if opened != Some(true) {
+            return Some(Err(QuicDecryptFailure::BadTag));
+        }
+        front.copy_from_slice(header.as_slice());
+        numbers.on_decrypted(header.phase(), number);
+        Some(Ok(number))
+    }
+
+    /// Returns whether [`Self::encrypt`] can encrypt a packet whose header in plaintext is
+    /// `header`.
+    pub(super) fn check(
+        &self,
+        packet: &QuicTxPacket,
+        header: &[u8],
+    ) -> Result<&KeyGeneration, QuicEncryptFailure> {
+        let (at, len) = (usize::from(packet.pn_offset), usize::from(packet.pn_len));
+        let first = header[0];
+        let number = truncate_number(packet.number);
+        let expected = is_short(first) && first & RESERVED == 0 && number_len(first) == len;
+        if !expected || header[at..at + len] != number[NUMBER_BYTES_MAX - len..] {
+            return Err(QuicEncryptFailure::Malformed);
+        }
+        let keys = self.generations[usize::from(first & KEY_PHASE != 0)].as_deref();
+        keys.ok_or(QuicEncryptFailure::UnknownKeys)
     }
 
     /// Encrypts a packet in its datagram in place and adds header protection. Requires that
@@ -175,14 +258,7 @@ impl QuicPacketKeys {
     ) -> Result<(), QuicEncryptFailure> {
         let (at, len) = (usize::from(packet.pn_offset), usize::from(packet.pn_len));
         let bytes = &mut datagram[usize::from(packet.begin)..];
-        let first = bytes[0];
-        let number = truncate_number(packet.number);
-        let expected = is_short(first) && first & RESERVED == 0 && number_len(first) == len;
-        if !expected || bytes[at..at + len] != number[NUMBER_BYTES_MAX - len..] {
-            return Err(QuicEncryptFailure::Malformed);
-        }
-        let keys = self.generations[usize::from(first & KEY_PHASE != 0)].as_deref();
-        let keys = keys.ok_or(QuicEncryptFailure::UnknownKeys)?;
+        let keys = self.check(packet, bytes)?;
         let (header, rest) = bytes.split_at_mut(at + len);
         let (text, tag) = rest.split_at_mut(rest.len() - TAG_BYTES);
         tag.copy_from_slice(&keys.aead.seal(&nonce(&keys.iv, packet.number), header, text));
@@ -202,6 +278,33 @@ impl QuicPacketKeys {
             |g: &Arc<KeyGeneration>| size_of::<KeyGeneration>() + size_of_val(&*g.aead);
         let generations = self.generations.iter().flatten().map(generation).sum();
         (size_of_val(&*self.header), generations)
+    }
+}
+
+impl KeyGeneration {
+    /// Decrypts the text of packet `number` in place. Returns false, with unspecified content of
+    /// `text`, if the tag is wrong.
+    #[inline]
+    pub(super) fn open(&self, number: u64, header: &UnprotectedHeader, text: &mut [u8]) -> bool {
+        self.aead.open(&nonce(&self.iv, number), header.as_slice(), text).is_ok()
+    }
+
+    /// Undoes [`Self::open`]: restores the text as it was received.
+    pub(super) fn close(&self, number: u64, header: &UnprotectedHeader, text: &mut [u8]) {
+        let (text, tag) = text.split_at_mut(text.len().saturating_sub(TAG_BYTES));
+        tag.copy_from_slice(&self.aead.seal(&nonce(&self.iv, number), header.as_slice(), text));
+    }
+}
+
+impl UnprotectedHeader {
+    /// Returns the header.
+    pub(super) fn as_slice(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+
+    /// Returns the key phase bit.
+    pub(super) const fn phase(&self) -> bool {
+        key_phase(self.bytes[0])
     }
 }
 

@@ -9,7 +9,7 @@
 //! - `table` holds the entries and their routes; `keys` applies and removes protection;
 //! - `engine` is the [`super::Engine`] implementation;
 //! - `rx` decrypts and orders with a [`ReorderWindow`]; `batch` merges delivered datagrams; `tx`
-//!   encrypts.
+//!   encrypts; `jobs` is the part of both that workers may do.
 //!
 //! Invariants: a datagram that is not decrypted is delivered exactly as it arrived; packets that
 //! the host wants encrypted never leave unencrypted, and no packet number is used twice; memory is
@@ -18,6 +18,7 @@
 mod batch;
 mod counters;
 mod engine;
+mod jobs;
 mod keys;
 mod rx;
 mod table;
@@ -30,7 +31,7 @@ use alloc::collections::VecDeque;
 use base::{DeadlineHeap, Instant};
 
 use self::counters::QuicCounters;
-use self::keys::{CiphertextScratch, PacketNumbers, QuicPacketKeys};
+use self::keys::{CiphertextScratch, PacketNumbers, QuicAhead, QuicPacketKeys};
 use self::table::{QuicEntry, QuicEntryKind, QuicReceiver, QuicTable, ReorderState};
 use super::encrypt_buffers::EncryptBuffers;
 use crate::config::QuicConfig;
@@ -38,6 +39,7 @@ use structures::ReorderWindow;
 use structures::slab::Slab;
 
 pub(crate) use engine::plan_encryption;
+pub(crate) use jobs::{QuicOpenJob, QuicOpenPacket, QuicSealJob};
 pub(crate) use tx::QuicEncryptPlan;
 
 /// A datagram to be delivered to the host.
@@ -70,6 +72,8 @@ pub(crate) struct QuicEngine {
     /// Datagrams that no longer wait, with their queues, in delivery order.
     ready: VecDeque<(usize, QuicDatagram)>,
     scratch: CiphertextScratch,
+    /// Result for the next datagram, if workers have decrypted it.
+    ahead: Option<QuicAhead>,
     outputs: EncryptBuffers,
     counters: QuicCounters,
 }
@@ -84,6 +88,7 @@ impl QuicEngine {
             alarms: DeadlineHeap::default(),
             ready: VecDeque::new(),
             scratch: keys::scratch(),
+            ahead: None,
             outputs: EncryptBuffers::default(),
             counters: QuicCounters::default(),
             config,
@@ -196,6 +201,7 @@ impl QuicEngine {
         self.waiting.drain(|waiting| pool.put(waiting.datagram.received.packet));
         self.ready.drain(..).for_each(|(_, datagram)| pool.put(datagram.received.packet));
         self.waiting_bytes = 0;
+        self.ahead = None;
         self.table.clear();
         self.alarms = DeadlineHeap::default();
         self.outputs.clear();

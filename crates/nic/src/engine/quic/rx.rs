@@ -9,18 +9,29 @@
 //! have arrived or a bound set by the host is reached. Then gaps are abandoned, oldest first, and
 //! no more than the bound requires, so a packet that is late after a lost one is still awaited.
 //! Packet numbers may have permanent gaps (RFC 9000 section 12.3), which the time bound ends.
+//!
+//! *Workers.* [`QuicEngine::prepare`] makes a packet decryptable before the packets that arrived
+//! before it were processed: it assumes that they change neither the meaning of its packet number
+//! nor its keys. [`QuicEngine::receive`] checks the assumption, in the order of arrival. If it was
+//! wrong, the packet is encrypted again and processed as if it had not been decrypted.
 
-use abi::ReceivedFrame;
+use abi::{PacketBuf, ReceivedFrame};
+use alloc::sync::Arc;
 use base::{Instant, internal_error};
 use wire::UDP_BYTES;
 
-use super::keys::QuicDecryptFailure;
+use super::jobs::QuicOpenPacket;
+use super::keys::{QuicAhead, QuicDecryptFailure};
 use super::table::{QuicEntry, QuicEntryKind, QuicReceiver, ReorderState, RouteLookup};
 use super::{QuicDatagram, QuicEngine, WaitingDatagram};
 use crate::pipeline::headers::u16_at;
-use crate::pipeline::rx::TransportPosition;
+use crate::pipeline::rx::{RxTransport, TransportPosition};
 use structures::WindowPosition;
 use structures::slab::SlabKey;
+
+/// Minimum size of a datagram for workers. To pass a smaller one to another core takes longer than
+/// to decrypt it.
+const AHEAD_BYTES_MIN: usize = 512;
 
 /// Reason for which gaps are abandoned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,15 +63,10 @@ impl QuicEngine {
         received: &ReceivedFrame,
         at: &TransportPosition,
     ) -> Option<QuicEntryMatch> {
-        let bytes = received.packet.as_slice();
-        let packet = bytes.get(at.l4 + UDP_BYTES..at.end).unwrap_or_default();
-        let found = self.table.find_packet(&at.tuple, packet);
+        let (found, good) = self.find_route(received, at);
         if found == RouteLookup::NotOurs {
             return None;
         }
-        // A zero checksum means none (RFC 768); the packet's tag covers the payload.
-        let whole = u16_at(bytes, at.l4 + 4).map(usize::from) == Some(at.end - at.l4);
-        let good = whole && received.checksum != abi::Checksum::Bad && received.segment_size == 0;
         match found {
             _ if !good => self.counters.quic_rx_bad_udp += 1,
             RouteLookup::NotOurs | RouteLookup::NotShort => self.counters.quic_rx_not_short += 1,
@@ -73,14 +79,58 @@ impl QuicEngine {
         None
     }
 
+    /// Routes a datagram, and returns whether its UDP header is correct.
+    fn find_route(&self, received: &ReceivedFrame, at: &TransportPosition) -> (RouteLookup, bool) {
+        let bytes = received.packet.as_slice();
+        let packet = bytes.get(at.l4 + UDP_BYTES..at.end).unwrap_or_default();
+        let found = self.table.find_packet(&at.tuple, packet);
+        // A zero checksum means none (RFC 768); the packet's tag covers the payload.
+        let whole = u16_at(bytes, at.l4 + 4).map(usize::from) == Some(at.end - at.l4);
+        (found, whole && received.checksum != abi::Checksum::Bad && received.segment_size == 0)
+    }
+
+    /// Takes the packet of a frame, as number `frame` of a set, to be decrypted by workers. Returns
+    /// `None`, and leaves the packet in the frame, if it cannot be decrypted or is short.
+    pub(crate) fn prepare(
+        &self,
+        received: &mut ReceivedFrame,
+        transport: &RxTransport,
+        frame: usize,
+    ) -> Option<QuicOpenPacket> {
+        let RxTransport::Udp(at) = transport else { return None };
+        let range = at.l4 + UDP_BYTES..at.end;
+        if !self.has_routes() || range.len() < AHEAD_BYTES_MIN {
+            return None;
+        }
+        let (RouteLookup::Entry(key, id_len), true) = self.find_route(received, at) else {
+            return None;
+        };
+        let entry = self.table.get(key)?;
+        let QuicEntryKind::Receive(receive) = &entry.kind else { return None };
+        let bytes = received.packet.as_slice().get(range.clone())?;
+        let header = entry.keys.unprotect(bytes, id_len).ok()?;
+        let (number, keys) = entry.keys.select(&receive.numbers, &header).ok()?;
+        let text = range.start + header.as_slice().len()..range.end;
+        let ahead = QuicAhead { keys: Arc::clone(keys), header, number, opened: None };
+        let packet = core::mem::replace(&mut received.packet, PacketBuf::empty());
+        Some(QuicOpenPacket { packet, text, ahead, frame })
+    }
+
+    /// Returns the packet of a frame that workers had. The frame is the next to be received.
+    pub(crate) fn put_back(&mut self, received: &mut ReceivedFrame, opened: QuicOpenPacket) {
+        received.packet = opened.packet;
+        self.ahead = Some(opened.ahead);
+    }
+
     /// Decrypts a datagram. Returns it if it is to be delivered now, before those in
     /// [`QuicEngine::poll_datagram`].
-    pub(crate) fn receive(
+    pub(super) fn receive(
         &mut self,
         now: Instant,
         hit: QuicEntryMatch,
         received: ReceivedFrame,
         at: &TransportPosition,
+        ahead: Option<QuicAhead>,
     ) -> Option<QuicDatagram> {
         let (l3, l4, end) = (at.l3, at.l4, at.end);
         let mut datagram = QuicDatagram { received, decrypted: None, l3, l4, end };
@@ -93,7 +143,12 @@ impl QuicEngine {
         let packet = datagram.received.packet.as_mut_slice();
         let packet = packet.get_mut(at.l4 + UDP_BYTES..at.end).unwrap_or_default();
         let len = packet.len() as u64;
-        let opened = keys.decrypt(&mut receive.numbers, packet, hit.id_len, &mut self.scratch);
+        let is_ahead = ahead.is_some();
+        let known = ahead.and_then(|ahead| keys.accept(&mut receive.numbers, packet, ahead));
+        self.counters.quic_rx_ahead_wrong += u64::from(is_ahead && known.is_none());
+        let opened = known.unwrap_or_else(|| {
+            keys.decrypt(&mut receive.numbers, packet, hit.id_len, &mut self.scratch)
+        });
         let number = match opened {
             Ok(number) => number,
             Err(why) => {

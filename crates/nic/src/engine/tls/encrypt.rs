@@ -38,6 +38,13 @@ pub(crate) struct TlsTxPosition {
     pub(crate) sum: Option<AuthSum>,
 }
 
+impl TlsTxPosition {
+    /// Returns the position at the start of record `number`.
+    pub(super) fn at_record(tcpsn: SeqNum, number: u64) -> Self {
+        Self { tcpsn, number, offset: 0, sum: Some(AuthSum::default()) }
+    }
+}
+
 /// Error: the range reaches a tag, and the preceding bytes of the record are not available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NoTlsSum;
@@ -64,7 +71,7 @@ pub(crate) struct RangeEncryptor<'a> {
 }
 
 /// A record to be built.
-struct TlsTxRecord {
+pub(super) struct TlsTxRecord {
     number: u64,
     kind: u8,
     content: u32,
@@ -132,7 +139,7 @@ impl RangeEncryptor<'_> {
             let take = ((wire - offset) as usize).min(rest.len());
             let (piece, after) = rest.split_at_mut(take);
             if take == wire as usize {
-                self.encrypt_whole(&record, source, piece);
+                record.encrypt(self.keys, source, piece);
                 sum = Some(AuthSum::default());
             } else {
                 self.encrypt_partial(cipher, &record, offset, &mut sum, source, piece)?;
@@ -153,17 +160,7 @@ impl RangeEncryptor<'_> {
     }
 
     fn record(&self, number: u64, content: u32) -> TlsTxRecord {
-        let keys = self.keys;
-        #[expect(clippy::cast_possible_truncation, reason = "one or none")]
-        let inner = keys.framing.inner_type_len() as u32;
-        TlsTxRecord {
-            number,
-            kind: self.sealed.kind,
-            content,
-            front: keys.front(),
-            text: content + inner,
-            nonce: keys.framing.nonce(&keys.iv, number),
-        }
+        TlsTxRecord::new(self.keys, self.sealed.kind, number, content)
     }
 
     /// Obtains the authentication sum over the record's text before the range, if possible: the
@@ -190,26 +187,6 @@ impl RangeEncryptor<'_> {
         let mut made = AuthSum::default();
         cipher.encrypt(self.keys, &record.nonce, &mut made, 0, scratch);
         (*sum, effort.rebuilt) = (Some(made), true);
-    }
-
-    /// Builds a record that lies completely in the range.
-    fn encrypt_whole(&self, record: &TlsTxRecord, source: &mut PayloadReader<'_>, out: &mut [u8]) {
-        let framing = self.keys.framing;
-        let mut front = [0; FRONT];
-        framing.write_full_header(record.kind, record.content as usize, &record.nonce, &mut front);
-        let (head, rest) = out.split_at_mut(record.front as usize);
-        head.copy_from_slice(&front[..record.front as usize]);
-        let (aad, used) = framing.aad(record.number, record.kind, record.text as usize);
-        let (aad, kind) = (&aad[..used], [record.kind]);
-        let inner = &kind[..(record.text - record.content) as usize];
-        if let Some(content) = source.contiguous(record.content as usize) {
-            return self.keys.aead.seal_copy(&record.nonce, aad, content, inner, rest);
-        }
-        let (text, tag) = rest.split_at_mut(record.text as usize);
-        let (content, last) = text.split_at_mut(record.content as usize);
-        source.copy(content);
-        last.copy_from_slice(inner);
-        tag.copy_from_slice(&self.keys.aead.seal(&record.nonce, aad, text));
     }
 
     /// Builds a part of a record, from byte `offset` on.
@@ -268,7 +245,45 @@ impl RangeEncryptor<'_> {
 }
 
 impl TlsTxRecord {
-    const fn wire(&self) -> u32 {
+    pub(super) fn new(keys: &TlsDeviceKeys, kind: u8, number: u64, content: u32) -> Self {
+        #[expect(clippy::cast_possible_truncation, reason = "one or none")]
+        let inner = keys.framing.inner_type_len() as u32;
+        Self {
+            number,
+            kind,
+            content,
+            front: keys.front(),
+            text: content + inner,
+            nonce: keys.framing.nonce(&keys.iv, number),
+        }
+    }
+
+    /// Builds the whole record.
+    pub(super) fn encrypt(
+        &self,
+        keys: &TlsDeviceKeys,
+        source: &mut PayloadReader<'_>,
+        out: &mut [u8],
+    ) {
+        let framing = keys.framing;
+        let mut front = [0; FRONT];
+        framing.write_full_header(self.kind, self.content as usize, &self.nonce, &mut front);
+        let (head, rest) = out.split_at_mut(self.front as usize);
+        head.copy_from_slice(&front[..self.front as usize]);
+        let (aad, used) = framing.aad(self.number, self.kind, self.text as usize);
+        let (aad, kind) = (&aad[..used], [self.kind]);
+        let inner = &kind[..(self.text - self.content) as usize];
+        if let Some(content) = source.contiguous(self.content as usize) {
+            return keys.aead.seal_copy(&self.nonce, aad, content, inner, rest);
+        }
+        let (text, tag) = rest.split_at_mut(self.text as usize);
+        let (content, last) = text.split_at_mut(self.content as usize);
+        source.copy(content);
+        last.copy_from_slice(inner);
+        tag.copy_from_slice(&keys.aead.seal(&self.nonce, aad, text));
+    }
+
+    pub(super) const fn wire(&self) -> u32 {
         self.front + self.text + super::TAG
     }
 }

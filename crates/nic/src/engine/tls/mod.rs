@@ -3,13 +3,14 @@
 //! [`TlsDeviceKeys`] holds one direction's keys and framing. The receive contexts use it to read a
 //! message's length ([`TlsDeviceKeys::length`]: the magic pattern and length rule of Autonomous NIC
 //! Offloads, section 3), to decrypt any range ([`TlsRangeCipher`]) and to verify a
-//! tag ([`TlsDeviceKeys::verify`]). `encrypt` is the transmit side; `decrypted_range` describes
-//! decrypted ranges.
+//! tag ([`TlsDeviceKeys::verify`]). `encrypt` is the transmit side, and `seal_job` the part of it
+//! that workers may do; `decrypted_range` describes decrypted ranges.
 //!
 //! No connection state is kept here, and TCP sequence numbers occur only in `encrypt`.
 
 mod decrypted_range;
 mod encrypt;
+mod seal_job;
 
 use abi::crypto::{Aead, AeadRanges, AuthSum, CryptoProvider, TAG_BYTES};
 use abi::l5o::TlsState;
@@ -18,7 +19,8 @@ use alloc::vec::Vec;
 use wire::tls::{HEADER_BYTES, NONCE_BYTES, TlsFraming};
 
 pub(crate) use decrypted_range::DecryptedRange;
-pub(crate) use encrypt::{RangeEncryptor, TlsTxPosition, TlsTxState};
+pub(crate) use encrypt::{EncryptEffort, RangeEncryptor, TlsTxPosition, TlsTxState};
+pub(crate) use seal_job::{RangeSplit, TlsSealJob};
 
 /// Maximum size of a record's front: header and explicit nonce.
 pub(crate) const FRONT: usize = TlsFraming::FULL_HEADER_BYTES_MAX;
