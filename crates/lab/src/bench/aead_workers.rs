@@ -5,10 +5,16 @@
 //! [`super::tls_engine`]. Its workers are the threads of the product. The settings of a cipher and
 //! a kind of work take turns. A turn of the loop is a batch of a driver: several transmits and then
 //! their frames, or 64 received frames and then their events.
+//!
+//! Workers run beside the device only if cores are free. The last row of a cipher and a kind of
+//! work does not depend on this: a model of a worker runs the jobs while the device waits, and
+//! measures their time. The rest is the device's own share of the time, which bounds the gain of any number
+//! of workers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::hint::black_box;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use abi::crypto::Suite;
 use abi::l5o::L5oDirection;
@@ -23,7 +29,7 @@ use base::{Duration, Instant};
 use bytes::Bytes;
 use clap::Args;
 use io::clock::MonotonicClock;
-use nic::{Device, DeviceConfig, L5oConfig, QuicConfig};
+use nic::{CryptoJob, CryptoWorkers, Device, DeviceConfig, L5oConfig, QuicConfig};
 use stack::CryptoThreads;
 use wire::emit::{EthernetAddrs, IpHeader, udp_template};
 use wire::frame::protocol;
@@ -66,7 +72,8 @@ pub(crate) struct AeadWorkersArgs {
 struct WorkersSetting {
     suite: Suite,
     work: AeadWork,
-    workers: u8,
+    /// Number of threads; `None` for the model that measures their time.
+    workers: Option<u8>,
 }
 
 /// Kinds of work, with the size of a datagram.
@@ -81,7 +88,47 @@ enum AeadWork {
 #[derive(Debug)]
 struct WorkersFigures {
     bytes_per_s: f64,
+    /// Share of the time that is not spent with jobs; measured with the model only.
+    own_share: Option<f64>,
     counters: BTreeMap<&'static str, u64>,
+}
+
+/// Bytes and time of a loop.
+#[derive(Clone, Copy, Debug)]
+struct WorkRate {
+    bytes: usize,
+    took: Duration,
+}
+
+/// A model of a worker: runs jobs when it is waited for, and measures their time.
+struct TimedWorker {
+    clock: MonotonicClock,
+    jobs: VecDeque<CryptoJob>,
+    spent_ns: Arc<AtomicU64>,
+}
+
+impl CryptoWorkers for TimedWorker {
+    fn workers(&self) -> usize {
+        1
+    }
+
+    fn post(&mut self, job: CryptoJob) -> Result<(), CryptoJob> {
+        self.jobs.push_back(job);
+        Ok(())
+    }
+
+    fn poll(&mut self) -> Option<CryptoJob> {
+        None
+    }
+
+    fn wait(&mut self) -> Option<CryptoJob> {
+        let mut job = self.jobs.pop_front()?;
+        let from = self.clock.now();
+        job.run();
+        let took = self.clock.now().since(from).as_nanos();
+        self.spent_ns.fetch_add(took, Ordering::Relaxed);
+        Some(job)
+    }
 }
 
 impl Benchmark for AeadWorkersArgs {
@@ -92,7 +139,8 @@ impl Benchmark for AeadWorkersArgs {
         report.set("cores", cores);
         let clock = MonotonicClock::new();
         let group = |suite, work| {
-            (0..=most).map(|workers| WorkersSetting { suite, work, workers }).collect::<Vec<_>>()
+            let settings = (0..=most).map(Some).chain([None]);
+            settings.map(|workers| WorkersSetting { suite, work, workers }).collect::<Vec<_>>()
         };
         let groups =
             SUITES.iter().flat_map(|&suite| AeadWork::EVERY.map(|work| group(suite, work)));
@@ -101,7 +149,7 @@ impl Benchmark for AeadWorkersArgs {
             repeats: REPEATS,
             measure: &mut |setting: WorkersSetting| setting.measure(&clock),
             took_path: &|setting, figures| {
-                (setting.workers > 0) == (figures.counters["crypto_jobs_worker"] > 0)
+                (setting.workers != Some(0)) == (figures.counters["crypto_jobs_worker"] > 0)
             },
             combine: &|runs| median_by(runs, |run| run.bytes_per_s),
             fields: &|row, first| {
@@ -117,6 +165,7 @@ impl Benchmark for AeadWorkersArgs {
                     .field("bytes_per_s", row.figures.bytes_per_s)
                     .show("ratio", "ratio", row.figures.bytes_per_s / first.figures.bytes_per_s)
                     .show("by workers", "jobs_by_workers", share)
+                    .show("own share", "own_share", row.figures.own_share)
             },
         };
         report.measure("rows", experiment)?;
@@ -146,13 +195,21 @@ impl AeadWork {
 impl WorkersSetting {
     fn measure(self, clock: &MonotonicClock) -> Result<WorkersFigures, Failure> {
         let Self { suite, work, workers } = self;
-        let workers = CryptoThreads::start(0, workers)?;
-        let mut device = device(true).with_crypto_workers(Box::new(workers));
-        let bytes_per_s = match work {
+        let spent_ns = Arc::<AtomicU64>::default();
+        let model = || {
+            let (clock, spent_ns) = (*clock, Arc::clone(&spent_ns));
+            Box::new(TimedWorker { clock, jobs: VecDeque::new(), spent_ns })
+        };
+        let boxed: Box<dyn CryptoWorkers> = match workers {
+            Some(count) => Box::new(CryptoThreads::start(0, count)?),
+            None => model(),
+        };
+        let mut device = device(true).with_crypto_workers(boxed);
+        let WorkRate { bytes, took } = match work {
             AeadWork::SealDatagrams(size) => {
                 device.handle_op(Instant::ZERO, 0, add(suite, QuicDirection::Transmit));
                 let (text, mut number) = (plaintext(size, 0), 0);
-                rate(clock, || {
+                rate(clock, &spent_ns, || {
                     for _ in 0..TRANSMITS {
                         device.handle_op(Instant::ZERO, 0, datagrams(&text, size, number));
                         number += 256;
@@ -166,7 +223,7 @@ impl WorkersSetting {
                 device.handle_op(Instant::ZERO, 0, create);
                 let content = Bytes::from(stream::content());
                 let (mut number, mut seq) = (0, 0_u32);
-                rate(clock, || {
+                rate(clock, &spent_ns, || {
                     for _ in 0..TRANSMITS {
                         let op = tls_engine::transmit_records(number, seq, &content, RECORDS);
                         device.handle_op(Instant::ZERO, 0, op);
@@ -181,21 +238,26 @@ impl WorkersSetting {
             AeadWork::OpenDatagrams(size) => receive(clock, &mut device, suite, size),
         };
         let counters = collect_counters(|f| device.visit(f)).into_iter().collect();
-        Ok(WorkersFigures { bytes_per_s, counters })
+        let nanos = took.as_nanos() as f64;
+        let bytes_per_s = bytes as f64 * 1e9 / nanos;
+        let spent = spent_ns.load(Ordering::Relaxed) as f64;
+        let own_share = workers.is_none().then(|| 1.0 - spent / nanos);
+        Ok(WorkersFigures { bytes_per_s, own_share, counters })
     }
 }
 
-/// Returns bytes per second of a run after the warm-up; `work` returns the bytes that it processed.
-fn rate(clock: &MonotonicClock, mut work: impl FnMut() -> usize) -> f64 {
+/// Returns the rate of a run after the warm-up; `work` returns the bytes that it processed.
+fn rate(clock: &MonotonicClock, spent_ns: &AtomicU64, mut work: impl FnMut() -> usize) -> WorkRate {
     let begin = clock.now();
     while clock.now().since(begin) < WARM_UP {
         work();
     }
+    spent_ns.store(0, Ordering::Relaxed);
     let (from, mut bytes) = (clock.now(), 0);
     while clock.now().since(from) < ROUND {
         bytes += work();
     }
-    bytes as f64 * 1e9 / clock.now().since(from).as_nanos() as f64
+    WorkRate { bytes, took: clock.now().since(from) }
 }
 
 fn drain_frames(device: &mut Device) {
@@ -290,18 +352,18 @@ fn frames(suite: Suite, size: u16) -> Vec<Vec<u8>> {
 
 /// Returns the rate of decryption. The frames are received again and again; the time of copying
 /// them to buffers does not count.
-fn receive(clock: &MonotonicClock, device: &mut Device, suite: Suite, size: u16) -> f64 {
+fn receive(clock: &MonotonicClock, device: &mut Device, suite: Suite, size: u16) -> WorkRate {
     let all = frames(suite, size);
     let id = QuicConnectionId::new(&ID).expect("it is short");
     let routes = std::iter::once(QuicRouteKey::Id { port: PORT, id }).collect();
     let direction = QuicDirection::Receive { routes, reorder: None };
-    let (mut packets, mut events, mut last) = (Vec::new(), Vec::new(), 0.0);
+    let (mut packets, mut events) = (Vec::new(), Vec::new());
+    let mut sum = WorkRate { bytes: 0, took: Duration::ZERO };
     // A packet number of one byte has its meaning only next to its predecessors, so each pass has a
     // new entry.
     let begin = clock.now();
     while clock.now().since(begin) < WARM_UP + ROUND {
         device.handle_op(Instant::ZERO, 0, add(suite, direction.clone()));
-        let (mut took, mut bytes) = (Duration::ZERO, 0);
         for some in all.chunks(BATCH) {
             packets.extend(some.iter().filter_map(|frame| device.pool().copy(frame)));
             let from = clock.now();
@@ -310,16 +372,15 @@ fn receive(clock: &MonotonicClock, device: &mut Device, suite: Suite, size: u16)
                 device.handle_frame(Instant::ZERO, frame);
             }
             events.extend(std::iter::from_fn(|| device.poll_queue_event(0)));
-            took += clock.now().since(from);
+            sum.took += clock.now().since(from);
             for event in events.drain(..) {
                 let Event::Received(received) = event else { continue };
-                bytes += received.quic.map_or(0, |opened| opened.numbers.len()) * usize::from(size);
+                sum.bytes +=
+                    received.quic.map_or(0, |opened| opened.numbers.len()) * usize::from(size);
                 device.pool().put(received.packet);
             }
         }
         device.handle_op(Instant::ZERO, 0, Op::QuicRemove { quic: QUIC });
-        // The best pass: the time of a pass is short, and the machine may be interrupted.
-        last = f64::max(last, bytes as f64 * 1e9 / took.as_nanos() as f64);
     }
-    last
+    sum
 }

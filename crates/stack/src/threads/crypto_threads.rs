@@ -14,16 +14,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
 use abi::ring::{RingConsumer, RingProducer, RingWaker, ring};
+use base::{Duration, Instant};
 use cli::Failure;
+use io::clock::MonotonicClock;
 use nic::{CryptoJob, CryptoWorkers};
 
 use super::spawn;
 
 /// Jobs of a thread: one that runs, and others that wait for it while the device is busy.
 const JOBS_MAX: usize = 4;
-/// Polls of an idle thread before each poll yields to other threads, and before it sleeps.
-const POLLS_BEFORE_YIELD: u32 = 500;
-const POLLS_BEFORE_SLEEP: u32 = 550;
+/// Polls between which a waiting thread offers its core to other threads and reads the clock.
+const POLLS_PER_YIELD: u32 = 64;
+/// Time after which a thread without a job sleeps. Longer than a busy device's turn, since waking a
+/// thread takes longer than a job.
+const IDLE_TIME_MAX: Duration = Duration::from_micros(300);
 
 /// Threads that run the jobs of one device.
 pub struct CryptoThreads {
@@ -117,7 +121,7 @@ impl CryptoWorkers for CryptoThreads {
     }
 
     fn wait(&mut self) -> Option<CryptoJob> {
-        let mut polls = 0;
+        let mut polls = 0_u32;
         loop {
             // Before the check of the threads: a thread that has ended may have left a job.
             let working = self.threads.iter().any(CryptoThread::has_job);
@@ -125,7 +129,8 @@ impl CryptoWorkers for CryptoThreads {
             if job.is_some() || !working {
                 return job;
             }
-            pause(&mut polls);
+            polls = polls.wrapping_add(1);
+            pause(polls);
         }
     }
 }
@@ -148,16 +153,23 @@ impl Drop for CryptoThreads {
 impl CryptoLoop {
     /// Runs jobs until the device has ended.
     fn run(mut self) {
-        let mut polls = 0;
+        let clock = MonotonicClock::new();
+        let mut polls = 0_u32;
+        let mut idle_since: Option<Instant> = None;
         while !self.shared.stop.load(Ordering::Acquire) {
             if let Some(job) = self.jobs.pop() {
-                polls = 0;
+                (polls, idle_since) = (0, None);
                 self.run_job(job);
-            } else if polls < POLLS_BEFORE_SLEEP {
-                pause(&mut polls);
-            } else {
-                self.sleep();
-                polls = 0;
+                continue;
+            }
+            polls = polls.wrapping_add(1);
+            if pause(polls) {
+                let now = clock.now();
+                let since = *idle_since.get_or_insert(now);
+                if now.since(since) >= IDLE_TIME_MAX {
+                    self.sleep();
+                    (polls, idle_since) = (0, None);
+                }
             }
         }
     }
@@ -181,14 +193,16 @@ impl CryptoLoop {
     }
 }
 
-/// Waits a moment before the next poll. After many polls in a row, other threads may use the core.
-fn pause(polls: &mut u32) {
-    *polls += 1;
-    if *polls < POLLS_BEFORE_YIELD {
-        core::hint::spin_loop();
-    } else {
+/// Waits a moment after a poll in vain. Now and then another thread may use the core; returns true
+/// after that.
+fn pause(polls: u32) -> bool {
+    let yields = polls % POLLS_PER_YIELD == 0;
+    if yields {
         thread::yield_now();
+    } else {
+        core::hint::spin_loop();
     }
+    yields
 }
 
 impl std::fmt::Debug for CryptoThreads {
