@@ -8,8 +8,8 @@
 //!
 //! Workers run beside the device only if cores are free. The last row of a cipher and a kind of
 //! work does not depend on this: a model of a worker runs the jobs while the device waits, and
-//! measures their time. The rest is the device's own share of the time, which bounds the gain of any number
-//! of workers.
+//! measures their time. The rest is the device's own share of the time, which bounds the gain of
+//! any number of workers.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::hint::black_box;
