@@ -384,4 +384,7 @@ pub struct SocketInfo {
     pub tls: Option<TlsInfo>,
     /// NVMe/TCP state, after the exchange of ICReq and ICResp.
     pub nvme: Option<NvmeInfo>,
+    /// `Ok` if the device inspects received bytes for patterns, or why the host does; `None` if
+    /// they are not inspected.
+    pub inspection: Option<Result<(), Refusal>>,
 }

@@ -256,12 +256,14 @@ base::counters! {
         nvme_header_digest_errors: alarm,
         /// Resync requests of the device that were answered.
         nvme_rx_resync,
-        /// Inspected connections for which the device was asked for a context.
+        /// Inspection contexts requested from the device, also again after a refusal or a reset.
         inspect_device,
-        /// Inspected connections for which the device offers or has no context: the host inspects.
+        /// Inspection contexts that the device does not offer, or refused: the host inspects.
         inspect_sw,
         /// Inspection contexts that the device refused.
         inspect_device_refused,
+        /// Inspection contexts requested again after a refusal because the device's table was full.
+        inspect_device_asked_again,
         /// Bytes read by applications that the device had inspected for patterns.
         inspect_device_bytes,
         /// Bytes that the host inspected for patterns.

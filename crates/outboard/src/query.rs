@@ -286,6 +286,7 @@ fn describe_offload(offload: &Value) -> String {
         ("nvme_rx", "nvme-rx"),
         ("quic_tx", "quic-tx"),
         ("quic_rx", "quic-rx"),
+        ("inspect", "inspect"),
     ];
     let there = engines.iter().filter(|(key, _)| offload[*key].is_object());
     let (on, off): (Vec<_>, Vec<_>) =

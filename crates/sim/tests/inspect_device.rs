@@ -4,9 +4,9 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use abi::Checksum;
 use abi::crypto::{CryptoProvider, Suite};
 use abi::link::LinkCaps;
+use abi::{Checksum, Refusal};
 use base::{Duration, Instant, Prng};
 use bytes::Bytes;
 use host::{Application, Cidr, Host, HostConfig, ListenConfig, Notice, SocketId, TlsVersion};
@@ -83,9 +83,12 @@ fn rule(link: Link) -> LinkRule {
     })
 }
 
-fn machine(number: u8, inspect: bool) -> (TestMachine, InspectingApp) {
-    let crypto = Arc::new(crypto::Provider);
-    let l5o = Some(L5oConfig { inspect, ..L5oConfig::new(crypto) });
+fn engine(inspect: bool) -> L5oConfig {
+    L5oConfig { inspect, ..L5oConfig::new(Arc::new(crypto::Provider)) }
+}
+
+fn machine(number: u8, l5o: L5oConfig) -> (TestMachine, InspectingApp) {
+    let l5o = Some(l5o);
     let device = DeviceConfig { file: None, l5o, ..DeviceConfig::new([2, 0, 0, 0, 0, number]) };
     let addr = [10, 0, 0, number].into();
     let config = HostConfig { addrs: vec![Cidr { addr, prefix_len: 24 }], ..HostConfig::default() };
@@ -93,16 +96,35 @@ fn machine(number: u8, inspect: bool) -> (TestMachine, InspectingApp) {
     (TestMachine::new(config, device, link, number.into(), ()), InspectingApp::default())
 }
 
-/// Connects two machines, and begins to inspect at the server.
-fn open(tls: Option<TlsVersion>, inspect: bool, set: &Arc<PatternSet>) -> Network {
-    let (client, server) = (machine(2, true), machine(1, inspect));
+/// Connects two machines, of which the server has this engine.
+fn connect(server: L5oConfig) -> Network {
+    let (client, server) = (machine(2, engine(true)), machine(1, server));
     let mut net = TwoMachineNetwork::new(Instant::from_millis(1000), client, server);
     net.link = rule(Link::Faithful);
     net.server.host().listen(ListenConfig { addr: None, port: 80, backlog: 8 }).unwrap();
+    open_socket(&mut net);
+    net
+}
+
+/// Opens another connection, which the applications use from now on.
+fn open_socket(net: &mut Network) {
     let remote = Endpoint { addr: [10, 0, 0, 1].into(), port: 80 };
     let now = net.now;
     net.client.app.socket = Some(net.client.host().connect(now, remote).unwrap());
     net.settle();
+}
+
+/// Begins to inspect the server's connection.
+fn inspect(net: &mut Network, set: &Arc<PatternSet>) {
+    let (now, socket) = (net.now, net.server.app.socket.unwrap());
+    net.server.host().start_inspection(now, socket, Arc::clone(set)).unwrap();
+    net.settle();
+}
+
+/// Connects two machines, and begins to inspect at the server.
+fn open(tls: Option<TlsVersion>, has_engine: bool, set: &Arc<PatternSet>) -> Network {
+    let mut net = connect(engine(has_engine));
+    let now = net.now;
     if let Some(version) = tls {
         let crypto: Arc<dyn CryptoProvider> = Arc::new(crypto::Provider);
         let keys = session_keys(version, Suite::Aes128Gcm, 0, &crypto);
@@ -111,9 +133,7 @@ fn open(tls: Option<TlsVersion>, inspect: bool, set: &Arc<PatternSet>) -> Networ
             end.host().attach_tls(now, socket, &keys).unwrap();
         }
     }
-    let socket = net.server.app.socket.unwrap();
-    net.server.host().start_inspection(now, socket, Arc::clone(set)).unwrap();
-    net.settle();
+    inspect(&mut net, set);
     net
 }
 
@@ -257,5 +277,42 @@ fn a_device_reset_changes_nothing() {
         }
         check(&net, &text, &expected(&set, &text));
         assert!(net.server.count("inspect_device_bytes") > before + 40_000, "{tls:?}");
+    }
+}
+
+/// The device has room for one context, which another connection holds at first.
+#[test]
+fn a_full_table_is_asked_again_when_there_is_room() {
+    let set = Arc::new(PatternSet::new(&PATTERNS).unwrap());
+    let text = text(200_000);
+    let (before, after) = text.split_at(60_000);
+    for has_room in [true, false] {
+        let mut net = connect(L5oConfig { contexts_max: 1, ..engine(true) });
+        inspect(&mut net, &set);
+        let (first, now) = (net.server.app.socket.unwrap(), net.now);
+        open_socket(&mut net);
+        inspect(&mut net, &set);
+        assert_eq!(net.server.count("inspect_device_refused"), 1);
+        let second = net.server.app.socket.unwrap();
+        let state = net.server.host().info(second).unwrap().inspection;
+        assert_eq!(state, Some(Err(Refusal::TableFull)));
+        transfer(&mut net, before, Link::Faithful);
+        assert_eq!(net.server.count("inspect_device_bytes"), 0);
+        let asked = net.server.count("inspect_device_asked_again");
+        assert_eq!(asked, 1, "at twice the minimum, and not with each segment");
+        if has_room {
+            net.server.host().abort(now, first);
+            net.settle();
+        }
+        net.server.app.read.clear();
+        transfer(&mut net, after, Link::Faithful);
+        net.server.app.read.splice(0..0, before.iter().copied());
+        check(&net, &text, &expected(&set, &text));
+        let state = net.server.host().info(second).unwrap().inspection;
+        assert_eq!(state.unwrap().is_ok(), has_room);
+        let by_device = net.server.count("inspect_device_bytes");
+        assert_eq!(by_device > 60_000, has_room, "{by_device} bytes inspected by the device");
+        let asked = net.server.count("inspect_device_asked_again");
+        assert_eq!(asked, if has_room { 2 } else { 3 });
     }
 }

@@ -164,7 +164,7 @@ impl Host {
     /// ends. To be called before [`Self::consume`]: bytes that are consumed without inspection are
     /// never inspected, and the inspection begins anew after them.
     pub fn inspect(&mut self, socket: SocketId, found: &mut dyn FnMut(PatternMatch)) {
-        self.services.streams.inspect(&mut self.out.counters, socket, found);
+        self.services.streams.inspect(&mut self.out, socket, found);
     }
 
     /// Removes bytes from the front of those that [`Self::peek`] returned.
@@ -333,7 +333,8 @@ impl Host {
         let file = conn.snd.spans.files().next();
         let offload = file.map_or_else(|| self.file_offload(), |f| self.files.offload_of(f));
         let nvme = self.services.streams.nvme_info(socket);
-        Some(SocketInfo { tls, nvme, ..conn.info(&self.config, offload) })
+        let inspection = self.services.streams.inspection_info(socket);
+        Some(SocketInfo { tls, nvme, inspection, ..conn.info(&self.config, offload) })
     }
 
     /// Returns all stream sockets.

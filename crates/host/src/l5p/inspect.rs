@@ -37,13 +37,15 @@ pub(crate) struct StreamInspector {
     unread: usize,
     /// The device's context, or why there is none.
     context: Result<L5oId, Refusal>,
+    /// Inspected bytes at which a device whose table was full is asked again.
+    request_at: Option<u64>,
 }
 
 impl StreamInspector {
     /// Creates the inspector of a connection from its next byte on; `context` inspects for it.
     pub(crate) fn new(patterns: Arc<PatternSet>, context: Result<L5oId, Refusal>) -> Self {
         let state = patterns.start();
-        Self { patterns, state, position: 0, unread: 0, context }
+        Self { patterns, state, position: 0, unread: 0, context, request_at: None }
     }
 
     /// Returns the patterns.
@@ -58,7 +60,23 @@ impl StreamInspector {
 
     /// Sets another context, or why there is none. Claims of the former are ignored.
     pub(crate) const fn set_context(&mut self, context: Result<L5oId, Refusal>) {
-        self.context = context;
+        (self.context, self.request_at) = (context, None);
+    }
+
+    /// Handles the refusal of the context.
+    pub(crate) fn handle_refused(&mut self, why: Refusal) {
+        (self.context, self.request_at) = (Err(why), why.next_request_at(self.position));
+    }
+
+    /// Returns whether the device is to be asked again, since its table may have room now.
+    pub(crate) fn is_request_due(&self) -> bool {
+        self.request_at.is_some_and(|at| at <= self.position)
+    }
+
+    /// Returns whether the device is to be asked again after its reset, which has emptied its
+    /// table.
+    pub(crate) const fn wants_context_after_reset(&self) -> bool {
+        self.context.is_ok() || self.request_at.is_some()
     }
 
     /// Destroys the context.
@@ -271,6 +289,25 @@ mod tests {
             assert_eq!(matches, [(1, 5)], "{claim:?}");
             assert_eq!(counters.inspect_claims_invalid, 1, "{claim:?}");
             assert_eq!(counters.inspect_host_bytes, 5, "{claim:?}");
+        }
+    }
+
+    /// After a refusal for lack of room the next request is due at twice the bytes.
+    #[test]
+    fn a_refused_context_is_requested_again() {
+        for (why, again) in [(Refusal::TableFull, true), (Refusal::NotSupported, false)] {
+            let mut counters = HostCounters::default();
+            let mut inspector = StreamInspector::new(set(), Ok(CONTEXT));
+            inspect(&mut inspector, &mut counters, &[b'.'; 40_000], &[], 0);
+            inspector.handle_refused(why);
+            assert_eq!(inspector.context(), Err(why));
+            assert_eq!(inspector.wants_context_after_reset(), again);
+            inspect(&mut inspector, &mut counters, &[b'.'; 39_999], &[], 0);
+            assert!(!inspector.is_request_due());
+            inspect(&mut inspector, &mut counters, b".", &[], 0);
+            assert_eq!(inspector.is_request_due(), again);
+            inspector.set_context(Ok(L5oId(8)));
+            assert!(!inspector.is_request_due());
         }
     }
 

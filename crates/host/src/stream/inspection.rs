@@ -15,7 +15,6 @@ use patterns::PatternSet;
 use super::Streams;
 use super::table::StreamRef;
 use crate::api::{PatternMatch, SendError, SocketError, SocketId};
-use crate::counters::HostCounters;
 use crate::l5p::inspect::StreamInspector;
 use crate::net::outbox::Outbox;
 use crate::tcp::conn::TcpEnv;
@@ -30,6 +29,10 @@ impl Inspectors {
     /// Returns whether no connection was ever inspected.
     pub(super) fn is_empty(&self) -> bool {
         self.slots.is_empty()
+    }
+
+    fn get(&self, id: SocketId) -> Option<&StreamInspector> {
+        self.slots.get(id.index())?.as_deref()
     }
 
     fn get_mut(&mut self, id: SocketId) -> Option<&mut StreamInspector> {
@@ -114,10 +117,11 @@ impl Streams {
         Ok(context)
     }
 
-    /// Inspects those of the bytes that [`Self::peek`] returns which were not inspected.
+    /// Inspects those of the bytes that [`Self::peek`] returns which were not inspected. Requests a
+    /// context again that the device refused because its table was full, if due.
     pub(crate) fn inspect(
         &mut self,
-        counters: &mut HostCounters,
+        out: &mut Outbox,
         socket: SocketId,
         found: &mut dyn FnMut(PatternMatch),
     ) {
@@ -129,9 +133,27 @@ impl Streams {
                 (session.peek(&conn.rcv), claims)
             }
         };
-        if let Some(inspector) = self.inspectors.get_mut(socket) {
-            inspector.inspect(bytes, claims, counters, found);
+        let Some(inspector) = self.inspectors.get_mut(socket) else { return };
+        inspector.inspect(bytes, claims, &mut out.counters, found);
+        if inspector.is_request_due() {
+            out.counters.inspect_device_asked_again += 1;
+            self.renew_context(out, socket);
         }
+    }
+
+    /// Requests another context for an inspected connection.
+    fn renew_context(&mut self, out: &mut Outbox, id: SocketId) {
+        let Some(inspector) = self.inspectors.get_mut(id) else { return };
+        let patterns = Arc::clone(inspector.patterns());
+        let context = self.request_inspection(out, id, &patterns);
+        if let Some(inspector) = self.inspectors.get_mut(id) {
+            inspector.set_context(context);
+        }
+    }
+
+    /// Returns whether the device inspects a connection; `None` if it is not inspected.
+    pub(crate) fn inspection_info(&self, socket: SocketId) -> Option<Result<(), Refusal>> {
+        self.inspectors.get(socket).map(|inspector| inspector.context().map(drop))
     }
 
     /// Handles the refusal of a context. Returns false if the context is not one that inspects.
@@ -142,7 +164,7 @@ impl Streams {
         }
         let ours = |inspector: &&mut StreamInspector| inspector.context() == Ok(refused.context);
         let Some(inspector) = self.inspectors.get_mut(id).filter(ours) else { return false };
-        inspector.set_context(Err(refused.reason));
+        inspector.handle_refused(refused.reason);
         cx.out.counters.inspect_device_refused += 1;
         cx.out.counters.inspect_sw += 1;
         true
@@ -151,16 +173,12 @@ impl Streams {
     /// Handles a reset of the device: another context is requested.
     pub(super) fn inspection_device_reset(&mut self, cx: &mut TcpEnv<'_>, id: SocketId) {
         let Some(inspector) = self.inspectors.get_mut(id) else { return };
-        if inspector.context().is_err() {
+        if !inspector.wants_context_after_reset() {
             return;
         }
         // The operations in the ring may still create the context after the reset.
         inspector.release(cx.out, Refusal::DeviceReset);
-        let patterns = Arc::clone(inspector.patterns());
-        let context = self.request_inspection(cx.out, id, &patterns);
-        if let Some(inspector) = self.inspectors.get_mut(id) {
-            inspector.set_context(context);
-        }
+        self.renew_context(cx.out, id);
     }
 
     /// Destroys the context of a connection that has ended. The application may still read.

@@ -399,6 +399,7 @@ impl LazyTcb {
             file_offload,
             tls: None,
             nvme: None,
+            inspection: None,
         }
     }
 }

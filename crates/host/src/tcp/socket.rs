@@ -89,6 +89,7 @@ impl<T: TxTransforms> TcpConnection<T> {
             file_offload,
             tls: None,
             nvme: None,
+            inspection: None,
         }
     }
 }

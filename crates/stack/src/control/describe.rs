@@ -96,6 +96,7 @@ fn describe(info: &SocketInfo, queue: usize) -> Value {
             "tls_rx": info.tls.map(|tls| offload(tls.rx_offload)),
             "nvme_tx": info.nvme.and_then(|nvme| nvme.tx_offload).map(offload),
             "nvme_rx": info.nvme.map(|nvme| offload(nvme.rx_offload)),
+            "inspect": info.inspection.map(offload),
         },
     })
 }
