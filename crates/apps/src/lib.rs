@@ -16,6 +16,7 @@ pub mod dns;
 pub mod ext4;
 pub mod get;
 pub mod nvme;
+mod pattern_inspection;
 pub mod pattern_rules;
 pub mod proxy;
 pub mod remote;

@@ -1,33 +1,44 @@
 //! Rules about byte patterns that clients send: some end the connection, others are only counted.
 //!
-//! [`PatternRules::parse`] reads the file of `--deny-patterns`. The content server and the proxy
-//! own a `PatternInspection` each, and call it for every run of bytes before they use it. The
-//! host inspects, or the device for it; both find the same.
+//! [`PatternRules::parse`] reads the file of `--deny-patterns`. [`crate::pattern_inspection`]
+//! applies the rules.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use base::Instant;
 use patterns::{PatternSet, PatternSetError};
 
-use crate::connections::Connections;
-
-/// A rule about a pattern.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct PatternRule {
-    /// A match ends the connection.
-    denies: bool,
+/// A rule about a pattern. The order is that of the lines.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct PatternRule {
     /// Line of the file that has the rule.
     line: usize,
+    /// A match ends the connection.
+    pub(crate) denies: bool,
+    pattern: Vec<u8>,
     /// Name of the counter of its matches.
-    counter: &'static str,
+    pub(crate) counter: &'static str,
 }
 
 /// A set of rules.
 #[derive(Debug)]
 pub struct PatternRules {
-    patterns: Arc<PatternSet>,
-    rules: Vec<PatternRule>,
+    pub(crate) patterns: Arc<PatternSet>,
+    /// The rules in the order of their lines, which is that of the patterns.
+    pub(crate) rules: Vec<PatternRule>,
+}
+
+/// Names of the counters of rules, by line. Names are never freed: a program that reads its rules
+/// several times keeps them, so that a line is named once.
+#[derive(Debug, Default)]
+pub struct RuleCounterNames(BTreeMap<usize, &'static str>);
+
+impl RuleCounterNames {
+    /// Returns the name of the counter of a line.
+    fn of_line(&mut self, line: usize) -> &'static str {
+        self.0.entry(line).or_insert_with(|| format!("pattern_line_{line}_matches").leak())
+    }
 }
 
 /// Reason for which a file of rules is invalid.
@@ -54,15 +65,13 @@ impl PatternRules {
     /// Reads rules, one in a line: `PATTERN` or `deny:PATTERN` to end connections, `count:PATTERN`
     /// to count only. Spaces around a pattern, empty lines and lines that begin with `#` are
     /// ignored. A pattern is text with the escapes `\\`, `\n`, `\r`, `\t` and `\xNN`.
-    ///
-    /// The names of the counters, `pattern_line_N_matches`, are never freed: a program reads its
-    /// rules once.
+    /// The counter of line N is named `pattern_line_N_matches`.
     ///
     /// # Errors
     /// [`PatternRuleError`]: a line is invalid, repeats another, or a limit of
     /// [`patterns`] is exceeded.
-    pub fn parse(text: &str) -> Result<Self, PatternRuleError> {
-        let (mut patterns, mut rules) = (Vec::<Vec<u8>>::new(), Vec::<PatternRule>::new());
+    pub fn parse(text: &str, names: &mut RuleCounterNames) -> Result<Self, PatternRuleError> {
+        let mut rules = Vec::<PatternRule>::new();
         for (line, content) in (1..).zip(text.lines()) {
             let content = content.trim();
             if content.is_empty() || content.starts_with('#') {
@@ -74,21 +83,25 @@ impl PatternRules {
                 None => (true, content.strip_prefix("deny:").unwrap_or(content)),
             };
             let pattern = unescape(pattern.trim_start()).map_err(fail)?;
-            if let Some(same) = patterns.iter().position(|known| *known == pattern) {
-                let first = rules.get(same).map_or(0, |rule| rule.line);
-                return Err(fail(format!("repeats the pattern of line {first}")));
+            if let Some(same) = rules.iter().find(|known| known.pattern == pattern) {
+                return Err(fail(format!("repeats the pattern of line {}", same.line)));
             }
-            patterns.push(pattern);
-            let counter = format!("pattern_line_{line}_matches").leak();
-            rules.push(PatternRule { denies, line, counter });
+            rules.push(PatternRule { line, denies, pattern, counter: names.of_line(line) });
         }
         let line = |error: PatternSetError| match error {
             PatternSetError::BadLength(index) => rules.get(index).map(|rule| rule.line),
             _ => None,
         };
+        let patterns: Vec<_> = rules.iter().map(|rule| &rule.pattern).collect();
         let patterns = PatternSet::new(&patterns)
             .map_err(|error| PatternRuleError { line: line(error), reason: error.to_string() })?;
         Ok(Self { patterns: Arc::new(patterns), rules })
+    }
+
+    /// Returns the patterns, in the order of the rules.
+    #[must_use]
+    pub const fn patterns(&self) -> &Arc<PatternSet> {
+        &self.patterns
     }
 
     /// Returns the number of rules.
@@ -140,65 +153,27 @@ fn hexadecimal(digits: &[u8]) -> Option<u8> {
     u8::try_from(value(high)? << 4 | value(low)?).ok()
 }
 
-/// Inspection of the connections of an application.
-#[derive(Debug, Default)]
-pub(crate) struct PatternInspection {
-    rules: Option<Arc<PatternRules>>,
-    /// Matches of each rule.
-    matches: Vec<u64>,
-}
-
-impl PatternInspection {
-    /// Creates the inspection for rules; without rules nothing is inspected.
-    pub(crate) fn new(rules: Option<Arc<PatternRules>>) -> Self {
-        let matches = vec![0; rules.as_ref().map_or(0, |rules| rules.count())];
-        Self { rules, matches }
-    }
-
-    /// Returns whether connections are inspected.
-    pub(crate) const fn is_active(&self) -> bool {
-        self.rules.is_some()
-    }
-
-    /// Begins to inspect a connection that was just accepted.
-    pub(crate) fn start<S: Connections>(&self, now: Instant, host: &mut S, id: S::Id) {
-        if let Some(rules) = &self.rules {
-            host.start_inspection(now, id, &rules.patterns);
-        }
-    }
-
-    /// Inspects the bytes that can be read, and returns whether they may be used: no pattern of a
-    /// denying rule ends in those that were not inspected before.
-    pub(crate) fn admits<S: Connections>(&mut self, host: &mut S, id: S::Id) -> bool {
-        let Some(rules) = &self.rules else { return true };
-        let (mut admitted, matches) = (true, &mut self.matches);
-        host.inspect(id, &mut |pattern| {
-            let index = usize::from(pattern.pattern);
-            if let (Some(rule), Some(matches)) = (rules.rules.get(index), matches.get_mut(index)) {
-                *matches += 1;
-                admitted &= !rule.denies;
-            }
-        });
-        admitted
-    }
-
-    /// Calls `f` with the name and value of each rule's counter.
-    pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
-        let rules = self.rules.iter().flat_map(|rules| &rules.rules);
-        for (rule, &matches) in rules.zip(&self.matches) {
-            f(rule.counter, matches);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn parse(text: &str) -> Result<PatternRules, PatternRuleError> {
+        PatternRules::parse(text, &mut RuleCounterNames::default())
+    }
+
+    #[test]
+    fn a_line_is_named_once() {
+        let mut names = RuleCounterNames::default();
+        let mut name = |text| PatternRules::parse(text, &mut names).unwrap().rules[0].counter;
+        let first = name("\nevil");
+        assert_eq!(first, "pattern_line_2_matches");
+        assert!(core::ptr::eq(first, name("#\ncount:other")));
+    }
+
     #[test]
     fn files_of_rules_are_read() {
         let text = "# comment\n\nevil\n  deny: a\\x20b\\\\ \r\ncount:\\x00\\xfF\\n\\r\\t\n";
-        let rules = PatternRules::parse(text).unwrap();
+        let rules = parse(text).unwrap();
         let about = |line, denies| (line, denies, format!("pattern_line_{line}_matches"));
         let parsed: Vec<_> =
             rules.rules.iter().map(|r| (r.line, r.denies, r.counter.to_owned())).collect();
@@ -225,10 +200,10 @@ mod tests {
             ("\\xg0", Some(1), "`\\x` needs two hexadecimal digits"),
             ("\\q", Some(1), "unknown escape `\\q`; expected \\\\, \\n, \\r, \\t or \\xNN"),
         ] {
-            let error = PatternRules::parse(text).unwrap_err();
+            let error = parse(text).unwrap_err();
             assert_eq!(error, PatternRuleError { line, reason: reason.to_owned() }, "{text:?}");
         }
         let many: String = (0..1025).map(|n| format!("p{n}\n")).collect();
-        assert_eq!(PatternRules::parse(&many).unwrap_err().to_string(), "more than 1024 patterns");
+        assert_eq!(parse(&many).unwrap_err().to_string(), "more than 1024 patterns");
     }
 }

@@ -89,8 +89,8 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     pub(crate) precompressed: bool,
     /// Answer requests whose bytes contain a pattern of FILE with 403: a pattern per line, or
-    /// count:PATTERN to count matches only. Requests over HTTP/3 are not inspected
-    #[arg(long, value_name = "FILE", conflicts_with = "http3")]
+    /// count:PATTERN to count matches only. SIGHUP reloads the file for new connections
+    #[arg(long, value_name = "FILE")]
     pub(crate) deny_patterns: Option<PathBuf>,
     /// Reading of files.
     #[command(flatten)]
@@ -178,7 +178,8 @@ pub(crate) struct ProxyArgs {
     #[arg(long, value_enum, default_value_t = HeaderPolicyArg::Append)]
     pub(crate) header_policy: HeaderPolicyArg,
     /// End connections whose clients send a pattern of FILE, before a response with 403: a pattern
-    /// per line, or count:PATTERN to count matches only. The host relays all connections
+    /// per line, or count:PATTERN to count matches only. The host relays all connections. SIGHUP
+    /// reloads the file for new connections
     #[arg(long, value_name = "FILE")]
     pub(crate) deny_patterns: Option<PathBuf>,
     /// Relay connections on the device; the host relays those that the device cannot

@@ -28,6 +28,7 @@ use super::response::{ResponsePiece, WrittenResponse};
 use super::sockets::ContentSockets;
 use super::status::HttpStatus;
 use upload::{HttpUpload, UploadParts};
+use crate::pattern_inspection::ConnectionRules;
 
 /// Unacknowledged bytes above which no further pipelined request is answered.
 const PIPELINE_BYTES_MAX: u64 = 64 * 1024;
@@ -43,8 +44,8 @@ pub(crate) struct HttpConnectionEnv<'a, S> {
 impl<S: ContentSockets> HttpConnectionEnv<'_, S> {
     /// Inspects the bytes that can be read, before any of them is used. Returns whether they may be
     /// used.
-    fn admits(&mut self, socket: S::Id) -> bool {
-        let admitted = self.responder.inspection.admits(self.host, socket);
+    fn admits(&mut self, socket: S::Id, rules: &ConnectionRules) -> bool {
+        let admitted = self.responder.inspection.admits(rules, self.host, socket);
         self.responder.counters.http_denied += u64::from(!admitted);
         admitted
     }
@@ -131,6 +132,8 @@ pub(crate) struct HttpConnection<I> {
     pending: Option<Box<VecDeque<ResponsePiece>>>,
     /// The file that was sent last.
     file: Option<FileId>,
+    /// Rules for the bytes that the client sends.
+    rules: ConnectionRules,
 }
 
 impl<I: Copy + Eq> HttpConnection<I> {
@@ -139,6 +142,7 @@ impl<I: Copy + Eq> HttpConnection<I> {
         socket: I,
         serial: u32,
         service: ListenerService,
+        rules: ConnectionRules,
         now: Instant,
         config: &ContentServerConfig,
     ) -> Self {
@@ -157,6 +161,7 @@ impl<I: Copy + Eq> HttpConnection<I> {
             partial: None,
             pending: None,
             file: None,
+            rules,
         }
     }
 
@@ -315,7 +320,7 @@ impl<I: Copy + Eq> HttpConnection<I> {
                 Ok(false) => return RequestProgress::Wait,
                 Err(status) => return self.refuse(cx, status),
             }
-        } else if !cx.admits(self.socket) {
+        } else if !cx.admits(self.socket, &self.rules) {
             return self.refuse(cx, HttpStatus::Forbidden);
         } else {
             // RFC 9112 section 2.2: empty lines before a request line are ignored. They start no
@@ -442,7 +447,7 @@ impl<I: Copy + Eq> HttpConnection<I> {
         let Some(partial) = &mut self.partial else { return self.answer(cx, None) };
         if let Some(discard) = &mut partial.discard {
             while !discard.is_done() {
-                if !cx.admits(self.socket) {
+                if !cx.admits(self.socket, &self.rules) {
                     partial.content = RequestContentState::Refused(HttpStatus::Forbidden);
                     break;
                 }
@@ -504,7 +509,7 @@ impl<I: Copy + Eq> HttpConnection<I> {
     ) -> Result<bool, HttpStatus> {
         let Some(partial) = &mut self.partial else { return Ok(false) };
         while !partial.complete {
-            if !cx.admits(self.socket) {
+            if !cx.admits(self.socket, &self.rules) {
                 return Err(HttpStatus::Forbidden);
             }
             let bytes = cx.host.peek(self.socket);

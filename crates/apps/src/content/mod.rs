@@ -128,8 +128,8 @@ pub struct ContentServerConfig {
     pub file_validity: Duration,
     /// True to fill the access log that [`ContentServer::poll_log`] returns.
     pub access_log: bool,
-    /// Rules about patterns in the bytes of clients over TCP and TLS: a match of a denying rule is
-    /// answered with 403, and ends the connection. HTTP/3 is not inspected.
+    /// Rules about patterns in the bytes of clients: a match of a denying rule is answered with
+    /// 403, and ends the connection, or over HTTP/3 the request.
     pub pattern_rules: Option<Arc<PatternRules>>,
     /// Uploads by PUT to the directory for uploads of the host's disk; `None` to refuse them with
     /// 405.
@@ -279,6 +279,11 @@ impl ContentServer {
     /// Replaces all error pages by `pages`.
     pub fn set_error_pages(&mut self, pages: &[ErrorPage]) {
         self.server.responder.output.set_pages(pages);
+    }
+
+    /// Replaces the rules about patterns for connections that are accepted from now on.
+    pub fn set_pattern_rules(&mut self, rules: Arc<PatternRules>) {
+        self.server.responder.inspection.replace_rules(rules);
     }
 
     /// Runs `work` on HTTP/3, if it is configured, and then lets HTTP/3 act on the results.

@@ -80,7 +80,7 @@ impl<I: Copy + Eq> HttpServer<I> {
             return;
         }
         self.responder.counters.http_connections += 1;
-        self.responder.inspection.start(now, host, socket);
+        let rules = self.responder.inspection.start(now, host, socket);
         if self.slots.len() <= index {
             if index >= self.slots.capacity() {
                 // Grows in steps, because doubling would leave half of a large table empty.
@@ -88,7 +88,8 @@ impl<I: Copy + Eq> HttpServer<I> {
             }
             self.slots.resize_with(index + 1, || None);
         }
-        let connection = HttpConnection::new(socket, self.next_serial, service, now, &self.config);
+        let connection =
+            HttpConnection::new(socket, self.next_serial, service, rules, now, &self.config);
         self.next_serial = self.next_serial.wrapping_add(1);
         self.deadlines.set(key, connection.deadline);
         self.slots[index] = Some(connection);

@@ -27,6 +27,8 @@ mod sni;
 mod sockets;
 mod termination;
 
+use std::sync::Arc;
+
 use base::Instant;
 use host::{
     Application, Host, ListenConfig, ListenError, ListenerId, ListenerOption, Notice, SocketId,
@@ -40,6 +42,7 @@ pub use config::{
 };
 pub use counters::ProxyCounters;
 
+use crate::pattern_rules::PatternRules;
 use server::ProxyServer;
 
 /// The proxy.
@@ -132,6 +135,12 @@ impl Proxy {
         }
         self.server.apply(now, table);
         Ok(())
+    }
+
+    /// Replaces the rules about patterns for connections that are accepted from now on. Without
+    /// rules in the configuration, connections that are spliced already are not inspected.
+    pub fn set_pattern_rules(&mut self, rules: Arc<PatternRules>) {
+        self.server.shared.inspection.replace_rules(rules);
     }
 }
 

@@ -27,6 +27,7 @@ use super::sockets::ProxySockets;
 use super::termination::{Termination, TerminationCause, TerminationStage};
 use crate::content::gather::{HeadLimits, gather_head};
 use crate::content::status::HttpStatus;
+use crate::pattern_inspection::ConnectionRules;
 
 /// Everything outside of a pair that its functions need.
 pub(crate) struct ProxyPairEnv<'a, S: ProxySockets> {
@@ -38,8 +39,8 @@ pub(crate) struct ProxyPairEnv<'a, S: ProxySockets> {
 impl<S: ProxySockets> ProxyPairEnv<'_, S> {
     /// Inspects the bytes of a client that can be read, before any of them is used. Returns whether
     /// they may be used.
-    fn admits(&mut self, client: S::Id) -> bool {
-        let admitted = self.shared.inspection.admits(self.host, client);
+    fn admits(&mut self, client: S::Id, rules: &ConnectionRules) -> bool {
+        let admitted = self.shared.inspection.admits(rules, self.host, client);
         self.shared.counters.proxy_denied += u64::from(!admitted);
         admitted
     }
@@ -82,6 +83,8 @@ const BACKEND: usize = 1;
 #[derive(Debug)]
 pub(crate) struct ProxyPair<I> {
     client: I,
+    /// Rules for the bytes that the client sends.
+    rules: ConnectionRules,
     remote: Endpoint,
     local: Endpoint,
     backend: Option<I>,
@@ -134,12 +137,14 @@ impl<I: Copy + Eq> ProxyPair<I> {
     pub(crate) fn new<S: ProxySockets<Id = I>>(
         cx: &ProxyPairEnv<'_, S>,
         client: I,
+        rules: ConnectionRules,
         index: usize,
         listener: usize,
     ) -> Option<Self> {
         let remote = cx.host.remote(client)?;
         Some(Self {
             client,
+            rules,
             remote,
             local: cx.host.local(client)?,
             backend: None,
@@ -322,7 +327,7 @@ impl<I: Copy + Eq> ProxyPair<I> {
             line_bytes_max: limits.request_line_bytes_max,
         };
         loop {
-            if !cx.admits(self.client) {
+            if !cx.admits(self.client, &self.rules) {
                 return Err(HttpStatus::Forbidden);
             }
             let bytes = cx.host.peek(self.client);
@@ -347,7 +352,7 @@ impl<I: Copy + Eq> ProxyPair<I> {
         let max = cx.shared.table.limits.head_bytes_max;
         let before = self.buffer.len();
         loop {
-            if !cx.admits(self.client) {
+            if !cx.admits(self.client, &self.rules) {
                 return Routing::Alert(sni::ACCESS_DENIED);
             }
             let bytes = cx.host.peek(self.client);

@@ -76,13 +76,13 @@ impl<I: Copy + Eq> ProxyServer<I> {
             return;
         }
         self.shared.counters.proxy_accepted += 1;
-        self.shared.inspection.start(now, host, socket);
+        let rules = self.shared.inspection.start(now, host, socket);
         let index = self.free.pop().unwrap_or_else(|| {
             self.pairs.push(None);
             self.pairs.len() - 1
         });
         let cx = ProxyPairEnv { now, host, shared: &mut self.shared };
-        let Some(pair) = ProxyPair::new(&cx, socket, index, listener) else {
+        let Some(pair) = ProxyPair::new(&cx, socket, rules, index, listener) else {
             self.free.push(index);
             host.close(now, socket);
             return;

@@ -13,7 +13,7 @@ use super::pool::{BackendId, Backends, HealthChange};
 use super::termination::Termination;
 use crate::content::date::HttpClock;
 use crate::content::log::{AccessLogQueue, quoted};
-use crate::pattern_rules::PatternInspection;
+use crate::pattern_inspection::PatternInspection;
 
 /// Owner of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,5 +1,6 @@
 //! `outboard proxy`: a stack ([`stack::Stack`]) with the proxy as its application, and a thread
-//! that resolves names ([`names`]). SIGHUP reloads the configuration file ([`mod@file`]).
+//! that resolves names ([`names`]). SIGHUP reloads the configuration file ([`mod@file`]) and the
+//! patterns.
 
 mod file;
 mod names;
@@ -12,6 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
+use apps::pattern_rules::PatternRules;
 use apps::proxy::{
     self, ForwardingPolicy, HashBy, HealthCheckConfig, InsertedFields, LoadBalancing, Proxy,
     ProxyLimits, ProxyListener, ProxyMode, ProxyOffloads, ProxyPool, ProxyTable,
@@ -25,19 +27,32 @@ use stack::{BACKLOG, MessageSender, QueueSetup, Signals, Stack, StackOptions, Sw
 
 use crate::alarms::is_alarm;
 use crate::args::{BalanceArg, BalanceHashArg, HeaderPolicyArg, ModeArg, ProxyArgs};
-use crate::pattern_file;
+use crate::pattern_file::PatternFile;
 use cli::Failure;
 use names::BackendResolver;
 use plan::{PoolPlan, ProxyPlan};
 
 pub(crate) use plan::{BackendSpec, ListenArg};
 
+/// A change of the running proxy.
+#[derive(Clone)]
+enum ProxyOrder {
+    Apply(ProxyTable),
+    SetPatternRules(Arc<PatternRules>),
+}
+
+/// Sends an order to the proxies of all queues.
+fn order(senders: &[MessageSender<ProxyOrder>], order: &ProxyOrder) {
+    senders.iter().for_each(|sender| sender.send(order.clone()));
+}
+
 /// Runs `outboard proxy`.
 ///
 /// # Errors
 /// Fails if a file, address or thread is not available; the message says what to do.
 pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
-    let rules = pattern_file::read(args.deny_patterns.as_deref())?;
+    let mut patterns = PatternFile::of_option(args.deny_patterns.as_ref());
+    let rules = patterns.as_mut().map(PatternFile::read).transpose()?;
     if args.check {
         return check(args);
     }
@@ -57,17 +72,23 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
         .configure(|_, device, host| configure(args, device, host))
         .application(proxy)
         // The table was checked before; the proxy logs what it does not accept.
-        .messages(|proxy: &mut Proxy, now, host, table| {
-            let _refused = proxy.apply(now, host, table);
+        .messages(|proxy: &mut Proxy, now, host, order| match order {
+            ProxyOrder::Apply(table) => drop(proxy.apply(now, host, table)),
+            ProxyOrder::SetPatternRules(rules) => proxy.set_pattern_rules(rules),
         })
         .alarms(is_alarm)
         .start()?;
     let plans = start_names(names, table, stack.senders())?;
     announce(args, &plan);
     let config = args.config.as_deref();
-    let mut reload =
-        |_: &Stack<ProxyTable>| config.iter().for_each(|path| reload(args, path, &plans));
-    stack.run(signals, config.is_some().then_some(&mut reload))
+    let has_input = config.is_some() || patterns.is_some();
+    let mut reload = |stack: &Stack<ProxyOrder>| {
+        config.iter().for_each(|path| reload(args, path, &plans));
+        patterns.iter_mut().for_each(|file| {
+            file.reload(|rules| order(stack.senders(), &ProxyOrder::SetPatternRules(rules)));
+        });
+    };
+    stack.run(signals, has_input.then_some(&mut reload))
 }
 
 /// Returns the plan of the options or the file, if a proxy can start with it.
@@ -151,12 +172,11 @@ fn open_links(
 fn start_names(
     names: BackendResolver,
     table: ProxyTable,
-    senders: &[MessageSender<ProxyTable>],
+    senders: &[MessageSender<ProxyOrder>],
 ) -> Result<Sender<ProxyPlan>, Failure> {
     let (plans, received) = channel();
     let senders = senders.to_vec();
-    let apply =
-        move |table: ProxyTable| senders.iter().for_each(|sender| sender.send(table.clone()));
+    let apply = move |table| order(&senders, &ProxyOrder::Apply(table));
     stack::spawn("names".to_owned(), move || names.run(&received, table, apply))?;
     Ok(plans)
 }

@@ -11,6 +11,8 @@ use std::sync::Arc;
 use abi::quic::QuicSteering;
 use apps::content::{self, ContentServer, ErrorPage};
 use apps::remote::{RemoteContentServer, RemoteFilesConfig};
+use apps::pattern_rules::PatternRules;
+use apps::remote::{RemoteFiles, RemoteFilesConfig};
 use base::{Duration, Instant};
 use host::{Application, ContentSource, Host, HostConfig, ListenConfig, Notice, TlsServer};
 use io::clock::{self, MonotonicClock};
@@ -21,7 +23,7 @@ use stack::{BACKLOG, Offloads, QueueSetup, Signals, Stack};
 
 use crate::alarms::is_alarm;
 use crate::args::{ErrorPageArg, ServeArgs};
-use crate::pattern_file;
+use crate::pattern_file::PatternFile;
 use crate::tls;
 use cli::Failure;
 
@@ -31,6 +33,18 @@ enum ServedSite {
     Directory(Box<ContentServer>, Option<FileWatch>),
     /// Namespaces.
     Remote(Box<RemoteContentServer>, RemoteFilesConfig),
+/// A change of the running servers.
+#[derive(Clone)]
+enum ServeOrder {
+    SetErrorPages(Vec<ErrorPage>),
+    SetPatternRules(Arc<PatternRules>),
+}
+
+/// The content server, with a watch on the files that it serves, or with remote files.
+struct WatchedContentServer {
+    server: ContentServer,
+    watch: Option<FileWatch>,
+    remote: Option<(RemoteFiles, RemoteFilesConfig)>,
 }
 
 impl ServedSite {
@@ -165,6 +179,8 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     check_qlog(args)?;
     let uploads = uploads::open(args, remote.is_some())?;
     let rules = pattern_file::read(args.deny_patterns.as_deref())?;
+    let mut patterns = PatternFile::of_option(args.deny_patterns.as_ref());
+    let rules = patterns.as_mut().map(PatternFile::read).transpose()?;
     let certificates = args
         .tls
         .then(|| tls::ServerCertificates::load(&args.cert, &args.stack.addr))
@@ -205,6 +221,11 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
                 args.files.open_disk_for_uploads(args.dir(), rule(args), Arc::clone(directory))
             }
             None => args.files.open_disk(args.dir(), rule(args)),
+        .disk(|| if is_remote { Ok(stack::no_disk()) } else { open_disk(args) })
+        .application(site)
+        .messages(|site: &mut WatchedContentServer, _, _, order| match order {
+            ServeOrder::SetErrorPages(pages) => site.server.set_error_pages(&pages),
+            ServeOrder::SetPatternRules(rules) => site.server.set_pattern_rules(rules),
         })
         .application(site)
         .messages(|site: &mut ServedSite, _, _, pages: Vec<ErrorPage>| {
@@ -215,9 +236,12 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         .alarms(is_alarm)
         .start()?;
     announce(args, certificates.as_deref());
-    let has_input = certificates.is_some() || !args.error_page.is_empty();
-    let mut reload = |stack: &Stack<Vec<ErrorPage>>| {
+    let has_input = certificates.is_some() || !args.error_page.is_empty() || patterns.is_some();
+    let mut reload = |stack: &Stack<ServeOrder>| {
         reload_error_pages(args, stack);
+        patterns.iter_mut().for_each(|file| {
+            file.reload(|rules| order(stack, &ServeOrder::SetPatternRules(rules)));
+        });
         certificates.iter().for_each(|certificates| certificates.reload(&args.cert));
     };
     stack.run(signals, has_input.then_some(&mut reload))
@@ -307,10 +331,15 @@ fn read_error_pages(args: &ServeArgs) -> Result<Vec<ErrorPage>, Failure> {
     args.error_page.iter().map(read).collect()
 }
 
+/// Sends an order to the servers of all queues.
+fn order(stack: &Stack<ServeOrder>, order: &ServeOrder) {
+    stack.senders().iter().for_each(|sender| sender.send(order.clone()));
+}
+
 /// Reads the error pages again. If one cannot be read, all old ones stay in use.
-fn reload_error_pages(args: &ServeArgs, stack: &Stack<Vec<ErrorPage>>) {
+fn reload_error_pages(args: &ServeArgs, stack: &Stack<ServeOrder>) {
     match read_error_pages(args) {
-        Ok(pages) => stack.senders().iter().for_each(|sender| sender.send(pages.clone())),
+        Ok(pages) => order(stack, &ServeOrder::SetErrorPages(pages)),
         Err(why) => eprintln!("outboard: SIGHUP: {why}; keeping the old error pages"),
     }
 }
@@ -355,6 +384,9 @@ fn configure_remote(args: &ServeArgs, device: &mut DeviceConfig, host: &mut Host
         Some(storage) => Some(L5oConfig { inspect, ..storage }),
         None => device.l5o.take(),
     };
+    let inspect = args.deny_patterns.is_some() && args.stack.offload.inspect;
+    let l5o = crate::nvme::l5o_config(args.stack.offload, true);
+    device.l5o = l5o.map(|config| L5oConfig { inspect, ..config });
 }
 
 /// Returns how QUIC datagrams are steered to queues, `None` if there is one queue.

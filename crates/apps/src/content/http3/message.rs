@@ -80,6 +80,11 @@ pub(crate) fn request_head(lines: &[FieldLine]) -> Result<TranslatedHead, Malfor
     Ok(TranslatedHead { bytes, content_length, priority })
 }
 
+/// Returns whether [`request_head`] leaves a field out.
+pub(crate) fn is_left_out(name: &[u8]) -> bool {
+    matches!(name, b"content-length" | b"te" | b"priority")
+}
+
 /// Checks the trailer fields: there must be no pseudo-header fields among them (section 4.3).
 ///
 /// # Errors

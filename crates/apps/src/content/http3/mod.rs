@@ -36,6 +36,7 @@ use super::answer::{RequestContentState, RequestDecision, RequestEnv, Responder}
 use super::file_cache::OpenWaiter;
 use super::response::{ResponsePiece, WrittenResponse};
 use super::status::HttpStatus;
+use crate::pattern_inspection::ConnectionRules;
 use deadlines::{Http3Deadlines, Http3Timeouts};
 use frame::Http3ErrorCode;
 use streams::RequestStreamReader;
@@ -128,6 +129,8 @@ struct Http3Connection {
     frames_sent: u64,
     /// Time of the next check of the connection's deadlines.
     check_at: Option<Instant>,
+    /// Rules for the requests.
+    rules: ConnectionRules,
 }
 
 impl Http3Connection {
@@ -147,6 +150,8 @@ impl Http3Connection {
 enum Http3Fault {
     Stream(Http3ErrorCode),
     Connection(Http3ErrorCode),
+    /// The request has a pattern that a rule denies.
+    Denied,
 }
 
 /// HTTP/3 on one endpoint.
@@ -230,6 +235,7 @@ impl Http3 {
                     let connection = Http3Connection {
                         last_progress: cx.now,
                         streams_max,
+                        rules: cx.responder.inspection.rules(),
                         ..Http3Connection::default()
                     };
                     self.connections.insert(handle, connection);
@@ -317,7 +323,11 @@ impl Http3 {
                 Ok(bytes) if stream.dir() == Dir::Uni => {
                     (connection.handle_incoming(stream, &bytes), true)
                 }
-                Ok(bytes) => (connection.handle_request(stream, &bytes, self.head_bytes_max), true),
+                Ok(bytes) => {
+                    let inspection = &mut cx.responder.inspection;
+                    let head_bytes_max = self.head_bytes_max;
+                    (connection.handle_request(stream, &bytes, head_bytes_max, inspection), true)
+                }
                 Err(StreamReadError::Blocked | StreamReadError::NoStream) => (Ok(()), false),
                 Err(end) => {
                     if end != StreamReadError::Finished {
@@ -385,7 +395,25 @@ impl Http3 {
             Ok(()) => {}
             Err(Http3Fault::Connection(code)) => self.fail(cx, handle, code),
             Err(Http3Fault::Stream(code)) => self.abort_stream(cx, handle, stream, code),
+            Err(Http3Fault::Denied) => self.deny(cx, handle, stream),
         }
+    }
+
+    /// Refuses a request with a denied pattern: answers 403, or resets the stream if its response
+    /// has begun. The rest of the request is not read.
+    fn deny(&mut self, cx: &mut Http3Env<'_>, handle: QuicHandle, stream: StreamId) {
+        cx.responder.counters.http_denied += 1;
+        let connection = self.connections.get(&handle);
+        if connection.is_none_or(|connection| !connection.requests.contains_key(&stream)) {
+            return self.abort_stream(cx, handle, stream, Http3ErrorCode::RequestCancelled);
+        }
+        let remote = self.endpoint.remote(handle).map(|remote| remote.ip());
+        let plan = cx.responder.error_reply(cx.now, HttpStatus::Forbidden, remote);
+        self.respond(cx, handle, stream, &plan);
+        if let Some(connection) = self.connections.get_mut(&handle) {
+            connection.answered.remove(&stream);
+        }
+        self.endpoint.stop(handle, stream, Http3ErrorCode::NoError as u32);
     }
 
     /// Ends a connection with an error (section 8).

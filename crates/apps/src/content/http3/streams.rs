@@ -6,7 +6,9 @@ use quic::{Priority, StreamId, StreamReadError, VarInt};
 
 use super::frame::{self, FrameRead, Http3ErrorCode};
 use super::message::{self, TranslatedHead};
-use super::{Http3Connection, Http3Fault, UniStreamType, priority, qpack};
+use super::qpack::{self, FieldLine};
+use super::{Http3Connection, Http3Fault, UniStreamType, priority};
+use crate::pattern_inspection::{ConnectionRules, PatternInspection, RequestInspection};
 
 /// Maximum length of a control frame. A setting has some ten bytes.
 const CONTROL_BYTES_MAX: usize = 1024;
@@ -82,12 +84,14 @@ impl Http3Connection {
         stream: StreamId,
         bytes: &[u8],
         head_bytes_max: usize,
+        inspection: &mut PatternInspection,
     ) -> Result<(), Http3Fault> {
+        let mut inspector = RequestInspector { inspection, rules: &self.rules };
         if let Some(message) = self.answered.get_mut(&stream) {
-            return message.handle(bytes, head_bytes_max).map(drop);
+            return message.handle(bytes, head_bytes_max, &mut inspector).map(drop);
         }
         let Some(request) = self.requests.get_mut(&stream) else { return Ok(()) };
-        if let Some(head) = request.message.handle(bytes, head_bytes_max)? {
+        if let Some(head) = request.message.handle(bytes, head_bytes_max, &mut inspector)? {
             request.head = Some(head.bytes);
             // A PRIORITY_UPDATE frame overrides the Priority field (RFC 9218 section 7).
             request.priority = self.priorities.remove(&stream).or(head.priority);
@@ -201,14 +205,53 @@ enum RequestPart {
     Trailers,
 }
 
+/// Remaining bytes that are read and not kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SkippedBytes {
+    /// Content.
+    Content(u64),
+    /// Payload of an unknown frame, or of fields that are too long.
+    Ignored(u64),
+}
+
+impl SkippedBytes {
+    const NONE: Self = Self::Ignored(0);
+
+    /// Returns their number.
+    const fn len(self) -> u64 {
+        match self {
+            Self::Content(len) | Self::Ignored(len) => len,
+        }
+    }
+
+    /// Returns the bytes that remain after `len` of them.
+    const fn after(self, len: u64) -> Self {
+        match self {
+            Self::Content(left) => Self::Content(left.saturating_sub(len)),
+            Self::Ignored(left) => Self::Ignored(left.saturating_sub(len)),
+        }
+    }
+}
+
+impl Default for SkippedBytes {
+    fn default() -> Self {
+        Self::NONE
+    }
+}
+
+/// Inspection of requests under the rules of their connection.
+struct RequestInspector<'a> {
+    inspection: &'a mut PatternInspection,
+    rules: &'a ConnectionRules,
+}
+
 /// Reader of the frames of a request.
 #[derive(Debug, Default)]
 pub(super) struct RequestStreamReader {
     section: RequestPart,
     /// Bytes of an incomplete frame.
     bytes: Vec<u8>,
-    /// Remaining bytes of content, or of an unknown frame, that are skipped.
-    skip: u64,
+    skip: SkippedBytes,
     /// Length of the content that the head declares.
     declared: Option<u64>,
     /// Bytes of content in the frames so far.
@@ -221,6 +264,8 @@ pub(super) struct RequestStreamReader {
     is_content: bool,
     /// Content that was read and not stored.
     data: Vec<u8>,
+    /// Inspection of fields and content.
+    inspected: RequestInspection,
 }
 
 impl RequestStreamReader {
@@ -231,7 +276,7 @@ impl RequestStreamReader {
             return false;
         }
         let waited_for = self.declared.filter(|bytes| *bytes <= CONTENT_BYTES_MAX);
-        waited_for.is_some_and(|bytes| self.content < bytes || self.skip > 0)
+        waited_for.is_some_and(|bytes| self.content < bytes || self.skip.len() > 0)
     }
 
     /// Returns whether the content is longer than is read.
@@ -264,6 +309,7 @@ impl RequestStreamReader {
         &mut self,
         bytes: &[u8],
         head_bytes_max: usize,
+        inspector: &mut RequestInspector<'_>,
     ) -> Result<Option<TranslatedHead>, Http3Fault> {
         self.bytes.extend_from_slice(bytes);
         let all = core::mem::take(&mut self.bytes);
@@ -275,6 +321,12 @@ impl RequestStreamReader {
             }
             rest = &rest[skipped..];
             self.skip -= skipped as u64;
+            let skipped = usize::try_from(self.skip.len()).unwrap_or(usize::MAX).min(rest.len());
+            let (passed, behind) = rest.split_at(skipped);
+            if matches!(self.skip, SkippedBytes::Content(_)) {
+                self.inspect(inspector, &[passed])?;
+            }
+            (rest, self.skip) = (behind, self.skip.after(skipped as u64));
             let mut ahead = rest;
             if frame::take_varint(&mut ahead) == Some(frame::DATA) {
                 let Some(len) = frame::take_varint(&mut ahead) else { break };
@@ -285,13 +337,13 @@ impl RequestStreamReader {
             match frame::take_frame(&mut rest, head_bytes_max) {
                 FrameRead::Incomplete => break,
                 FrameRead::Frame(frame::HEADERS, section) => {
-                    head = self.handle_fields(section, head_bytes_max)?.or(head);
+                    head = self.handle_fields(section, head_bytes_max, inspector)?.or(head);
                 }
                 // The empty head stands for one that is too long, which gets 431; a valid head is
                 // never empty.
                 FrameRead::TooLong(frame::HEADERS) if self.section == RequestPart::Head => {
                     self.section = RequestPart::Content;
-                    self.skip = skip_frame_head(&mut rest);
+                    self.skip = SkippedBytes::Ignored(skip_frame_head(&mut rest));
                     head = Some(TranslatedHead {
                         bytes: Vec::new(),
                         content_length: None,
@@ -308,6 +360,7 @@ impl RequestStreamReader {
                 FrameRead::TooLong(_) => {
                     self.is_content = false;
                     self.skip = skip_frame_head(&mut rest);
+                    self.skip = SkippedBytes::Ignored(skip_frame_head(&mut rest));
                 }
             }
         }
@@ -322,6 +375,8 @@ impl RequestStreamReader {
         }
         (self.content, self.skip) = (self.content.saturating_add(len), len);
         self.is_content = true;
+        self.content = self.content.saturating_add(len);
+        self.skip = SkippedBytes::Content(len);
         // Section 4.1.2: the content must not exceed the declared length.
         if self.declared.is_some_and(|declared| self.content > declared) {
             return Err(Http3Fault::Stream(Http3ErrorCode::MessageError));
@@ -333,6 +388,7 @@ impl RequestStreamReader {
         &mut self,
         section: &[u8],
         head_bytes_max: usize,
+        inspector: &mut RequestInspector<'_>,
     ) -> Result<Option<TranslatedHead>, Http3Fault> {
         if self.section == RequestPart::Trailers {
             return Err(Http3Fault::Connection(Http3ErrorCode::FrameUnexpected));
@@ -342,13 +398,18 @@ impl RequestStreamReader {
         let malformed = |_| Http3Fault::Stream(Http3ErrorCode::MessageError);
         if self.section == RequestPart::Content {
             self.section = RequestPart::Trailers;
-            message::check_trailers(&lines.unwrap_or_default()).map_err(malformed)?;
+            let lines = lines.unwrap_or_default();
+            message::check_trailers(&lines).map_err(malformed)?;
+            lines.iter().try_for_each(|line| self.inspect_field(inspector, line))?;
             return Ok(None);
         }
         self.section = RequestPart::Content;
-        let head = lines.map(|lines| message::request_head(&lines)).transpose();
+        let head = lines.as_deref().map(message::request_head).transpose().map_err(malformed)?;
+        if let (Some(head), Some(lines)) = (&head, &lines) {
+            self.inspect_head(inspector, &head.bytes, lines)?;
+        }
         // A head that is too long is empty here, and gets 431.
-        let head = head.map_err(malformed)?.unwrap_or(TranslatedHead {
+        let head = head.unwrap_or(TranslatedHead {
             bytes: Vec::new(),
             content_length: None,
             priority: None,
@@ -358,13 +419,50 @@ impl RequestStreamReader {
         Ok(Some(head))
     }
 
+    /// Inspects a head: the equivalent of HTTP/1.1, and before its empty line the fields that it
+    /// leaves out.
+    fn inspect_head(
+        &mut self,
+        inspector: &mut RequestInspector<'_>,
+        head: &[u8],
+        lines: &[FieldLine],
+    ) -> Result<(), Http3Fault> {
+        let (fields, end) = head.split_at(head.len().saturating_sub(2));
+        self.inspect(inspector, &[fields])?;
+        let mut left_out = lines.iter().filter(|(name, _)| message::is_left_out(name));
+        left_out.try_for_each(|line| self.inspect_field(inspector, line))?;
+        self.inspect(inspector, &[end])
+    }
+
+    /// Inspects a field as it is written in HTTP/1.1.
+    fn inspect_field(
+        &mut self,
+        inspector: &mut RequestInspector<'_>,
+        (name, value): &FieldLine,
+    ) -> Result<(), Http3Fault> {
+        self.inspect(inspector, &[name, b": ", value, b"\r\n"])
+    }
+
+    /// Inspects the next bytes of the request.
+    fn inspect(
+        &mut self,
+        RequestInspector { inspection, rules }: &mut RequestInspector<'_>,
+        parts: &[&[u8]],
+    ) -> Result<(), Http3Fault> {
+        let mut admitted = true;
+        for part in parts {
+            admitted &= inspection.admits_request(rules, &mut self.inspected, part);
+        }
+        if admitted { Ok(()) } else { Err(Http3Fault::Denied) }
+    }
+
     /// Handles the end of the client's direction of the stream.
     fn finish(&self) -> Result<(), Http3Fault> {
         if self.section == RequestPart::Head {
             return Err(Http3Fault::Stream(Http3ErrorCode::RequestIncomplete));
         }
         // Section 7.1: the last frame is incomplete.
-        if self.skip > 0 || !self.bytes.is_empty() {
+        if self.skip.len() > 0 || !self.bytes.is_empty() {
             return Err(Http3Fault::Connection(Http3ErrorCode::FrameError));
         }
         if self.declared.is_some_and(|declared| declared != self.content) {

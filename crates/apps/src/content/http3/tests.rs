@@ -3,8 +3,21 @@
 use quic::{Side, StreamId};
 
 use super::*;
+use crate::pattern_inspection::PatternInspection;
+use crate::pattern_rules::{PatternRules, RuleCounterNames};
 
 const HEAD_MAX: usize = 1000;
+
+fn no_rules() -> PatternInspection {
+    PatternInspection::default()
+}
+
+fn code(fault: Http3Fault) -> Http3ErrorCode {
+    match fault {
+        Http3Fault::Connection(code) | Http3Fault::Stream(code) => code,
+        Http3Fault::Denied => panic!("denied without rules"),
+    }
+}
 
 fn stream(dir: Dir, index: u64) -> StreamId {
     StreamId::new(Side::Client, dir, index)
@@ -18,9 +31,7 @@ fn incoming(bytes: &[u8]) -> Result<Http3Connection, Http3ErrorCode> {
         let id = stream(Dir::Uni, 0);
         connection.incoming.insert(id, ClientUniStream::default());
         for part in bytes.chunks(chunk) {
-            connection.handle_incoming(id, part).map_err(|fault| match fault {
-                Http3Fault::Connection(code) | Http3Fault::Stream(code) => code,
-            })?;
+            connection.handle_incoming(id, part).map_err(code)?;
         }
         Ok(connection)
     };
@@ -35,9 +46,7 @@ fn request(bytes: &[u8]) -> Result<Option<Vec<u8>>, Http3ErrorCode> {
         let id = stream(Dir::Bi, 0);
         connection.requests.insert(id, Http3Request::new(Instant::ZERO));
         for part in bytes.chunks(chunk) {
-            connection.handle_request(id, part, HEAD_MAX).map_err(|fault| match fault {
-                Http3Fault::Connection(code) | Http3Fault::Stream(code) => code,
-            })?;
+            connection.handle_request(id, part, HEAD_MAX, &mut no_rules()).map_err(code)?;
         }
         Ok(connection.requests.remove(&id).and_then(|request| request.head))
     };
@@ -153,9 +162,10 @@ fn whole(bytes: &[u8]) -> Result<(), Http3ErrorCode> {
         let id = stream(Dir::Bi, 0);
         connection.requests.insert(id, Http3Request::new(Instant::ZERO));
         let mut parts = bytes.chunks(chunk);
-        let result = parts.try_for_each(|part| connection.handle_request(id, part, HEAD_MAX));
+        let result = parts
+            .try_for_each(|part| connection.handle_request(id, part, HEAD_MAX, &mut no_rules()));
         let result = result.and_then(|()| connection.handle_end(id, StreamReadError::Finished));
-        result.map_err(|(Http3Fault::Connection(code) | Http3Fault::Stream(code))| code)
+        result.map_err(code)
     };
     let (at_once, in_parts) = (run(usize::MAX), run(1));
     assert_eq!(at_once, in_parts);
@@ -226,7 +236,7 @@ fn priorities_of_requests() {
         let id = stream(Dir::Bi, index);
         connection.requests.insert(id, Http3Request::new(Instant::ZERO));
         connection.next_stream = u64::from(id) + 4;
-        assert!(connection.handle_request(id, head, HEAD_MAX).is_ok());
+        assert!(connection.handle_request(id, head, HEAD_MAX, &mut no_rules()).is_ok());
         connection.requests[&id].priority
     };
     assert_eq!(open(&mut connection, 0, &get()), None);
@@ -258,7 +268,7 @@ fn requests_that_are_reset_while_they_wait() {
     let mut connection = Http3Connection::default();
     let id = stream(Dir::Bi, 0);
     connection.requests.insert(id, Http3Request::new(Instant::ZERO));
-    assert!(connection.handle_request(id, &get(), HEAD_MAX).is_ok());
+    assert!(connection.handle_request(id, &get(), HEAD_MAX, &mut no_rules()).is_ok());
     assert!(connection.handle_end(id, StreamReadError::Reset(0)).is_ok());
     assert!(connection.requests.contains_key(&id), "it is to be answered");
     connection.end_request(id);
@@ -274,4 +284,45 @@ fn requests_that_end_too_soon() {
     assert!(matches!(ended, Err(Http3Fault::Stream(Http3ErrorCode::RequestIncomplete))));
     assert!(connection.handle_end(id, StreamReadError::Reset(0)).is_ok());
     assert!(connection.requests.is_empty());
+}
+
+/// The pattern lies in fields, which are compressed, in content that is cut by frames, or in
+/// trailers. Payload of unknown frames is not part of the request.
+#[test]
+fn denied_patterns_are_found_in_requests() {
+    let rules = "evil\ncount:x-a: 1\\r\\n\ncount:\\r\\n\\r\\nab";
+    let rules = PatternRules::parse(rules, &mut RuleCounterNames::default()).expect("valid");
+    let rules = std::sync::Arc::new(rules);
+    let run = |bytes: &[u8], chunk: usize| {
+        let mut inspection = PatternInspection::new(Some(std::sync::Arc::clone(&rules)));
+        let mut connection =
+            Http3Connection { rules: inspection.rules(), ..Http3Connection::default() };
+        let id = stream(Dir::Bi, 0);
+        connection.requests.insert(id, Http3Request::new(Instant::ZERO));
+        let mut parts = bytes.chunks(chunk);
+        let result = parts
+            .try_for_each(|part| connection.handle_request(id, part, HEAD_MAX, &mut inspection));
+        let mut counted = Vec::new();
+        inspection.visit(&mut |_, value| counted.push(value));
+        (matches!(result, Err(Http3Fault::Denied)), [counted[0], counted[1], counted[2]])
+    };
+    let data = |bytes: &[u8]| {
+        let mut frame = Vec::new();
+        frame::put_frame(&mut frame, frame::DATA, bytes);
+        frame
+    };
+    let unknown = [0x21, 2, 9, 9];
+    let good = get_with(&[("x-a", "1"), ("priority", "u=1")]);
+    for (bytes, expected) in [
+        (get_with(&[("x", "an evil field")]), (true, [1, 0, 0])),
+        (get_with(&[("priority", "evil")]), (true, [1, 0, 0])),
+        ([&good[..], &data(b"abev"), &unknown, &data(b"il")].concat(), (true, [1, 1, 1])),
+        ([&good[..], &data(b"ab"), &headers(&[("x", "evil")])].concat(), (true, [1, 1, 1])),
+        ([&good[..], &data(b"ev"), &[0x21, 2], b"il"].concat(), (false, [0, 1, 0])),
+        ([&good[..], &data(b"ev-il")].concat(), (false, [0, 1, 0])),
+    ] {
+        for chunk in [usize::MAX, 7, 1] {
+            assert_eq!(run(&bytes, chunk), expected, "{bytes:?} {chunk}");
+        }
+    }
 }

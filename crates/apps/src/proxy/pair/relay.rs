@@ -173,7 +173,7 @@ impl<I: Copy + Eq> ProxyPair<I> {
         let target = 1 - from;
         let is_answer = from == BACKEND && self.mode(cx) == Some(ProxyMode::Http);
         while !self.send_closed[target] {
-            if from == CLIENT && !cx.admits(source) {
+            if from == CLIENT && !cx.admits(source, &self.rules) {
                 return false;
             }
             let bytes = cx.host.peek(source);

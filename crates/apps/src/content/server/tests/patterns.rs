@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::pattern_rules::PatternRules;
+use crate::pattern_rules::{PatternRules, RuleCounterNames};
 
 fn bed() -> ContentTestBed {
-    let rules = PatternRules::parse("evil\ncount:Host\ncount:Forbidden").expect("valid");
+    let rules =
+        PatternRules::parse("evil\ncount:Host\ncount:Forbidden", &mut RuleCounterNames::default())
+            .expect("valid");
     ContentTestBed::with(ContentServerConfig {
         pattern_rules: Some(Arc::new(rules)),
         ..ContentServerConfig::default()
@@ -15,7 +17,11 @@ fn bed() -> ContentTestBed {
 
 fn matches(bed: &ContentTestBed) -> Vec<(&'static str, u64)> {
     let mut matches = Vec::new();
-    bed.server.responder.inspection.visit(&mut |name, value| matches.push((name, value)));
+    bed.server.responder.inspection.visit(&mut |name, value| {
+        if name.starts_with("pattern_line_") {
+            matches.push((name, value));
+        }
+    });
     matches
 }
 

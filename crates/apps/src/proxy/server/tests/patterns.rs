@@ -3,17 +3,22 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::pattern_rules::PatternRules;
+use crate::pattern_rules::{PatternRules, RuleCounterNames};
 
 fn bed(mode: ProxyMode) -> ProxyTestBed {
-    let rules = PatternRules::parse("evil\ncount:body").expect("valid");
+    let rules =
+        PatternRules::parse("evil\ncount:body", &mut RuleCounterNames::default()).expect("valid");
     let config = ProxyConfig { pattern_rules: Some(Arc::new(rules)), ..ProxyConfig::default() };
     ProxyTestBed::with(config, table(mode, 1))
 }
 
 fn matches(bed: &ProxyTestBed) -> Vec<u64> {
     let mut matches = Vec::new();
-    bed.server.shared.inspection.visit(&mut |_, value| matches.push(value));
+    bed.server.shared.inspection.visit(&mut |name, value| {
+        if name.starts_with("pattern_line_") {
+            matches.push(value);
+        }
+    });
     matches
 }
 
