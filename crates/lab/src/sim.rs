@@ -188,7 +188,7 @@ struct Totals {
 }
 
 /// Counters of the summary, with their descriptions: injected faults, and their effects.
-const SUMMARY_COUNTERS: [(&str, &str); 135] = [
+const SUMMARY_COUNTERS: [(&str, &str); 139] = [
     ("responses", "responses, verified byte by byte"),
     ("bytes", "bytes read by clients"),
     ("errors", "connections that failed"),
@@ -265,6 +265,10 @@ const SUMMARY_COUNTERS: [(&str, &str); 135] = [
     ("tls_tx_device_lost", "connections that lost their TX context"),
     ("tls_rx_device_refused", "RX contexts refused"),
     ("tls_rx_rekey_ok", "TLS key updates received"),
+    ("worlds_with_patterns", "runs with rules about patterns"),
+    ("inspect_device_bytes", "bytes inspected by devices"),
+    ("inspect_host_bytes", "bytes inspected by hosts"),
+    ("pattern_claims_checked", "claims of devices compared with software"),
     ("worlds_with_quic", "runs with QUIC"),
     ("h3_connections", "QUIC connections"),
     ("h3_responses", "HTTP/3 responses, included above"),

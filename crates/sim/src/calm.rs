@@ -65,6 +65,7 @@ impl Scenario {
     /// Removes every fault.
     fn calm_down(&mut self, r: &mut Prng) {
         self.net = NetFaults::default();
+        self.patterns = None;
         self.hostile = AttackerConfig::default();
         self.disk = DiskFaults {
             latency: (Duration::from_micros(20), Duration::from_micros(200)),

@@ -14,6 +14,7 @@ use nic::FileConfig;
 
 use crate::calm::Disturbance;
 use crate::numbers::Numbers;
+use crate::patterns::PatternScenario;
 use crate::proxy_scenario::ProxyScenario;
 use crate::quic::QuicScenario;
 use crate::storage::{self, StorageScenario};
@@ -287,6 +288,8 @@ pub(crate) struct Scenario {
     pub(crate) tls: Option<TlsScenario>,
     /// A proxy between clients and servers.
     pub(crate) proxied: Option<ProxyScenario>,
+    /// Rules about patterns that clients send.
+    pub(crate) patterns: Option<PatternScenario>,
     /// HTTP/3 over UDP, in addition.
     pub(crate) quic: Option<QuicScenario>,
     /// NVMe/TCP instead of HTTP.
@@ -368,6 +371,7 @@ impl Scenario {
             calm: None,
             hand_over: HandOverScenario::draw(seed),
             quic: QuicScenario::draw(seed, calm_net).filter(|_| proxied.is_none()),
+            patterns: PatternScenario::draw(seed).filter(|_| storage.is_none()),
             proxied,
             tls,
             offload: r.chance(0.75),

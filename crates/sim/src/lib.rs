@@ -14,6 +14,7 @@
 //! | `net`, `nat`, `attacker`, `disk` | the network and the disk, with their faults |
 //! | `client`, `http`, `h3` | the client application, over TCP and over QUIC |
 //! | `machines`, `proxy_scenario`, `quic` | servers, clients, proxy and QUIC endpoints |
+//! | `patterns` | rules about byte patterns |
 //! | `numbers` | sequence numbers and the like that begin just below their limits |
 //! | `storage`, `namespace` | NVMe/TCP: machines, users, and the model of a namespace's contents |
 //! | `tls` | TLS handshakes with randomness from the seed |
@@ -48,6 +49,7 @@ mod nat;
 mod net;
 mod node;
 mod numbers;
+mod patterns;
 mod proxy_scenario;
 mod quic;
 mod report;
@@ -270,6 +272,8 @@ fn counters_of(sim: &mut SimRun) -> BTreeMap<&'static str, u64> {
     add("tls_bytes_near_limits", sim.tls_bytes_near_limits());
     add("worlds_with_proxy", u64::from(sim.scenario.proxied.is_some()));
     add("sealed_after_rebinding", sim.encrypted_after_rebinding());
+    add("worlds_with_patterns", u64::from(sim.scenario.patterns.is_some()));
+    add("pattern_claims_checked", sim.nodes.iter().map(|node| node.watch.claims.claims).sum());
     add("worlds_with_quic", u64::from(sim.scenario.quic.is_some()));
     counters
 }

@@ -5,6 +5,7 @@
 //! between its turns. [`crate::run`] schedules the turns.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use abi::disk::{DiskCompletion, DiskRequest};
 use abi::link::{LinkTxStatus, RxFrame, TxFrame};
@@ -12,6 +13,7 @@ use abi::splice::{Splice, SpliceId};
 use abi::{Event, Op, PacketBuf, PacketPool};
 use apps::content::ContentServer;
 use apps::nvme::target::NvmeTarget;
+use apps::pattern_rules::PatternRules;
 use apps::proxy::{Proxy, ProxyTable};
 use base::{Duration, Instant};
 use host::{Application, Host, Notice};
@@ -19,6 +21,7 @@ use nic::Device;
 use node::{DeviceHalf, DevicePorts, DiskPort, HostHalf, HostPorts, RETRY, TurnResult};
 
 use crate::checkers::echo::EchoOrder;
+use crate::checkers::patterns::ClaimChecker;
 use crate::checkers::quic::QuicOrderChecker;
 use crate::client::{ClientEnv, SimClient};
 use crate::disk::SimDisk;
@@ -119,6 +122,7 @@ pub(crate) struct ContractWatch {
     pub(crate) echo_order: EchoOrder,
     /// Order in which the device delivered QUIC packets since its start.
     pub(crate) quic_order: QuicOrderChecker,
+    pub(crate) claims: ClaimChecker,
 }
 
 /// A machine.
@@ -161,6 +165,12 @@ impl SimNode {
             life: 0,
             frozen_counters: BTreeMap::new(),
         }
+    }
+
+    /// Compares the claims of the device about these rules' patterns with the results of software.
+    pub(crate) fn with_patterns(mut self, rules: Option<Arc<PatternRules>>) -> Self {
+        self.watch.claims.patterns = rules.map(|rules| Arc::clone(rules.patterns()));
+        self
     }
 
     /// Makes the device silently lose its most recent transmit context.
@@ -521,6 +531,10 @@ impl DevicePorts for SimDevicePorts<'_, '_> {
     fn push_event(&mut self, _: usize, event: Event) -> Result<(), Event> {
         if self.rings.events.len() >= self.rings.slots {
             return Err(event);
+        }
+        if let Err(what) = self.watch.claims.delivered(&event) {
+            let TurnEnv { now, node, .. } = *self.around;
+            self.around.report.fail(now, "patterns", format!("n{node}: {what}"));
         }
         self.watch.quic_order.note_event(&event);
         self.watch.echo_order.delivered(&event);

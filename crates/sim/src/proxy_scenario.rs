@@ -19,6 +19,7 @@ use crate::machines::{address, addresses, device_base};
 use crate::net::SimNet;
 use crate::node::{App, SimNode};
 use crate::numbers;
+use crate::patterns;
 
 /// `Server` field of the proxy's own responses.
 pub(crate) const NAME: &str = "proxy";
@@ -141,7 +142,11 @@ impl ProxyScenario {
         let [client, ours, server] =
             [&scenario.client_tcp, &self.tcp, &scenario.server_tcp].map(|tcp| tcp.timestamps);
         let alike = (client && ours) == (ours && server);
-        self.splice && self.engine && self.pairs_max == ENOUGH && alike
+        self.splice
+            && self.engine
+            && self.pairs_max == ENOUGH
+            && alike
+            && scenario.patterns.is_none()
     }
 
     /// Returns whether the device is asked to set up connections, and can.
@@ -228,7 +233,7 @@ pub(crate) fn machine(
     };
     let config = DeviceConfig {
         file: None,
-        l5o: None,
+        l5o: patterns::engine(scenario, node, None),
         setup: proxied.set_up.then(SetupConfig::default),
         teardown: Some(teardown),
         splice: proxied.engine.then_some(splice),
@@ -246,7 +251,7 @@ pub(crate) fn machine(
     };
     let mut host = Host::new(config, &device.capabilities(), rng.next_u64());
     let config = ProxyConfig {
-        pattern_rules: None,
+        pattern_rules: patterns::rules(scenario, node),
         backlog: scenario.backlog,
         server_name: String::from(NAME),
         unix_epoch: scenario.content.unix_epoch,
@@ -260,4 +265,5 @@ pub(crate) fn machine(
         Err(error) => unreachable!("no other listener: {error}"),
     };
     SimNode::new(device, host, App::Proxy(Box::new(proxy)), ahead, scenario.rings.slots)
+        .with_patterns(patterns::rules(scenario, node))
 }

@@ -128,6 +128,11 @@ pub(crate) fn check(
             ));
         }
     }
+    if let Some(patterns) = scenario.patterns.as_ref().filter(|_| index == scenario.front()) {
+        if let Err(what) = super::patterns::check(node, patterns.engine) {
+            fail(what);
+        }
+    }
     check_never(index, node, scenario, retries_of_proxy, &mut fail);
     if let Err(what) = check_memory(node, scenario) {
         fail(what);

@@ -12,6 +12,7 @@
 //! | [`performance`] | retransmissions, losses, round trips and memory, if they have bounds |
 //! | [`alarms`] | alarm counters are zero if all peers are honest |
 //! | [`proxy`] | pairs that could be spliced were, and all have ended |
+//! | [`patterns`] | what devices and hosts find in the bytes of clients |
 //! | [`quic`] | which half protected QUIC packets and read their files |
 //! | [`storage`] | requests of users completed, and the disk holds a permitted state |
 //! | [`conserve`] | the bytes acknowledged are the bytes read |
@@ -23,6 +24,7 @@ pub(crate) mod counters;
 pub(crate) mod differential;
 pub(crate) mod echo;
 pub(crate) mod frames;
+pub(crate) mod patterns;
 pub(crate) mod performance;
 pub(crate) mod plaintext;
 pub(crate) mod progress;

@@ -1,0 +1,91 @@
+//! Rules about byte patterns in a scenario (`--deny-patterns`): the machine to which the clients
+//! connect counts patterns of their requests, and denies a marker that no client sends.
+//!
+//! [`crate::checkers::patterns`] checks the results. Nothing is denied, so the responses are those
+//! without rules; a proxy with rules does not splice.
+
+use std::sync::Arc;
+
+use apps::pattern_rules::{PatternRules, RuleCounterNames};
+use base::Prng;
+use nic::L5oConfig;
+
+use crate::faults::Scenario;
+
+const SALT: u64 = 0x0a77_e245;
+
+/// Patterns of which a scenario counts some: frequent and rare, of one byte and of many, such as
+/// lie across heads, and two of which one contains the other.
+const COUNTED: [&str; 8] = [
+    "count: e",
+    "count: HTTP/1.1\\r\\nHost: ",
+    "count: /1.1\\r\\nHo",
+    "count: \\r\\n\\r\\nGET ",
+    "count: Range: bytes=",
+    "count: \\x17\\x03\\x03",
+    "count: POST /",
+    "count: \\r\\n",
+];
+/// A denying rule that never matches.
+const MARKER: &str = "deny: \\x00\\xffno client sends this marker\\xff\\x00";
+
+/// The rules of a scenario, and the engine for them.
+#[derive(Clone, Debug)]
+pub(crate) struct PatternScenario {
+    rules: Arc<PatternRules>,
+    /// The device inspects.
+    pub(crate) engine: bool,
+    /// Maximum number of contexts of a device without TLS.
+    contexts_max: u32,
+}
+
+impl PatternScenario {
+    /// Uses a generator of its own: scenarios do not depend on these draws otherwise.
+    pub(crate) fn draw(seed: u64) -> Option<Self> {
+        let r = &mut Prng::new(seed ^ SALT);
+        if !r.chance(0.15) {
+            return None;
+        }
+        let mut text = String::from(MARKER);
+        for line in COUNTED {
+            text.push('\n');
+            // The line of a rule is the same in all scenarios.
+            text.push_str(if r.chance(0.6) { line } else { "#" });
+        }
+        let rules = match PatternRules::parse(&text, &mut RuleCounterNames::default()) {
+            Ok(rules) => Arc::new(rules),
+            Err(error) => unreachable!("the rules are valid: {error}"),
+        };
+        let contexts_max = if r.chance(0.3) { r.range(1, 3) as u32 } else { 4_096 };
+        Some(Self { rules, engine: r.chance(0.8), contexts_max })
+    }
+}
+
+/// Returns the rules of a node.
+pub(crate) fn rules(scenario: &Scenario, node: usize) -> Option<Arc<PatternRules>> {
+    let patterns = scenario.patterns.as_ref().filter(|_| node == scenario.front())?;
+    Some(Arc::clone(&patterns.rules))
+}
+
+/// Returns the layer-5 engine of a node's device, which has `tls` without inspection.
+pub(crate) fn engine(
+    scenario: &Scenario,
+    node: usize,
+    tls: Option<L5oConfig>,
+) -> Option<L5oConfig> {
+    let patterns = scenario.patterns.as_ref().filter(|_| node == scenario.front());
+    let Some(PatternScenario { engine: inspect, contexts_max, .. }) = patterns.cloned() else {
+        return tls;
+    };
+    match tls {
+        Some(tls) => Some(L5oConfig { inspect, ..tls }),
+        None => inspect.then(|| L5oConfig {
+            contexts_max,
+            tls_tx: false,
+            tls_rx: false,
+            nvme_tcp_tx: false,
+            nvme_tcp_rx: false,
+            ..L5oConfig::new(Arc::new(crypto::Provider))
+        }),
+    }
+}
