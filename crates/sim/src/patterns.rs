@@ -26,6 +26,8 @@ const COUNTED: [&str; 8] = [
     "count: POST /",
     "count: \\r\\n",
 ];
+/// Size of a context table that is never full.
+const CONTEXTS_ENOUGH: u32 = 4_096;
 /// A denying rule that never matches.
 const MARKER: &str = "deny: \\x00\\xffno client sends this marker\\xff\\x00";
 
@@ -56,8 +58,13 @@ impl PatternScenario {
             Ok(rules) => Arc::new(rules),
             Err(error) => unreachable!("the rules are valid: {error}"),
         };
-        let contexts_max = if r.chance(0.3) { r.range(1, 3) as u32 } else { 4_096 };
+        let contexts_max = if r.chance(0.3) { r.range(1, 3) as u32 } else { CONTEXTS_ENOUGH };
         Some(Self { rules, engine: r.chance(0.8), contexts_max })
+    }
+
+    /// Returns whether the context table never fills.
+    pub(crate) const fn has_room(&self) -> bool {
+        self.contexts_max >= CONTEXTS_ENOUGH
     }
 }
 

@@ -9,6 +9,7 @@ use base::Instant;
 
 use crate::faults::Scenario;
 use crate::node::SimNode;
+use crate::patterns::PatternScenario;
 use crate::report::RunReport;
 
 /// Counters that must be 0 in every scenario: each counts a bug.
@@ -78,6 +79,7 @@ fn alarms() -> impl Iterator<Item = &'static str> {
 /// Returns the alarms that the scenario may raise on a machine.
 fn excuses(index: usize, scenario: &Scenario) -> Vec<&'static str> {
     let contexts = scenario.tls_device(index).is_none_or(|device| device.has_room())
+        && scenario.patterns.as_ref().is_none_or(PatternScenario::has_room)
         && scenario.storage.as_ref().is_none_or(|s| s.target.has_room() && s.initiator.has_room());
     let quic = scenario.quic.as_ref();
     let entries = quic.is_none_or(|quic| quic.server.has_room() && quic.client.has_room());
