@@ -164,9 +164,9 @@ fn rules_are_reloaded() {
     let ended = lab.server.stop();
     assert!(ended.status.success(), "{ended:?}");
     assert!(ended.stderr.contains("SIGHUP: reloaded 2 patterns\n"), "{}", ended.stderr);
-    let why = "rules: line 1: unknown escape `\\q`; expected \\\\, \\n, \\r, \\t or \\xNN; keeping the \
-               old patterns\n";
-    assert!(ended.stderr.contains(why), "{}", ended.stderr);
+    let why = "rules: line 1: unknown escape `\\q`";
+    let line = ended.stderr.lines().find(|line| line.contains(why)).unwrap_or_default();
+    assert!(line.ends_with("; keeping the old patterns"), "{}", ended.stderr);
 }
 
 #[test]

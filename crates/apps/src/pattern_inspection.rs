@@ -1,4 +1,4 @@
-//! Inspection of what the clients of an application send, under the rules of [`crate::pattern_rules`].
+//! Inspection of the bytes that clients of an application send, by [`crate::pattern_rules`].
 //!
 //! The content server and the proxy own a [`PatternInspection`] each, and call it for every run of
 //! bytes before they use it. Bytes of TCP and TLS are inspected by the host, or by the device for

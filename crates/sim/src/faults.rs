@@ -537,6 +537,11 @@ impl Scenario {
         self.proxied.as_ref().is_some_and(|proxied| proxied.mode == ProxyMode::Tls)
     }
 
+    /// Returns the rules about patterns of a node.
+    pub(crate) fn patterns_of(&self, node: usize) -> Option<&PatternScenario> {
+        self.patterns.as_ref().filter(|_| node == self.front())
+    }
+
     /// Returns the TLS engine of a node's device, if the scenario and the node use TLS.
     pub(crate) fn tls_device(&self, node: usize) -> Option<&TlsDevice> {
         let tls = self.tls.as_ref()?;

@@ -20,7 +20,7 @@ use crate::h3::H3Client;
 use crate::net::SimNet;
 use crate::node::{App, SimNode};
 use crate::numbers;
-use crate::patterns;
+use crate::patterns::PatternScenario;
 use crate::quic;
 use crate::tls;
 
@@ -92,7 +92,10 @@ pub(crate) fn server(node: usize, scenario: &Scenario, net: &SimNet, rng: &mut P
     let engine = rng.chance(0.5) || scenario.offload;
     let config = DeviceConfig {
         file: engine.then(|| scenario.device.clone()),
-        l5o: patterns::engine(scenario, node, tls_engine(scenario, node)),
+        l5o: match scenario.patterns_of(node) {
+            Some(patterns) => patterns.engine(tls_engine(scenario, node)),
+            None => tls_engine(scenario, node),
+        },
         quic: quic::engine(scenario, node),
         pending_transmits_max: scenario.pending_transmits_max,
         correct_timestamps: scenario.correct_timestamps,
@@ -120,7 +123,7 @@ pub(crate) fn server(node: usize, scenario: &Scenario, net: &SimNet, rng: &mut P
     let mut content = scenario.content.clone();
     content.tls = scenario.tls.as_ref().map(tls::server);
     content.http3 = quic::config(scenario, node);
-    content.pattern_rules = patterns::rules(scenario, node);
+    content.pattern_rules = scenario.patterns_of(node).map(PatternScenario::rules);
     (content.setup_offload, content.teardown_offload) =
         (scenario.hand_over.set_up, scenario.hand_over.tear_down);
     content.listen =
@@ -130,7 +133,7 @@ pub(crate) fn server(node: usize, scenario: &Scenario, net: &SimNet, rng: &mut P
         Err(error) => unreachable!("no other listener: {error}"),
     };
     SimNode::new(device, host, App::Server(Box::new(server)), ahead, scenario.rings.slots)
-        .with_patterns(patterns::rules(scenario, node))
+        .with_patterns(scenario.patterns_of(node).map(PatternScenario::rules))
 }
 
 /// Builds a client.

@@ -10,8 +10,6 @@ use apps::pattern_rules::{PatternRules, RuleCounterNames};
 use base::Prng;
 use nic::L5oConfig;
 
-use crate::faults::Scenario;
-
 const SALT: u64 = 0x0a77_e245;
 
 /// Patterns of which a scenario counts some: frequent and rare, of one byte and of many, such as
@@ -66,33 +64,25 @@ impl PatternScenario {
     pub(crate) const fn has_room(&self) -> bool {
         self.contexts_max >= CONTEXTS_ENOUGH
     }
-}
 
-/// Returns the rules of a node.
-pub(crate) fn rules(scenario: &Scenario, node: usize) -> Option<Arc<PatternRules>> {
-    let patterns = scenario.patterns.as_ref().filter(|_| node == scenario.front())?;
-    Some(Arc::clone(&patterns.rules))
-}
+    /// Returns the rules of the machine to which clients connect.
+    pub(crate) fn rules(&self) -> Arc<PatternRules> {
+        Arc::clone(&self.rules)
+    }
 
-/// Returns the layer-5 engine of a node's device, which has `tls` without inspection.
-pub(crate) fn engine(
-    scenario: &Scenario,
-    node: usize,
-    tls: Option<L5oConfig>,
-) -> Option<L5oConfig> {
-    let patterns = scenario.patterns.as_ref().filter(|_| node == scenario.front());
-    let Some(PatternScenario { engine: inspect, contexts_max, .. }) = patterns.cloned() else {
-        return tls;
-    };
-    match tls {
-        Some(tls) => Some(L5oConfig { inspect, ..tls }),
-        None => inspect.then(|| L5oConfig {
-            contexts_max,
-            tls_tx: false,
-            tls_rx: false,
-            nvme_tcp_tx: false,
-            nvme_tcp_rx: false,
-            ..L5oConfig::new(Arc::new(crypto::Provider))
-        }),
+    /// Returns the layer-5 engine of that machine's device, which has `tls` without inspection.
+    pub(crate) fn engine(&self, tls: Option<L5oConfig>) -> Option<L5oConfig> {
+        let (inspect, contexts_max) = (self.engine, self.contexts_max);
+        match tls {
+            Some(tls) => Some(L5oConfig { inspect, ..tls }),
+            None => inspect.then(|| L5oConfig {
+                contexts_max,
+                tls_tx: false,
+                tls_rx: false,
+                nvme_tcp_tx: false,
+                nvme_tcp_rx: false,
+                ..L5oConfig::new(Arc::new(crypto::Provider))
+            }),
+        }
     }
 }

@@ -19,7 +19,7 @@ use crate::machines::{address, addresses, device_base};
 use crate::net::SimNet;
 use crate::node::{App, SimNode};
 use crate::numbers;
-use crate::patterns;
+use crate::patterns::PatternScenario;
 
 /// `Server` field of the proxy's own responses.
 pub(crate) const NAME: &str = "proxy";
@@ -233,7 +233,7 @@ pub(crate) fn machine(
     };
     let config = DeviceConfig {
         file: None,
-        l5o: patterns::engine(scenario, node, None),
+        l5o: scenario.patterns_of(node).and_then(|patterns| patterns.engine(None)),
         setup: proxied.set_up.then(SetupConfig::default),
         teardown: Some(teardown),
         splice: proxied.engine.then_some(splice),
@@ -251,7 +251,7 @@ pub(crate) fn machine(
     };
     let mut host = Host::new(config, &device.capabilities(), rng.next_u64());
     let config = ProxyConfig {
-        pattern_rules: patterns::rules(scenario, node),
+        pattern_rules: scenario.patterns_of(node).map(PatternScenario::rules),
         backlog: scenario.backlog,
         server_name: String::from(NAME),
         unix_epoch: scenario.content.unix_epoch,
@@ -265,5 +265,5 @@ pub(crate) fn machine(
         Err(error) => unreachable!("no other listener: {error}"),
     };
     SimNode::new(device, host, App::Proxy(Box::new(proxy)), ahead, scenario.rings.slots)
-        .with_patterns(patterns::rules(scenario, node))
+        .with_patterns(scenario.patterns_of(node).map(PatternScenario::rules))
 }

@@ -128,10 +128,8 @@ pub(crate) fn check(
             ));
         }
     }
-    if let Some(patterns) = scenario.patterns.as_ref().filter(|_| index == scenario.front()) {
-        if let Err(what) = super::patterns::check(node, patterns.engine) {
-            fail(what);
-        }
+    if let Some(Err(what)) = scenario.patterns_of(index).map(|p| check_patterns(node, p.engine)) {
+        fail(what);
     }
     check_never(index, node, scenario, retries_of_proxy, &mut fail);
     if let Err(what) = check_memory(node, scenario) {
@@ -337,6 +335,32 @@ fn check_tls(
         && value("tls_rx_bytes") > 0
     {
         return Err(String::from("the device decrypted nothing, without a reason"));
+    }
+    Ok(())
+}
+
+/// Checks the matches of a machine with rules about patterns. `engine`: its device inspects.
+///
+/// # Errors
+/// Describes the violation.
+fn check_patterns(node: &SimNode, engine: bool) -> Result<(), String> {
+    let mut by_rules = 0;
+    node.visit(&mut |name, value| {
+        let is_rule = name.starts_with("pattern_line_") || name == "pattern_former_matches";
+        by_rules += if is_rule { value } else { 0 };
+    });
+    let found = node.counter("inspect_matches") + node.counter("pattern_http3_matches");
+    if by_rules != found {
+        return Err(format!("{found} matches, {by_rules} counted by rules"));
+    }
+    for name in ["http_denied", "proxy_denied", "pattern_line_1_matches"] {
+        if node.counter(name) > 0 {
+            return Err(format!("{name} is {}, but no client sends it", node.counter(name)));
+        }
+    }
+    let by_device = node.counter("inspect_device_bytes");
+    if by_device > 0 && !engine {
+        return Err(format!("a device without the engine inspected {by_device} bytes"));
     }
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! Inspection for patterns: each claim of a device is what software finds in the same bytes, each
-//! match is counted by its rule, and nothing is denied.
+//! Inspection for patterns: each claim of a device is what software finds in the same bytes.
+//! [`super::counters`] checks that each match is counted by its rule, and that nothing is denied.
 
 use std::sync::Arc;
 
@@ -8,8 +8,6 @@ use abi::inspect::{InspectedRange, RangeMatch};
 use patterns::PatternSet;
 use wire::frame::{ParsedFrame, parse, protocol};
 use wire::tcp::TcpHeader;
-
-use crate::node::SimNode;
 
 /// Compares the claims of a device with the results of software.
 #[derive(Debug, Default)]
@@ -65,30 +63,4 @@ fn tcp_payload(frame: &[u8]) -> Option<&[u8]> {
     let segment = frame.get(ip.l4..ip.end).filter(|_| ip.protocol == protocol::TCP)?;
     let (_, header_len) = TcpHeader::parse(segment).ok()?;
     segment.get(header_len..)
-}
-
-/// Checks a machine at the end of a run.
-///
-/// # Errors
-/// Describes the violation.
-pub(super) fn check(node: &SimNode, engine: bool) -> Result<(), String> {
-    let mut by_rules = 0;
-    node.visit(&mut |name, value| {
-        let is_rule = name.starts_with("pattern_line_") || name == "pattern_former_matches";
-        by_rules += if is_rule { value } else { 0 };
-    });
-    let found = node.counter("inspect_matches") + node.counter("pattern_http3_matches");
-    if by_rules != found {
-        return Err(format!("{found} matches, {by_rules} counted by rules"));
-    }
-    for name in ["http_denied", "proxy_denied", "pattern_line_1_matches"] {
-        if node.counter(name) > 0 {
-            return Err(format!("{name} is {}, but no client sends it", node.counter(name)));
-        }
-    }
-    let by_device = node.counter("inspect_device_bytes");
-    if by_device > 0 && !engine {
-        return Err(format!("a device without the engine inspected {by_device} bytes"));
-    }
-    Ok(())
 }
