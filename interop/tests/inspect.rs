@@ -6,6 +6,8 @@ use interop::{ADDR, Files, Netns, PEER, TestServer, ThirdPartyServer, run_for_ou
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 const H3_CLIENT: &str = env!("CARGO_BIN_EXE_h3get");
 const RULES: &str = "# rules\nevil\ncount: Host: \ndeny: \\x00\\x01attack\n";
+/// Requests on a connection before that with the pattern.
+const GOOD: usize = 20;
 /// Values of `--offload` with inspection and without.
 const OFFLOADS: [(&str, bool); 2] = [("all", true), ("file,tls-tx,tls-rx", false)];
 
@@ -48,25 +50,26 @@ fn statuses(server: &TestServer, scheme: &str, paths: &[&str], args: &[&str]) ->
     statuses
 }
 
-/// The first request arrives before the device knows the patterns. The device inspects the second,
-/// in which the pattern lies, and no byte of it is inspected by the host.
+/// The pattern lies in the last of several requests on a connection. The first requests may arrive
+/// before the device knows the patterns, and with TLS before it decrypts.
 #[test]
 fn a_denied_pattern_is_answered_with_403() {
     for (offload, by_device) in OFFLOADS {
         for scheme in ["http", "https"] {
             let lab = InspectFixture::serve(&["--tls", "--http", "--offload", offload]);
-            let found = lab.statuses(scheme, &["/ok.txt", "/ok.txt"], &[]);
-            assert_eq!(found, [200, 200], "{scheme} {offload}");
+            let good = ["/ok.txt"; GOOD];
+            let found = lab.statuses(scheme, &[&good[..], &["/ok.txt"]].concat(), &[]);
+            assert_eq!(found, [200; GOOD + 1], "{scheme} {offload}");
             let before = lab.server.stat();
             before.expect_zero(&["http_denied", "pattern_line_2_matches"]);
             let request = before.get("inspect_device_bytes") + before.get("inspect_host_bytes");
-            let found = lab.statuses(scheme, &["/ok.txt", "/evil.txt"], &[]);
-            assert_eq!(found, [200, 403], "{scheme} {offload}");
+            let found = lab.statuses(scheme, &[&good[..], &["/evil.txt"]].concat(), &[]);
+            assert_eq!(found, [&[200; GOOD][..], &[403]].concat(), "{scheme} {offload}");
             let after = lab.server.stat();
             assert_eq!(after.moved(&before, "http_denied"), 1);
             assert_eq!(after.moved(&before, "pattern_line_2_matches"), 1);
-            assert_eq!(after.moved(&before, "pattern_line_3_matches"), 2);
-            assert_eq!(after.moved(&before, "inspect_matches"), 3);
+            assert_eq!(after.moved(&before, "pattern_line_3_matches"), GOOD as u64 + 1);
+            assert_eq!(after.moved(&before, "inspect_matches"), GOOD as u64 + 2);
             after.expect_zero(&["inspect_claims_invalid", "pattern_line_4_matches"]);
             let [device, host] = ["inspect_device_bytes", "inspect_host_bytes"]
                 .map(|name| after.moved(&before, name));
@@ -89,7 +92,7 @@ fn a_pattern_in_content_is_denied() {
         for (name, bytes, status) in
             [("good", &b"attack"[..], 200), ("bad", b"\x00\x01attack", 403)]
         {
-            let content = [&[b'.'; 20_000][..], bytes, &[b'.'; 20_000]].concat();
+            let content = [&vec![b'.'; 400_000][..], bytes, &vec![b'.'; 400_000]].concat();
             let file = lab.files.write(name, content);
             let data = format!("@{}", file.display());
             let args = ["-X", "GET", "-H", "Expect:", "--data-binary", &data];
@@ -98,7 +101,7 @@ fn a_pattern_in_content_is_denied() {
         }
         let counters = lab.server.stat();
         assert_eq!(counters.get("pattern_line_4_matches"), 1, "{scheme}");
-        assert!(counters.get("inspect_device_bytes") > 40_000, "{scheme}: {counters:?}");
+        assert!(counters.get("inspect_device_bytes") > 400_000, "{scheme}: {counters:?}");
         counters.expect_zero(&["inspect_claims_invalid"]);
     }
 }
