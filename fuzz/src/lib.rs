@@ -4,12 +4,9 @@
 //! targets under libFuzzer (`src/bin`); `cargo test` replays the inputs that fuzzing has kept
 //! (`corpus`), and a target's program without libFuzzer replays the files in its arguments.
 //!
-//! [`formats`]: parsers. [`ext4`]: the reader of file systems. [`transport`]: the NVMe/TCP
-//! transport against a hostile peer, with and without a device. [`target`]: the whole NVMe/TCP
-//! target. Nothing here reads a clock.
-//! [`formats`]: parsers. [`transport`]: the NVMe/TCP transport against a hostile peer, with and
-//! without a device. [`target`]: the whole NVMe/TCP target. [`http`]: uploads and downloads.
-//! Nothing here reads a clock.
+//! [`formats`]: parsers. [`ext4`]: the reader of file systems. [`http`]: uploads and downloads.
+//! [`transport`]: the NVMe/TCP transport against a hostile peer, with and without a device.
+//! [`target`]: the whole NVMe/TCP target. Nothing here reads a clock.
 #![forbid(unsafe_code)]
 
 pub mod ext4;

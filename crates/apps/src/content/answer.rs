@@ -34,7 +34,6 @@ use super::response::{
 use super::sockets::ContentSockets;
 use super::status::HttpStatus;
 use super::upload::{UploadId, UploadOrder, UploadRefusal, Uploads, upload_path};
-use crate::pattern_rules::PatternInspection;
 use crate::pattern_inspection::PatternInspection;
 
 /// Action of a connection on the bytes at its front.

@@ -27,8 +27,8 @@ use super::gather::{HeadLimits, gather_head};
 use super::response::{ResponsePiece, WrittenResponse};
 use super::sockets::ContentSockets;
 use super::status::HttpStatus;
-use upload::{HttpUpload, UploadParts};
 use crate::pattern_inspection::ConnectionRules;
+use upload::{HttpUpload, UploadParts};
 
 /// Unacknowledged bytes above which no further pipelined request is answered.
 const PIPELINE_BYTES_MAX: u64 = 64 * 1024;

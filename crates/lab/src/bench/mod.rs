@@ -107,7 +107,6 @@ enum Bench {
     /// Measure host cycles of a content server whose files are on an NVMe/TCP target, with the
     /// offloads of TLS and NVMe/TCP added one by one
     RemoteStorage(remote_storage::RemoteStorageArgs),
-    /// Compare the device's timer bitmap wheel with a hashed timing wheel, with 1 and 2 threads
     /// Compare the timer bitmap wheel, the device's wheel of lists and a hashed timing wheel
     TimerWheel(timer_wheel::TimerWheelArgs),
     /// Measure bytes of host memory per idle established connection

@@ -10,9 +10,8 @@ use std::sync::Arc;
 
 use abi::quic::QuicSteering;
 use apps::content::{self, ContentServer, ErrorPage};
-use apps::remote::{RemoteContentServer, RemoteFilesConfig};
 use apps::pattern_rules::PatternRules;
-use apps::remote::{RemoteFiles, RemoteFilesConfig};
+use apps::remote::{RemoteContentServer, RemoteFilesConfig};
 use base::{Duration, Instant};
 use host::{Application, ContentSource, Host, HostConfig, ListenConfig, Notice, TlsServer};
 use io::clock::{self, MonotonicClock};
@@ -33,18 +32,13 @@ enum ServedSite {
     Directory(Box<ContentServer>, Option<FileWatch>),
     /// Namespaces.
     Remote(Box<RemoteContentServer>, RemoteFilesConfig),
+}
+
 /// A change of the running servers.
 #[derive(Clone)]
 enum ServeOrder {
     SetErrorPages(Vec<ErrorPage>),
     SetPatternRules(Arc<PatternRules>),
-}
-
-/// The content server, with a watch on the files that it serves, or with remote files.
-struct WatchedContentServer {
-    server: ContentServer,
-    watch: Option<FileWatch>,
-    remote: Option<(RemoteFiles, RemoteFilesConfig)>,
 }
 
 impl ServedSite {
@@ -178,7 +172,6 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let error_pages = read_error_pages(args)?;
     check_qlog(args)?;
     let uploads = uploads::open(args, remote.is_some())?;
-    let rules = pattern_file::read(args.deny_patterns.as_deref())?;
     let mut patterns = PatternFile::of_option(args.deny_patterns.as_ref());
     let rules = patterns.as_mut().map(PatternFile::read).transpose()?;
     let certificates = args
@@ -221,15 +214,11 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
                 args.files.open_disk_for_uploads(args.dir(), rule(args), Arc::clone(directory))
             }
             None => args.files.open_disk(args.dir(), rule(args)),
-        .disk(|| if is_remote { Ok(stack::no_disk()) } else { open_disk(args) })
-        .application(site)
-        .messages(|site: &mut WatchedContentServer, _, _, order| match order {
-            ServeOrder::SetErrorPages(pages) => site.server.set_error_pages(&pages),
-            ServeOrder::SetPatternRules(rules) => site.server.set_pattern_rules(rules),
         })
         .application(site)
-        .messages(|site: &mut ServedSite, _, _, pages: Vec<ErrorPage>| {
-            site.server_mut().set_error_pages(&pages)
+        .messages(|site: &mut ServedSite, _, _, order| match order {
+            ServeOrder::SetErrorPages(pages) => site.server_mut().set_error_pages(&pages),
+            ServeOrder::SetPatternRules(rules) => site.server_mut().set_pattern_rules(rules),
         })
         .pollable(|site| site.watch().map(FileWatch::pollable))
         .quic_connections(|site, f| site.server().quic_connections().for_each(f))
@@ -384,9 +373,6 @@ fn configure_remote(args: &ServeArgs, device: &mut DeviceConfig, host: &mut Host
         Some(storage) => Some(L5oConfig { inspect, ..storage }),
         None => device.l5o.take(),
     };
-    let inspect = args.deny_patterns.is_some() && args.stack.offload.inspect;
-    let l5o = crate::nvme::l5o_config(args.stack.offload, true);
-    device.l5o = l5o.map(|config| L5oConfig { inspect, ..config });
 }
 
 /// Returns how QUIC datagrams are steered to queues, `None` if there is one queue.

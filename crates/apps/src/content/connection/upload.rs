@@ -146,7 +146,7 @@ impl<I: Copy + Eq> HttpConnection<I> {
         id: UploadId,
     ) -> Result<bool, UploadRefusal> {
         loop {
-            if !cx.admits(self.socket) {
+            if !cx.admits(self.socket, &self.rules) {
                 return Err(UploadRefusal::Pattern);
             }
             let upload = self.partial.as_mut().and_then(|partial| partial.upload.as_mut());

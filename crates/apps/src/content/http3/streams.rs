@@ -260,8 +260,6 @@ pub(super) struct RequestStreamReader {
     pub(super) stores: bool,
     /// The request is such a PUT.
     keeps: bool,
-    /// `skip` is content.
-    is_content: bool,
     /// Content that was read and not stored.
     data: Vec<u8>,
     /// Inspection of fields and content.
@@ -286,7 +284,7 @@ impl RequestStreamReader {
 
     /// Returns whether the content is to be stored, and not all of it was read.
     pub(super) fn lacks_stored_content(&self) -> bool {
-        self.keeps && (self.skip > 0 || self.declared != Some(self.content))
+        self.keeps && (self.skip.len() > 0 || self.declared != Some(self.content))
     }
 
     /// Returns whether the content is to be stored.
@@ -315,16 +313,13 @@ impl RequestStreamReader {
         let all = core::mem::take(&mut self.bytes);
         let (mut rest, mut head) = (&all[..], None);
         loop {
-            let skipped = usize::try_from(self.skip).unwrap_or(usize::MAX).min(rest.len());
-            if self.keeps && self.is_content {
-                self.data.extend_from_slice(&rest[..skipped]);
-            }
-            rest = &rest[skipped..];
-            self.skip -= skipped as u64;
             let skipped = usize::try_from(self.skip.len()).unwrap_or(usize::MAX).min(rest.len());
             let (passed, behind) = rest.split_at(skipped);
             if matches!(self.skip, SkippedBytes::Content(_)) {
                 self.inspect(inspector, &[passed])?;
+                if self.keeps {
+                    self.data.extend_from_slice(passed);
+                }
             }
             (rest, self.skip) = (behind, self.skip.after(skipped as u64));
             let mut ahead = rest;
@@ -358,8 +353,6 @@ impl RequestStreamReader {
                 }
                 FrameRead::Frame(..) => {}
                 FrameRead::TooLong(_) => {
-                    self.is_content = false;
-                    self.skip = skip_frame_head(&mut rest);
                     self.skip = SkippedBytes::Ignored(skip_frame_head(&mut rest));
                 }
             }
@@ -373,8 +366,6 @@ impl RequestStreamReader {
         if self.section != RequestPart::Content {
             return Err(Http3Fault::Connection(Http3ErrorCode::FrameUnexpected));
         }
-        (self.content, self.skip) = (self.content.saturating_add(len), len);
-        self.is_content = true;
         self.content = self.content.saturating_add(len);
         self.skip = SkippedBytes::Content(len);
         // Section 4.1.2: the content must not exceed the declared length.
