@@ -1,9 +1,9 @@
 //! Links over a descriptor whose frames have a virtio-net header: TAP, macvtap, packet sockets.
 //!
 //! [`crate::tap`], [`crate::macvtap`] and [`crate::packet_socket`] open the descriptor; there is
-//! one [`VnetLink`] for each queue of the device. Runs of segments and partial checksums cross in one
-//! system call in both directions, described by the header (`header`): runs of up to 64 KiB, and
-//! to a TAP, over IPv4, up to [`crate::tap::run_bytes_max`]. A payload goes from the sender's
+//! one [`VnetLink`] for each queue of the device. Runs of segments and partial checksums cross in
+//! one system call in both directions, described by the header (`header`): runs of up to 64 KiB,
+//! and to a TAP, over IPv4, up to [`crate::tap::run_bytes_max`]. A payload goes from the sender's
 //! buffers to the kernel without a copy in user space. Received runs of UDP datagrams are cut here,
 //! because the device decrypts QUIC datagrams one at a time.
 
