@@ -32,8 +32,8 @@ pub struct StackOptions {
     /// Next hop for destinations that are not on the link; may be given twice, for IPv4 and IPv6
     #[arg(long, value_name = "ADDR")]
     pub gateway: Vec<IpAddr>,
-    /// Link to use: tap:NAME (to the kernel of this machine), macvtap:IF[,MODE] or packet:IF (to
-    /// the network of the interface IF, as a station of its own)
+    /// Link to use: tap:NAME to the kernel of this machine; macvtap:IF, macvtap:IF,MODE or
+    /// packet:IF to the network of the interface IF, as a station of its own
     #[arg(long = "link", alias = "wire", default_value = "tap:ob0", value_name = "LINK")]
     pub link: LinkName,
     /// Offloads that the device provides, besides checksums and segmentation: all, none, or a list
