@@ -1,6 +1,6 @@
 //! Rules about byte patterns that clients send: some end the connection, others are only counted.
 //!
-//! [`PatternRules::parse`] reads the file of `--deny-patterns`. [`crate::pattern_inspection`]
+//! [`PatternRules::parse`] reads the file of `--deny-patterns`. `pattern_inspection`
 //! applies the rules.
 
 use std::collections::BTreeMap;
