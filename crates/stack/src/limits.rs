@@ -111,6 +111,8 @@ fn available_bytes() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use nic::table_memory::{CLOSURE_BYTES, CLOSURE_UNACKED_BYTES};
+
     use super::*;
 
     #[test]
@@ -136,7 +138,8 @@ mod tests {
         options.apply(2, &mut device);
         let (splice, teardown) = (device.splice.unwrap(), device.teardown.unwrap());
         // 64 MiB for two devices with two such engines.
-        assert_eq!((splice.pairs_max, teardown.flows_max), (7, 32_768));
+        let closures = (16 << 20) / (CLOSURE_BYTES + CLOSURE_UNACKED_BYTES);
+        assert_eq!((splice.pairs_max, teardown.flows_max), (7, closures));
         assert_eq!((options.tcp_connections_max(2), options.quic_connections_max(2)), (9, 9));
     }
 }
