@@ -2,6 +2,7 @@
 //! transports, with and without receive offload, and from servers that misbehave.
 
 mod machines;
+mod secure_machines;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,9 +12,8 @@ use abi::Refusal;
 use base::{Duration, Instant};
 use bytes::Bytes;
 use crypto::Provider;
-use host::{Application, Cidr, Host, ListenConfig, Notice, SocketId, TlsClient, TlsServer};
+use host::{Application, Host, ListenConfig, Notice, SocketId, TlsClient, TlsServer};
 use machines::{CLIENT, SERVER, content, machine};
-use nic::{DeviceConfig, L5oConfig, QuicConfig};
 use outboard_apps::content::{ContentServer, ContentServerConfig};
 use outboard_apps::get::{
     GetClient, GetClientConfig, GetError, GetEvent, GetOrder, GetTransport, GetUrl,
@@ -22,9 +22,8 @@ use outboard_apps::get::{
 use quic::QuicEndpoint;
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::ServerName;
-use testkit::{
-    MemDisk, NetworkNode, PLAIN_LINK, TestCertificate, TestMachine, TlsOffer, TwoMachineNetwork,
-};
+use secure_machines::{decrypting_machine, quic_config};
+use testkit::{NetworkNode, TestCertificate, TlsOffer, TwoMachineNetwork};
 
 /// Bytes of the large object.
 const BIG: usize = 5_000_000;
@@ -118,29 +117,6 @@ impl Application for Receiver {
     }
 }
 
-fn quic_config(number: u8) -> quic::QuicEndpointConfig {
-    quic::QuicEndpointConfig::new(Arc::new(Provider), io::clock::std_epoch(), [number; 32])
-}
-
-/// Returns a machine whose device decrypts TLS and QUIC, or does neither.
-fn client_machine(offload: bool) -> TestMachine<MemDisk> {
-    let crypto = Arc::new(Provider);
-    let device = DeviceConfig {
-        l5o: offload.then(|| L5oConfig {
-            tls_tx: true,
-            tls_rx: true,
-            ..L5oConfig::new(Arc::clone(&crypto) as Arc<_>)
-        }),
-        quic: offload.then(|| QuicConfig::new(crypto)),
-        ..DeviceConfig::new([2, 0, 0, 0, 0, CLIENT])
-    };
-    let config = host::HostConfig {
-        addrs: vec![Cidr { addr: [10, 77, 0, CLIENT].into(), prefix_len: 24 }],
-        ..host::HostConfig::default()
-    };
-    TestMachine::new(config, device, PLAIN_LINK, CLIENT.into(), MemDisk::default())
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Over {
     Http,
@@ -180,7 +156,7 @@ impl GetRig<ContentServer> {
         server.disk.insert("small", content(100), 2);
         server.disk.insert("empty", Vec::new(), 3);
         let app = ContentServer::new(server_config, server.host()).expect("ports are free");
-        let mut client = client_machine(offload);
+        let mut client = decrypting_machine(CLIENT, offload);
         let receiver = Receiver::new(config, client.host());
         let net =
             TwoMachineNetwork::new(Instant::from_millis(1), (client, receiver), (server, app));
@@ -413,7 +389,7 @@ fn scripted(script: &[u8], closes: bool) -> (Result<(), GetError>, Vec<u8>) {
     server.host().listen(listen).expect("the port is free");
     let script = script.chunks(1000).map(Bytes::copy_from_slice).collect();
     let app = ScriptedServer { script, closes, at: None };
-    let mut client = client_machine(false);
+    let mut client = decrypting_machine(CLIENT, false);
     let receiver = Receiver::new(GetClientConfig::default(), client.host());
     let net = TwoMachineNetwork::new(Instant::from_millis(1), (client, receiver), (server, app));
     let mut rig = GetRig { net, tls: None, h3: None };

@@ -2,6 +2,7 @@
 //! transports, with and without receive offload, with a slow disk, and by clients that end early.
 
 mod machines;
+mod secure_machines;
 
 use core::net::SocketAddr;
 use std::sync::Arc;
@@ -10,17 +11,16 @@ use abi::Refusal;
 use base::{Duration, Instant};
 use bytes::Bytes;
 use crypto::Provider;
-use host::{Application, Cidr, Host, ListenConfig, Notice, SocketId, TlsClient, TlsServer};
+use host::{Application, Host, ListenConfig, Notice, SocketId, TlsClient, TlsServer};
 use machines::{CLIENT, SERVER, content, machine};
-use nic::{DeviceConfig, L5oConfig, QuicConfig};
 use outboard_apps::content::http3_client::{self, Http3ResponseParser, Http3ResponsePart};
 use outboard_apps::content::{ContentServer, ContentServerConfig, UploadConfig, UploadQuota};
+use outboard_apps::pattern_rules::{PatternRules, RuleCounterNames};
 use quic::{Dir, QuicEndpoint, QuicEvent, QuicHandle, StreamEvent, StreamId, StreamReadError};
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::ServerName;
-use testkit::{
-    MemDisk, NetworkNode, PLAIN_LINK, TestCertificate, TestMachine, TlsOffer, TwoMachineNetwork,
-};
+use secure_machines::{decrypting_machine, quic_config};
+use testkit::{NetworkNode, TestCertificate, TlsOffer, TwoMachineNetwork};
 use wire::Endpoint;
 
 /// Bytes of the large file.
@@ -97,29 +97,6 @@ impl Application for Uploader {
     }
 }
 
-fn quic_config(number: u8) -> quic::QuicEndpointConfig {
-    quic::QuicEndpointConfig::new(Arc::new(Provider), io::clock::std_epoch(), [number; 32])
-}
-
-/// Returns a machine whose device decrypts TLS and QUIC, or does neither.
-fn server_machine(offload: bool) -> TestMachine<MemDisk> {
-    let crypto = Arc::new(Provider);
-    let device = DeviceConfig {
-        l5o: offload.then(|| L5oConfig {
-            tls_tx: true,
-            tls_rx: true,
-            ..L5oConfig::new(Arc::clone(&crypto) as Arc<_>)
-        }),
-        quic: offload.then(|| QuicConfig::new(crypto)),
-        ..DeviceConfig::new([2, 0, 0, 0, 0, SERVER])
-    };
-    let config = host::HostConfig {
-        addrs: vec![Cidr { addr: [10, 77, 0, SERVER].into(), prefix_len: 24 }],
-        ..host::HostConfig::default()
-    };
-    TestMachine::new(config, device, PLAIN_LINK, SERVER.into(), MemDisk::default())
-}
-
 struct UploadRig {
     net: TwoMachineNetwork<Uploader, ContentServer>,
     tls: TlsClient,
@@ -128,6 +105,10 @@ struct UploadRig {
 
 impl UploadRig {
     fn new(offload: bool, quota: u64) -> Self {
+        Self::with_rules(offload, quota, None)
+    }
+
+    fn with_rules(offload: bool, quota: u64, pattern_rules: Option<Arc<PatternRules>>) -> Self {
         let certificate = TestCertificate::new(vec![NAME.to_owned()]);
         let (mut server_tls, mut client_tls) =
             (certificate.server(&TlsOffer::default()), certificate.client(&TlsOffer::default()));
@@ -149,9 +130,10 @@ impl UploadRig {
                 file_bytes_max: 2 * BIG as u64,
                 served_as: Some(Vec::new()),
             }),
+            pattern_rules,
             ..ContentServerConfig::default()
         };
-        let mut server = server_machine(offload);
+        let mut server = decrypting_machine(SERVER, offload);
         let app = ContentServer::new(config, server.host()).expect("ports are free");
         let mut client = machine(CLIENT, Err(Refusal::Disabled), None);
         let quic = quic::QuicEndpointConfig { port: 5000, ..quic_config(CLIENT) };
@@ -395,5 +377,27 @@ fn limits_reached_within_the_content_leave_no_file() {
         assert_eq!(rig.put(over, "../big", Some(1), b"x"), 400, "{over:?}");
         assert_eq!(rig.put(over, "none/big", Some(1), b"x"), 404, "{over:?}");
         rig.assert_clean();
+    }
+}
+
+/// Content with a denied pattern is not stored, wherever the pattern is; other content is.
+#[test]
+fn denied_content_leaves_no_file() {
+    let rules = PatternRules::parse("evil", &mut RuleCounterNames::default()).expect("valid");
+    let rules = Arc::new(rules);
+    let good = content(BIG);
+    for over in [Over::Http, Over::Https, Over::Http3] {
+        for at in [10, BIG / 2, BIG - 4] {
+            let mut bad = good.clone();
+            bad[at..at + 4].copy_from_slice(b"evil");
+            let mut rig = UploadRig::with_rules(true, u64::MAX, Some(Arc::clone(&rules)));
+            assert_eq!(rig.put(over, "bad", Some(BIG), &bad), 403, "{over:?} at {at}");
+            rig.assert_clean();
+            rig.assert_files(&[]);
+            assert_eq!((rig.count("http_denied"), rig.count("uploads_completed")), (1, 0));
+            assert_eq!(rig.count("upload_quota_used_bytes"), 0);
+            assert_eq!(rig.put(over, "good", Some(BIG), &good), 201, "{over:?} at {at}");
+            rig.assert_files(&[("good", &good)]);
+        }
     }
 }
