@@ -6,16 +6,14 @@
 //! same lower interface can, in the mode `bridge`.
 //!
 //! The kernel must not use the interface itself: IPv6 is disabled on it, and it has no address.
-#![expect(unsafe_code, reason = "flock")]
 
 use std::fs::{File, OpenOptions};
-use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::clock::entropy;
+use crate::disk;
 use crate::interface::{InterfaceControl, ifreq, ioctl};
 use crate::netlink::{self, CreatedInterface};
 use crate::open_error::{LinkKind, OpenLinkError};
@@ -122,7 +120,7 @@ fn create(config: &MacvtapConfig, lower: u32) -> Result<Vec<VnetLink>, OpenLinkE
     if matches!(&added, Err(error) if error.raw_os_error() == Some(libc::EEXIST)) {
         let old = interface.index()?;
         // The lock shows that no process uses it.
-        drop(open_queue(&interface, old).and_then(|file| lock(&interface, file))?);
+        drop(open_queue(&interface, old).and_then(|file| lock_node(&interface, file))?);
         netlink::delete_interface(old).map_err(interface.error("delete"))?;
         added = add();
     }
@@ -139,7 +137,7 @@ fn create(config: &MacvtapConfig, lower: u32) -> Result<Vec<VnetLink>, OpenLinkE
     for queue in 0..config.queues.max(1) {
         let mut file = open_queue(&interface, index)?;
         if queue == 0 {
-            file = lock(&interface, file)?;
+            file = lock_node(&interface, file)?;
         }
         let offloads = tap::set_up_queue(&file, &interface, config.offloads)?;
         let link = VnetLink::new(file, &name, mtu, offloads);
@@ -176,15 +174,10 @@ fn open_queue(interface: &InterfaceControl, index: u32) -> Result<File, OpenLink
 }
 
 /// Locks the device node, so that another process finds the interface in use.
-fn lock(interface: &InterfaceControl, file: File) -> Result<File, OpenLinkError> {
-    // SAFETY: no pointers are passed.
-    match unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } {
-        0 => Ok(file),
-        _ => Err(match io::Error::last_os_error() {
-            error if error.kind() == io::ErrorKind::WouldBlock => {
-                OpenLinkError::Busy { kind: LinkKind::Macvtap, name: interface.name().to_owned() }
-            }
-            error => interface.error("lock")(error),
-        }),
+fn lock_node(interface: &InterfaceControl, file: File) -> Result<File, OpenLinkError> {
+    if disk::lock(&file).map_err(interface.error("lock"))? {
+        return Ok(file);
     }
+    let name = interface.name().to_owned();
+    Err(OpenLinkError::Busy { kind: LinkKind::Macvtap, name })
 }

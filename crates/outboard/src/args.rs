@@ -203,7 +203,7 @@ pub(crate) struct ProxyArgs {
     /// Longest time that a connection may be idle in both directions, in seconds
     #[arg(long, default_value_t = 300, value_name = "S")]
     pub(crate) idle_timeout: u32,
-    /// Separate link to the backends, as tap:NAME [default: the link of --link]
+    /// Separate link to the backends, in the forms of --link [default: the link of --link]
     #[arg(long, value_name = "LINK")]
     pub(crate) backend_link: Option<LinkName>,
     /// Address and prefix length of the stack on the link to the backends; may be given twice
