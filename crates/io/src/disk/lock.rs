@@ -2,7 +2,7 @@
 //!
 //! Called by `outboard nvme target` for its namespaces, by `outboard get` for its files, and for
 //! the nodes of macvtap interfaces. The lock is advisory (flock(2)): it excludes a second owner
-//! that locks, too. It is released with the last descriptor, so at the latest when the process ends.
+//! that locks, too. It is released with the last descriptor, at the latest when the process ends.
 #![expect(unsafe_code, reason = "flock")]
 
 use std::fs::File;
