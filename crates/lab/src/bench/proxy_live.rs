@@ -20,6 +20,7 @@ use super::experiment::{BenchReport, Benchmark};
 use super::live::comparison::{Measured, Rounds, RunValue, report};
 use super::live::load::{self, LoadRun};
 use super::live::machine::machine;
+use super::live::outboard::LiveLink;
 use super::live::{LoadRow, named, tools};
 use cli::Failure;
 use servers::ProxyLiveServers;
@@ -33,6 +34,10 @@ pub(crate) struct ProxyLiveArgs {
     #[arg(long, value_delimiter = ',', value_parser = |name: &str| named(&ROWS, name),
         default_values_t = ROWS)]
     rows: Vec<LoadRow>,
+    /// Link of outboard. The others, and all links but `tap`, use a pair of virtual Ethernet
+    /// interfaces
+    #[arg(long, value_enum, default_value_t)]
+    link: LiveLink,
     /// Pass an option to `outboard proxy`, such as `--proxy-option=--splice=off`; repeatable
     #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
     proxy_option: Vec<String>,
@@ -54,7 +59,7 @@ impl Benchmark for ProxyLiveArgs {
     fn run(&self, to: &mut BenchReport) -> Result<(), Failure> {
         tools::check_root()?;
         tools::check_programs()?;
-        let lab = ProxyLiveServers::start(&ROWS, &self.proxy_option)?;
+        let lab = ProxyLiveServers::start(&ROWS, self.link, &self.proxy_option)?;
         let servers = lab.servers();
         for &row in &self.rows {
             for server in servers {
@@ -86,6 +91,7 @@ impl Benchmark for ProxyLiveArgs {
             }
         }
         to.set("headline", headline);
+        to.set("link", format!("{:?}", self.link).to_lowercase());
         to.set("machine", machine(&lab.bed, &["haproxy", "nginx", "wrk"]));
         Ok(())
     }

@@ -25,6 +25,7 @@ use super::experiment::{BenchReport, Benchmark};
 use super::live::comparison::{Measured, Rounds, RunValue, report};
 use super::live::load::LoadRun;
 use super::live::machine::machine;
+use super::live::outboard::LiveLink;
 use super::live::{LoadRow, named, tools};
 use cli::Failure;
 use servers::{ByDevice, QuicLiveServers};
@@ -38,6 +39,10 @@ pub(crate) struct QuicLiveArgs {
     #[arg(long, value_delimiter = ',', value_parser = |name: &str| named(&ROWS, name),
         default_values_t = ROWS)]
     rows: Vec<LoadRow>,
+    /// Link of outboard. The others, and all links but `tap`, use a pair of virtual Ethernet
+    /// interfaces
+    #[arg(long, value_enum, default_value_t)]
+    link: LiveLink,
     /// Pass an option to `outboard serve`, such as `--serve-option=--threads=two`; repeatable
     #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
     serve_option: Vec<String>,
@@ -56,7 +61,7 @@ impl Benchmark for QuicLiveArgs {
     fn run(&self, to: &mut BenchReport) -> Result<(), Failure> {
         tools::check_root()?;
         tools::check_programs()?;
-        let lab = QuicLiveServers::start(&ROWS, &self.serve_option)?;
+        let lab = QuicLiveServers::start(&ROWS, self.link, &self.serve_option)?;
         let servers = [&lab.outboard, &lab.quinn];
         for &row in &self.rows {
             eprintln!("warming up: {row}");
@@ -94,6 +99,7 @@ impl Benchmark for QuicLiveArgs {
             put("core_busy_per_byte", LoadRun::core_s_per_byte);
         }
         to.set("headline", headline);
+        to.set("link", format!("{:?}", self.link).to_lowercase());
         to.set("machine", machine(&lab.bed, &[]));
         Ok(())
     }

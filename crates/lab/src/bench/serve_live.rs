@@ -21,6 +21,7 @@ use super::experiment::{BenchReport, Benchmark};
 use super::live::comparison::{Measured, Rounds, RunValue, report};
 use super::live::load::{self, LoadRun};
 use super::live::machine::machine;
+use super::live::outboard::LiveLink;
 use super::live::{LoadRow, named, tools};
 use cli::Failure;
 use servers::ServeLiveServers;
@@ -34,6 +35,10 @@ pub(crate) struct ServeLiveArgs {
     #[arg(long, value_delimiter = ',', value_parser = |name: &str| named(&ROWS, name),
         default_values_t = ROWS)]
     rows: Vec<LoadRow>,
+    /// Link of outboard. The others, and all links but `tap`, use a pair of virtual Ethernet
+    /// interfaces
+    #[arg(long, value_enum, default_value_t)]
+    link: LiveLink,
     /// Pass an option to `outboard serve`, such as `--serve-option=--threads=two`; repeatable
     #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
     serve_option: Vec<String>,
@@ -61,7 +66,7 @@ impl Benchmark for ServeLiveArgs {
     fn run(&self, to: &mut BenchReport) -> Result<(), Failure> {
         tools::check_root()?;
         tools::check_programs()?;
-        let lab = ServeLiveServers::start(&ROWS, &self.serve_option)?;
+        let lab = ServeLiveServers::start(&ROWS, self.link, &self.serve_option)?;
         let congestion = select_congestion_control(&lab, &self.rows)?;
         let measured = self.rounds.compare(&self.rows, |row, server, seconds, _| {
             if server == 0 {
@@ -89,6 +94,7 @@ impl Benchmark for ServeLiveArgs {
         to.set("headline", headline);
         let mut machine = machine(&lab.bed, &["nginx", "wrk"]);
         machine["system_congestion_control"] = lab.nginx.congestion().into();
+        to.set("link", format!("{:?}", self.link).to_lowercase());
         to.set("machine", machine);
         Ok(())
     }

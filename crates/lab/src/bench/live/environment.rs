@@ -14,7 +14,6 @@ use std::process::{Child, Command, Stdio};
 use base::Duration;
 use io::clock::MonotonicClock;
 use io::notify::Poller;
-use serde_json::Value;
 
 use super::LoadRow;
 use super::tools::{output, program};
@@ -60,13 +59,19 @@ impl Drop for TempDirGuard {
 pub(crate) struct LiveServer {
     pub(crate) process: Process,
     pub(crate) addr: Ipv4Addr,
-    /// A process in the client's network namespace.
-    pub(crate) client_namespace: u32,
+    /// A process in the client's network namespace, which holds it; `None` if the client uses the
+    /// server's namespace.
+    pub(crate) client: Option<Process>,
 }
 
 impl LiveServer {
     pub(crate) fn pid(&self) -> u32 {
         self.process.0.id()
+    }
+
+    /// Returns a process in the client's network namespace.
+    pub(crate) fn client_namespace(&self) -> u32 {
+        self.client.as_ref().map_or_else(|| self.pid(), |client| client.0.id())
     }
 }
 
@@ -181,84 +186,6 @@ pub(crate) fn write_certificate(folder: &Path) -> Result<(String, String), Failu
     Ok((write(CERT, made.cert.pem())?, write(KEY, made.signing_key.serialize_pem())?))
 }
 
-/// Starts `outboard` in a network namespace of its own on the server's core, and waits until it
-/// prints its `try:` line. `name` is the name of its control socket.
-pub(crate) fn start_outboard(
-    bed: &LiveTestbed,
-    name: &str,
-    arguments: &[String],
-    addr: Ipv4Addr,
-) -> Result<LiveServer, Failure> {
-    let program = outboard_path()?;
-    let log = bed.path().join(format!("{name}.log"));
-    let mut command = in_new_namespace(bed.server_core, &program);
-    command.args(arguments).arg("--control").arg(bed.path().join(name));
-    command.stdout(Stdio::piped()).stderr(log_file(&log)?);
-    let mut process = spawn(&mut command)?;
-    // The `try:` line is the last one that it prints before it serves.
-    wait_for_line(&mut process, "try:", "outboard", &log)?;
-    let client_namespace = process.0.id();
-    Ok(LiveServer { process, addr, client_namespace })
-}
-
-/// Starts `outboard serve` with HTTP/3 and these options, like [`start_outboard`]. Also returns the
-/// paths of its certificate and key.
-pub(crate) fn start_http3(
-    bed: &LiveTestbed,
-    name: &str,
-    options: &[String],
-    addr: Ipv4Addr,
-) -> Result<(LiveServer, [String; 2]), Failure> {
-    let (cert, key) = write_certificate(bed.path())?;
-    let site = bed.site().to_string_lossy().into_owned();
-    let words = ["serve", &site, "--tls", "--http3", "--tls-cert", &cert, "--tls-key", &key];
-    let arguments = [&words.map(str::to_owned)[..], options].concat();
-    Ok((start_outboard(bed, name, &arguments, addr)?, [cert, key]))
-}
-
-/// Returns the path of `outboard`: `OUTBOARD_BIN`, or else the file beside this program.
-pub(crate) fn outboard_path() -> Result<PathBuf, Failure> {
-    let path = match std::env::var_os("OUTBOARD_BIN") {
-        Some(path) => PathBuf::from(path),
-        None => std::env::current_exe()
-            .map_err(|e| {
-                Failure::System(format!("cannot determine the path of this program: {e}"))
-            })?
-            .with_file_name("outboard"),
-    };
-    if path.is_file() {
-        return Ok(path);
-    }
-    Err(Failure::Unavailable(format!(
-        "{} not found; run `make build` or set OUTBOARD_BIN",
-        path.display()
-    )))
-}
-
-/// Returns the output of `outboard stat` for one of our servers; `name` is the name of its control
-/// socket.
-pub(crate) fn counters(
-    bed: &LiveTestbed,
-    server: &LiveServer,
-    name: &str,
-) -> Result<Value, Failure> {
-    let mut stat = command_in_namespace(server.pid(), &outboard_path()?.to_string_lossy());
-    let text = output(stat.args(["stat", "--json", "--control"]).arg(bed.path().join(name)))?;
-    serde_json::from_str(&text).map_err(|e| Failure::System(format!("outboard stat: {e}")))
-}
-
-/// Returns the path of a program of crate `interop`, which is built into the folder of ours.
-pub(crate) fn program_of_interop(name: &str) -> Result<PathBuf, Failure> {
-    let path = outboard_path()?.with_file_name(name);
-    if path.is_file() {
-        return Ok(path);
-    }
-    Err(Failure::Unavailable(format!(
-        "{} not found; run `cargo build --release -p interop --bins`",
-        path.display()
-    )))
-}
-
 /// Waits until a process prints a line that begins with `start`. Later output is not read.
 pub(crate) fn wait_for_line(
     process: &mut Process,
@@ -292,20 +219,30 @@ pub(crate) fn start_third_party(
     Ok(process)
 }
 
-/// Links a server to a new namespace for its client, which exists as long as the second process.
+/// Links a server to a new namespace for its client.
 pub(crate) fn link_client_namespace(
     bed: &LiveTestbed,
     process: Process,
     link: VethLink,
-) -> Result<(LiveServer, Process), Failure> {
-    let mut holder = in_new_namespace(bed.client_core, Path::new("sleep"));
-    let client = spawn(holder.arg("infinity"))?;
-    let client_namespace = client.0.id();
-    let log = bed.path().join("client.log");
-    wait_until("the client's namespace", &log, || has_own_namespace(client_namespace))?;
-    link_namespaces(client_namespace, process.0.id(), link)?;
-    Ok((LiveServer { process, addr: link.server, client_namespace }, client))
+) -> Result<LiveServer, Failure> {
+    let client = hold_namespace(bed)?;
+    let server = process.0.id();
+    link_namespaces(client.0.id(), server, link)?;
+    add_address(server, VETH_SERVER, link.server)?;
+    Ok(LiveServer { process, addr: link.server, client: Some(client) })
 }
+
+/// Starts a process that holds a new network namespace.
+pub(crate) fn hold_namespace(bed: &LiveTestbed) -> Result<Process, Failure> {
+    let mut command = in_new_namespace(bed.client_core, Path::new("sleep"));
+    let holder = spawn(command.arg("infinity"))?;
+    let log = bed.path().join("client.log");
+    wait_until("a namespace", &log, || has_own_namespace(holder.0.id()))?;
+    Ok(holder)
+}
+
+/// Name of the server's end of a pair of virtual Ethernet interfaces.
+pub(crate) const VETH_SERVER: &str = "server";
 
 /// Addresses of a link between two namespaces, in one /24 network.
 #[derive(Clone, Copy)]
@@ -314,18 +251,25 @@ pub(crate) struct VethLink {
     pub(crate) server: Ipv4Addr,
 }
 
-/// Links the namespaces of two processes by a pair of virtual Ethernet interfaces.
-fn link_namespaces(client: u32, server: u32, link: VethLink) -> Result<(), Failure> {
-    let ip = |pid: u32, words: &str| {
-        output(command_in_namespace(pid, "ip").args(words.split(' '))).map(drop)
-    };
-    ip(client, &format!("link add client type veth peer name server netns {server}"))?;
-    for (pid, name, addr) in [(client, "client", link.client), (server, "server", link.server)] {
+/// Links the namespaces of two processes by a pair of virtual Ethernet interfaces. The server's has
+/// no address.
+pub(crate) fn link_namespaces(client: u32, server: u32, link: VethLink) -> Result<(), Failure> {
+    ip(client, &format!("link add client type veth peer name {VETH_SERVER} netns {server}"))?;
+    add_address(client, "client", link.client)?;
+    for (pid, name) in [(client, "client"), (server, VETH_SERVER)] {
         ip(pid, "link set lo up")?;
-        ip(pid, &format!("addr add {addr}/24 dev {name}"))?;
         ip(pid, &format!("link set {name} up"))?;
     }
     Ok(())
+}
+
+fn add_address(pid: u32, interface: &str, addr: Ipv4Addr) -> Result<(), Failure> {
+    ip(pid, &format!("addr add {addr}/24 dev {interface}"))
+}
+
+/// Runs ip(8) in the network namespace of a process.
+fn ip(pid: u32, words: &str) -> Result<(), Failure> {
+    output(command_in_namespace(pid, "ip").args(words.split(' '))).map(drop)
 }
 
 pub(crate) fn log_file(path: &Path) -> Result<Stdio, Failure> {

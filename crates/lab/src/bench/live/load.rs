@@ -73,7 +73,7 @@ pub(crate) fn run(
     row: LoadRow,
     seconds: u32,
 ) -> Result<LoadRun, Failure> {
-    let mut wrk = command_in_namespace(server.client_namespace, "taskset");
+    let mut wrk = command_in_namespace(server.client_namespace(), "taskset");
     wrk.arg("--cpu-list").arg(bed.client_core.to_string()).args(["wrk", "--threads", "1"]);
     wrk.arg("--connections").arg(row.connections.to_string());
     wrk.arg("--duration").arg(format!("{seconds}s")).arg("--script").arg(bed.script());

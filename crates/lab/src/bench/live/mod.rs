@@ -8,6 +8,7 @@ pub(crate) mod comparison;
 pub(crate) mod environment;
 pub(crate) mod load;
 pub(crate) mod machine;
+pub(crate) mod outboard;
 pub(crate) mod tools;
 
 use std::fmt::{self, Display};

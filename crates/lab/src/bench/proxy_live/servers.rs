@@ -1,9 +1,10 @@
 //! The three proxies, each with a client and a backend of its own.
 //!
-//! Outboard's namespace contains the TAP, the kernel's end of it, the client and the backend. Each
-//! of the other proxies' namespaces is linked by a pair of virtual Ethernet interfaces to a
-//! namespace with a client and a backend. Clients and backends run on one core, the proxies on the
-//! other.
+//! Each of the other proxies' namespaces is linked by a pair of virtual Ethernet interfaces to a
+//! namespace with a client and a backend; [`outboard`] describes ours. Clients and backends run on
+//! one core, the proxies on the other.
+//!
+//! [`outboard`]: crate::bench::live::outboard
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -13,13 +14,12 @@ use std::process::Stdio;
 use crate::bench::live::LoadRow;
 use crate::bench::live::environment::{
     LiveServer, LiveTestbed, NGINX_FILES, Process, VethLink, cannot_write, command_in_namespace,
-    counters, is_listening, link_client_namespace, log_file, spawn, start_outboard,
-    start_third_party, wait_until, write_nginx_config,
+    is_listening, link_client_namespace, log_file, spawn, start_third_party, wait_until,
+    write_nginx_config,
 };
+use crate::bench::live::outboard::{LiveLink, OUTBOARD, counters, start_outboard};
 use cli::Failure;
 
-const OUTBOARD: VethLink =
-    VethLink { client: Ipv4Addr::new(10, 77, 0, 1), server: Ipv4Addr::new(10, 77, 0, 2) };
 const HAPROXY: VethLink =
     VethLink { client: Ipv4Addr::new(10, 78, 0, 1), server: Ipv4Addr::new(10, 78, 0, 2) };
 const NGINX: VethLink =
@@ -37,13 +37,17 @@ pub(super) struct ProxyLiveServers {
 
 impl ProxyLiveServers {
     /// Writes the files, starts all processes and waits until they listen.
-    pub(super) fn start(rows: &[LoadRow], options: &[String]) -> Result<Self, Failure> {
+    pub(super) fn start(
+        rows: &[LoadRow],
+        link: LiveLink,
+        options: &[String],
+    ) -> Result<Self, Failure> {
         let bed = LiveTestbed::new(rows)?;
         let backend = format!("{}:{BACKEND_PORT}", OUTBOARD.client);
         let arguments = ["proxy", "--listen", ":80", "--backend", &backend].map(str::to_owned);
         let arguments = [&arguments[..], options].concat();
-        let ours = start_outboard(&bed, "proxy", &arguments, OUTBOARD.server)?;
-        let mut others = vec![start_backend(&bed, "outboard", ours.pid())?];
+        let ours = start_outboard(&bed, "proxy", &arguments, (link, OUTBOARD))?;
+        let mut others = vec![start_backend(&bed, "outboard", ours.client_namespace())?];
         // In the foreground; the configuration file's path follows.
         let config = bed.path().join("haproxy.conf");
         fs::write(&config, haproxy_config()).map_err(|e| cannot_write(&config, &e))?;
@@ -91,9 +95,8 @@ fn start_proxy(
     let arguments = options.map(Path::new).into_iter().chain([config]);
     // The proxies listen on any address, so they are ready before their interfaces exist.
     let process = start_third_party(bed, Path::new(name), arguments, |pid| is_listening(pid, 80))?;
-    let (server, client) = link_client_namespace(bed, process, link)?;
-    others.push(start_backend(bed, name, server.client_namespace)?);
-    others.push(client);
+    let server = link_client_namespace(bed, process, link)?;
+    others.push(start_backend(bed, name, server.client_namespace())?);
     Ok(server)
 }
 

@@ -1,8 +1,9 @@
 //! The two servers in their network namespaces, and the client.
 //!
-//! Outboard's namespace contains the TAP, the kernel's end of it and the client. quinn's namespace
-//! is linked to its client's by a pair of virtual Ethernet interfaces, with the kernel's default
-//! offloads and MTU.
+//! quinn's namespace is linked to its client's by a pair of virtual Ethernet interfaces, with the
+//! kernel's default offloads and MTU. [`outboard`] describes ours.
+//!
+//! [`outboard`]: crate::bench::live::outboard
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -10,13 +11,13 @@ use std::process::Stdio;
 
 use crate::bench::live::LoadRow;
 use crate::bench::live::environment::{
-    LiveServer, LiveTestbed, Process, VethLink, command_in_namespace, counters, in_new_namespace,
-    link_client_namespace, log_file, program_of_interop, spawn, start_http3, wait_for_line,
+    LiveServer, LiveTestbed, VethLink, command_in_namespace, in_new_namespace,
+    link_client_namespace, log_file, spawn, wait_for_line,
 };
 use crate::bench::live::load::{self, LoadRun};
+use crate::bench::live::outboard::{LiveLink, OUTBOARD, counters, program_of_interop, start_http3};
 use cli::Failure;
 
-const OUTBOARD_ADDR: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 const QUINN: VethLink =
     VethLink { client: Ipv4Addr::new(10, 78, 0, 1), server: Ipv4Addr::new(10, 78, 0, 2) };
 /// Name of our server's control socket.
@@ -27,8 +28,6 @@ pub(super) struct QuicLiveServers {
     // Dropped in this order: the servers before their folder.
     pub(super) outboard: LiveServer,
     pub(super) quinn: LiveServer,
-    /// Holds the namespace of quinn's client.
-    _client: Process,
     pub(super) bed: LiveTestbed,
     client: PathBuf,
 }
@@ -48,18 +47,22 @@ pub(super) struct ByDevice {
 
 impl QuicLiveServers {
     /// Writes the files, starts both servers and waits until they listen.
-    pub(super) fn start(rows: &[LoadRow], options: &[String]) -> Result<Self, Failure> {
+    pub(super) fn start(
+        rows: &[LoadRow],
+        link: LiveLink,
+        options: &[String],
+    ) -> Result<Self, Failure> {
         let [server, client] = [program_of_interop("h3serve")?, program_of_interop("h3load")?];
         let bed = LiveTestbed::new(rows)?;
-        let (outboard, files) = start_http3(&bed, NAME, options, OUTBOARD_ADDR)?;
+        let (outboard, files) = start_http3(&bed, NAME, options, (link, OUTBOARD))?;
         let log = bed.path().join("quinn.log");
         let mut command = in_new_namespace(bed.server_core, &server);
         command.arg("0.0.0.0:443").arg(bed.site()).args(files);
         command.stdout(Stdio::piped()).stderr(log_file(&log)?);
         let mut process = spawn(&mut command)?;
         wait_for_line(&mut process, "ready", "h3serve", &log)?;
-        let (quinn, holder) = link_client_namespace(&bed, process, QUINN)?;
-        Ok(Self { outboard, quinn, _client: holder, bed, client })
+        let quinn = link_client_namespace(&bed, process, QUINN)?;
+        Ok(Self { outboard, quinn, bed, client })
     }
 
     /// Runs the client for a number of seconds.
@@ -69,7 +72,7 @@ impl QuicLiveServers {
         row: LoadRow,
         seconds: u32,
     ) -> Result<LoadRun, Failure> {
-        let mut command = command_in_namespace(server.client_namespace, "taskset");
+        let mut command = command_in_namespace(server.client_namespace(), "taskset");
         command.arg("--cpu-list").arg(self.bed.client_core.to_string()).arg(&self.client);
         command.arg(format!("{}:443", server.addr)).arg(format!("/{}", row.name));
         command.args([row.connections, row.streams, seconds].map(|n| n.to_string()));

@@ -9,8 +9,10 @@ use std::process::Stdio;
 use super::TestPath;
 use crate::bench::live::LoadRow;
 use crate::bench::live::environment::{
-    LiveServer, LiveTestbed, Process, command_in_namespace, outboard_path, program_of_interop,
-    spawn, start_http3, start_third_party,
+    LiveServer, LiveTestbed, Process, command_in_namespace, spawn, start_third_party,
+};
+use crate::bench::live::outboard::{
+    LiveLink, OUTBOARD, outboard_path, program_of_interop, start_http3,
 };
 use crate::bench::live::tools::{output, program};
 use cli::Failure;
@@ -27,7 +29,6 @@ pub(super) const PROGRAMS: [(&str, &str); 6] = [
     ("unshare", "util-linux"),
 ];
 
-const OUTBOARD_ADDR: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 /// Name of our server's control socket.
 const NAME: &str = "relay";
 const FILES: [LoadRow; 2] =
@@ -69,7 +70,7 @@ impl QuicRelayServers {
     pub(super) fn start(options: &[String]) -> Result<Self, Failure> {
         let (relay, client) = (program_of_interop("udprelay")?, quic_go_program()?);
         let bed = LiveTestbed::new(&FILES)?;
-        let (outboard, [cert, key]) = start_http3(&bed, NAME, options, OUTBOARD_ADDR)?;
+        let (outboard, [cert, key]) = start_http3(&bed, NAME, options, (LiveLink::Tap, OUTBOARD))?;
         let site = bed.site().to_string_lossy().into_owned();
         let quic_go = start_udp(&bed, &client, &["serve", "0.0.0.0:443", &site, &cert, &key])?;
         let words = ["--quiet", "--htdocs", &site, "0.0.0.0", "443", &key, &cert];
@@ -141,8 +142,7 @@ fn parse(said: &str) -> Option<PullResult> {
 /// Starts a server over kernel UDP; its client runs in the same namespace.
 fn start_udp(bed: &LiveTestbed, name: &Path, words: &[&str]) -> Result<LiveServer, Failure> {
     let process = start_third_party(bed, name, words, has_udp_port)?;
-    let client_namespace = process.0.id();
-    Ok(LiveServer { process, addr: Ipv4Addr::LOCALHOST, client_namespace })
+    Ok(LiveServer { process, addr: Ipv4Addr::LOCALHOST, client: None })
 }
 
 /// Returns whether UDP port 443 is in use in the namespace of a process.

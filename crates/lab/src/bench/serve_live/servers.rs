@@ -1,22 +1,22 @@
 //! The two servers in their network namespaces, and the files that they serve.
 //!
-//! Outboard's namespace contains the TAP, the kernel's end of it and the client. nginx's namespace
-//! is linked to its client's by a pair of virtual Ethernet interfaces, with the kernel's default
-//! offloads and MTU.
+//! nginx's namespace is linked to its client's by a pair of virtual Ethernet interfaces, with the
+//! kernel's default offloads and MTU. [`outboard`] describes ours.
+//!
+//! [`outboard`]: crate::bench::live::outboard
 
 use std::net::Ipv4Addr;
 use std::path::Path;
 
 use crate::bench::live::LoadRow;
 use crate::bench::live::environment::{
-    CERT, KEY, LiveServer, LiveTestbed, NGINX_FILES, Process, VethLink, command_in_namespace,
-    is_listening, link_client_namespace, start_outboard, start_third_party, write_certificate,
-    write_nginx_config,
+    CERT, KEY, LiveServer, LiveTestbed, NGINX_FILES, VethLink, command_in_namespace, is_listening,
+    link_client_namespace, start_third_party, write_certificate, write_nginx_config,
 };
+use crate::bench::live::outboard::{LiveLink, OUTBOARD, start_outboard};
 use crate::bench::live::tools::output;
 use cli::Failure;
 
-const OUTBOARD_ADDR: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 const NGINX: VethLink =
     VethLink { client: Ipv4Addr::new(10, 78, 0, 1), server: Ipv4Addr::new(10, 78, 0, 2) };
 
@@ -25,8 +25,6 @@ pub(super) struct Nginx {
     server: LiveServer,
     /// The system's default congestion control.
     congestion: String,
-    /// Holds the client's namespace.
-    _client: Process,
 }
 
 impl Nginx {
@@ -61,13 +59,17 @@ pub(super) struct ServeLiveServers {
 
 impl ServeLiveServers {
     /// Writes the files, starts all servers and waits until they listen.
-    pub(super) fn start(rows: &[LoadRow], serve_options: &[String]) -> Result<Self, Failure> {
+    pub(super) fn start(
+        rows: &[LoadRow],
+        link: LiveLink,
+        serve_options: &[String],
+    ) -> Result<Self, Failure> {
         let bed = LiveTestbed::new(rows)?;
         let (cert, key) = write_certificate(bed.path())?;
         let site = bed.site().to_string_lossy().into_owned();
         let start = |name: &str, options: &[String]| {
             let arguments = [&["serve".to_owned(), site.clone()], options].concat();
-            start_outboard(&bed, name, &arguments, OUTBOARD_ADDR)
+            start_outboard(&bed, name, &arguments, (link, OUTBOARD))
         };
         let plain = start("http", serve_options)?;
         let tls = ["--tls", "--tls-cert", &cert, "--tls-key", &key].map(str::to_owned);
@@ -101,9 +103,9 @@ fn start_nginx(bed: &LiveTestbed) -> Result<Nginx, Failure> {
     // It listens on any address, so it is ready before its interface exists.
     let process =
         start_third_party(bed, Path::new("nginx"), arguments, |pid| is_listening(pid, 80))?;
-    let (server, client) = link_client_namespace(bed, process, NGINX)?;
+    let server = link_client_namespace(bed, process, NGINX)?;
     let sysctl = "/proc/sys/net/ipv4/tcp_congestion_control";
     let congestion =
         output(command_in_namespace(server.pid(), "cat").arg(sysctl))?.trim().to_owned();
-    Ok(Nginx { server, congestion, _client: client })
+    Ok(Nginx { server, congestion })
 }

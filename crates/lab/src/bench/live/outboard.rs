@@ -1,0 +1,159 @@
+//! Our program under load: starts it on one of its links, and reads its counters.
+//!
+//! Called by the benchmarks, for `serve` and `proxy`. Over a TAP the client uses the namespace of
+//! our program. The other links have a pair of virtual Ethernet interfaces to a namespace of the
+//! client, as the programs have that ours is compared with.
+
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use clap::ValueEnum;
+use serde_json::Value;
+
+use super::environment::{
+    LiveServer, LiveTestbed, Process, VethLink, command_in_namespace, hold_namespace,
+    in_new_namespace, link_namespaces, log_file, spawn, wait_for_line, write_certificate,
+};
+use super::tools::{output, program};
+use cli::Failure;
+
+/// Addresses of our program and its client, on every link.
+pub(crate) const OUTBOARD: VethLink =
+    VethLink { client: Ipv4Addr::new(10, 77, 0, 1), server: Ipv4Addr::new(10, 77, 0, 2) };
+
+/// Link of our program. The interface is `server`, the end of a pair of virtual Ethernet
+/// interfaces, except for the TAP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LiveLink {
+    /// A TAP, whose other end is the client's kernel.
+    #[default]
+    Tap,
+    /// A macvtap.
+    Macvtap,
+    /// A packet socket.
+    Packet,
+}
+
+impl LiveLink {
+    /// Returns the value of option `--link` of our program.
+    const fn argument(self) -> &'static str {
+        match self {
+            Self::Tap => "tap:ob0",
+            Self::Macvtap => "macvtap:server",
+            Self::Packet => "packet:server",
+        }
+    }
+
+    const fn has_veth(self) -> bool {
+        !matches!(self, Self::Tap)
+    }
+}
+
+/// Processes that hold two linked namespaces.
+struct LinkedNamespaces {
+    client: Process,
+    server: Process,
+}
+
+/// Creates two namespaces and links them. Only the client's interface has an address.
+fn link_empty_namespaces(
+    bed: &LiveTestbed,
+    addresses: VethLink,
+) -> Result<LinkedNamespaces, Failure> {
+    let (client, server) = (hold_namespace(bed)?, hold_namespace(bed)?);
+    link_namespaces(client.0.id(), server.0.id(), addresses)?;
+    Ok(LinkedNamespaces { client, server })
+}
+
+/// Returns a command that runs a program in the network namespace of a process, on one core, and is
+/// killed if we die.
+fn in_namespace_of(pid: u32, core: usize, name: &Path) -> Command {
+    let mut command = program("setpriv");
+    command.args(["--pdeathsig", "KILL", "nsenter", &format!("--net=/proc/{pid}/ns/net")]);
+    command.args(["taskset", "--cpu-list", &core.to_string()]).arg(name);
+    command
+}
+
+/// Starts `outboard` in a network namespace of its own on the server's core, and waits until it
+/// prints its `try:` line. `name` is the name of its control socket.
+pub(crate) fn start_outboard(
+    bed: &LiveTestbed,
+    name: &str,
+    arguments: &[String],
+    (link, addresses): (LiveLink, VethLink),
+) -> Result<LiveServer, Failure> {
+    let program = outboard_path()?;
+    let log = bed.path().join(format!("{name}.log"));
+    let veth = link.has_veth().then(|| link_empty_namespaces(bed, addresses)).transpose()?;
+    let mut command = match &veth {
+        Some(veth) => in_namespace_of(veth.server.0.id(), bed.server_core, &program),
+        None => in_new_namespace(bed.server_core, &program),
+    };
+    command.args(arguments).arg("--control").arg(bed.path().join(name));
+    command.args(["--link", link.argument(), "--addr", &format!("{}/24", addresses.server)]);
+    command.stdout(Stdio::piped()).stderr(log_file(&log)?);
+    let mut process = spawn(&mut command)?;
+    // The `try:` line is the last one that it prints before it serves.
+    wait_for_line(&mut process, "try:", "outboard", &log)?;
+    // From here on our program holds the server's namespace.
+    Ok(LiveServer { process, addr: addresses.server, client: veth.map(|veth| veth.client) })
+}
+
+/// Starts `outboard serve` with HTTP/3 and these options, like [`start_outboard`]. Also returns the
+/// paths of its certificate and key.
+pub(crate) fn start_http3(
+    bed: &LiveTestbed,
+    name: &str,
+    options: &[String],
+    link: (LiveLink, VethLink),
+) -> Result<(LiveServer, [String; 2]), Failure> {
+    let (cert, key) = write_certificate(bed.path())?;
+    let site = bed.site().to_string_lossy().into_owned();
+    let words = ["serve", &site, "--tls", "--http3", "--tls-cert", &cert, "--tls-key", &key];
+    let arguments = [&words.map(str::to_owned)[..], options].concat();
+    Ok((start_outboard(bed, name, &arguments, link)?, [cert, key]))
+}
+
+/// Returns the path of `outboard`: `OUTBOARD_BIN`, or else the file beside this program.
+pub(crate) fn outboard_path() -> Result<PathBuf, Failure> {
+    let path = match std::env::var_os("OUTBOARD_BIN") {
+        Some(path) => PathBuf::from(path),
+        None => std::env::current_exe()
+            .map_err(|e| {
+                Failure::System(format!("cannot determine the path of this program: {e}"))
+            })?
+            .with_file_name("outboard"),
+    };
+    if path.is_file() {
+        return Ok(path);
+    }
+    Err(Failure::Unavailable(format!(
+        "{} not found; run `make build` or set OUTBOARD_BIN",
+        path.display()
+    )))
+}
+
+/// Returns the output of `outboard stat` for one of our servers; `name` is the name of its control
+/// socket.
+pub(crate) fn counters(
+    bed: &LiveTestbed,
+    server: &LiveServer,
+    name: &str,
+) -> Result<Value, Failure> {
+    let mut stat = command_in_namespace(server.pid(), &outboard_path()?.to_string_lossy());
+    let text = output(stat.args(["stat", "--json", "--control"]).arg(bed.path().join(name)))?;
+    serde_json::from_str(&text).map_err(|e| Failure::System(format!("outboard stat: {e}")))
+}
+
+/// Returns the path of a program of crate `interop`, which is built into the folder of ours.
+pub(crate) fn program_of_interop(name: &str) -> Result<PathBuf, Failure> {
+    let path = outboard_path()?.with_file_name(name);
+    if path.is_file() {
+        return Ok(path);
+    }
+    Err(Failure::Unavailable(format!(
+        "{} not found; run `cargo build --release -p interop --bins`",
+        path.display()
+    )))
+}
