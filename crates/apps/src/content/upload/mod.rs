@@ -101,10 +101,19 @@ enum UploadState {
     Ended,
 }
 
+/// A change of a file at the disk that is no write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum UploadChange {
+    Flush,
+    Publication,
+}
+
 /// An upload.
 #[derive(Debug)]
 struct Upload {
     owner: OpenWaiter,
+    /// The server, for completions of the disk.
+    user: DiskUser,
     file: FileId,
     path: Box<[u8]>,
     order: UploadOrder,
@@ -115,8 +124,8 @@ struct Upload {
     /// Leases of the buffers at the disk. Writes end in any order, and leases of buffers of equal
     /// size are equal.
     leases: Vec<WriteBufferLease>,
-    /// A flush or a publication is at the disk.
-    changes: bool,
+    /// The change that the disk has, if it has one.
+    change: Option<UploadChange>,
     /// Bytes that were taken.
     received: u64,
     /// Bytes that were taken before the last check of the pace.
@@ -129,6 +138,13 @@ struct Upload {
     waits_for_buffer: bool,
     /// The owner was refused room and has not been resumed.
     waits_for_room: bool,
+}
+
+impl Upload {
+    /// Returns the token of the upload with this key, for a change of its file.
+    fn token(&self, key: SlabKey) -> DiskToken {
+        DiskToken { user: self.user, number: key.to_u64() }
+    }
 }
 
 /// The uploads to one server.
@@ -188,10 +204,11 @@ impl Uploads {
         order: UploadOrder,
     ) -> Result<UploadId, UploadRefusal> {
         let begun = self.admit(host, path, order);
-        let file = begun.inspect_err(|refusal| refusal.count(&mut self.counters))?;
+        let (user, file) = begun.inspect_err(|refusal| refusal.count(&mut self.counters))?;
         self.counters.uploads_begun += 1;
         let key = self.uploads.insert(Upload {
             owner,
+            user,
             file,
             path: path.into(),
             order,
@@ -199,7 +216,7 @@ impl Uploads {
             buffer: None,
             filled: 0,
             leases: Vec::new(),
-            changes: false,
+            change: None,
             received: 0,
             checked: 0,
             submitted: 0,
@@ -217,7 +234,7 @@ impl Uploads {
         host: &mut S,
         path: &[u8],
         order: UploadOrder,
-    ) -> Result<FileId, UploadRefusal> {
+    ) -> Result<(DiskUser, FileId), UploadRefusal> {
         let declared = order.declared.unwrap_or(0);
         if declared > self.config.file_bytes_max {
             return Err(UploadRefusal::TooLarge);
@@ -228,11 +245,12 @@ impl Uploads {
         if !self.config.quota.reserve(declared) {
             return Err(UploadRefusal::Quota);
         }
-        self.user.get_or_insert_with(|| host.new_disk_user());
-        host.upload_open(path).ok_or_else(|| {
+        let user = *self.user.get_or_insert_with(|| host.new_disk_user());
+        let file = host.upload_open(path).ok_or_else(|| {
             self.config.quota.release(declared);
             UploadRefusal::TooManyUploads
-        })
+        })?;
+        Ok((user, file))
     }
 
     /// Returns the state of an upload that has not ended.
@@ -413,21 +431,23 @@ impl Uploads {
             if let Some(lease) = lease {
                 self.return_buffer(lease, Some(buffer));
             }
-        } else {
-            upload.changes = false;
+        } else if upload.change.take() == Some(UploadChange::Publication) {
+            self.handle_publication(key, done.result, done.replaced_bytes);
         }
         let Some(upload) = self.uploads.get_mut(key) else { return };
         match (upload.state, done.result) {
             (UploadState::Ended, _) => self.remove_if_done(key),
-            (UploadState::Publishing, Ok(())) => self.handle_published(key, done.replaced_bytes),
+            (UploadState::Publishing, Ok(())) => {
+                upload.state = UploadState::Stored { replaced: done.replaced_bytes.is_some() };
+                self.counters.uploads_completed += 1;
+                self.resumed.push_back(upload.owner);
+            }
             (UploadState::Failed(_), _) => {}
             (_, Err(fault)) => self.fail(key, fault.into()),
             (UploadState::Flushing, Ok(())) => {
                 upload.state = UploadState::Publishing;
-                upload.changes = true;
-                let (file, replace) = (upload.file, upload.order.replace);
-                let token = self.token(key);
-                host.upload_publish(token, file, replace);
+                upload.change = Some(UploadChange::Publication);
+                host.upload_publish(upload.token(key), upload.file, upload.order.replace);
             }
             (_, Ok(())) => {
                 if upload.waits_for_room {
@@ -438,14 +458,23 @@ impl Uploads {
         }
     }
 
-    /// Completes an upload whose file has its name.
-    fn handle_published(&mut self, key: SlabKey, replaced_bytes: Option<u64>) {
+    /// Accounts for a publication, whether the owner still waits for it or not: the bytes of a file
+    /// that has its name stay in the quota.
+    fn handle_publication(
+        &mut self,
+        key: SlabKey,
+        result: Result<(), FileFault>,
+        replaced_bytes: Option<u64>,
+    ) {
         let Some(upload) = self.uploads.get_mut(key) else { return };
-        let replaced = replaced_bytes.is_some();
-        upload.state = UploadState::Stored { replaced };
-        self.counters.uploads_completed += 1;
-        self.resumed.push_back(upload.owner);
-        // The file's bytes stay in the quota.
+        // After an error of the disk the file may have its name, which may not be durable.
+        let may_exist = result.map_err(UploadRefusal::from).map_or_else(
+            |refusal| matches!(refusal, UploadRefusal::DiskFailed | UploadRefusal::NoSpace),
+            |()| true,
+        );
+        if !may_exist {
+            return;
+        }
         let unused = upload.reserved.saturating_sub(upload.received);
         upload.reserved = 0;
         self.config.quota.release(unused.saturating_add(replaced_bytes.unwrap_or(0)));
@@ -457,7 +486,6 @@ impl Uploads {
 
     /// Passes the filled part of the buffer to the disk.
     fn write<S: ContentSockets>(&mut self, host: &mut S, key: SlabKey) {
-        let token = self.token(key);
         let Some(upload) = self.uploads.get_mut(key) else { return };
         let Some((buffer, lease)) = upload.buffer.take() else { return };
         let len = core::mem::take(&mut upload.filled);
@@ -467,7 +495,7 @@ impl Uploads {
         let offset = upload.submitted;
         upload.submitted += len as u64;
         upload.leases.push(lease);
-        let file = upload.file;
+        let (token, file) = (upload.token(key), upload.file);
         self.counters.upload_bytes += len as u64;
         // A buffer is far below 4 GiB.
         let len = u32::try_from(len).unwrap_or(u32::MAX);
@@ -476,12 +504,11 @@ impl Uploads {
 
     /// Flushes a file that was written completely.
     fn advance<S: ContentSockets>(&mut self, host: &mut S, key: SlabKey) {
-        let token = self.token(key);
         let Some(upload) = self.uploads.get_mut(key) else { return };
         if upload.state == UploadState::Writing && upload.leases.is_empty() {
             upload.state = UploadState::Flushing;
-            upload.changes = true;
-            host.upload_flush(token, upload.file);
+            upload.change = Some(UploadChange::Flush);
+            host.upload_flush(upload.token(key), upload.file);
         }
     }
 
@@ -513,14 +540,9 @@ impl Uploads {
     /// Removes an upload that has ended, once the disk has nothing of it.
     fn remove_if_done(&mut self, key: SlabKey) {
         let Some(upload) = self.uploads.get(key) else { return };
-        if upload.leases.is_empty() && !upload.changes {
+        if upload.leases.is_empty() && upload.change.is_none() {
             self.config.quota.release(upload.reserved);
             self.uploads.remove(key);
         }
-    }
-
-    fn token(&self, key: SlabKey) -> DiskToken {
-        // Set before the first upload begins.
-        DiskToken { user: self.user.unwrap_or(DiskUser(u8::MAX)), number: key.to_u64() }
     }
 }
