@@ -4,6 +4,8 @@
 //! Each is marked at its definition ([`base::counters!`]). An application names its own
 //! ([`crate::Builder::alarms`]).
 
+use crate::host_disk;
+
 /// Returns the alarms of devices, hosts, QUIC, links and disks.
 pub fn alarms() -> impl Iterator<Item = &'static str> {
     let others = [
@@ -13,5 +15,6 @@ pub fn alarms() -> impl Iterator<Item = &'static str> {
         io::vnet::VnetLinkCounters::ALARMS,
         io::bridge::BridgeCounters::ALARMS,
     ];
-    nic::ALARMS.into_iter().chain(others).flatten().copied()
+    let host_disk = io::disk::DiskCounters::ALARMS.iter().map(|name| host_disk::counter_name(name));
+    nic::ALARMS.into_iter().chain(others).flatten().copied().chain(host_disk)
 }

@@ -29,6 +29,7 @@ mod alarms;
 mod builder;
 pub mod control;
 mod hooks;
+mod host_disk;
 mod limits;
 mod link;
 pub mod listener;

@@ -17,6 +17,7 @@ use super::shutdown::ThreadPhase;
 use super::{HostMessage, HostSide, Messages};
 use crate::control::ProbeReceiver;
 use crate::hooks::Hooks;
+use crate::host_disk;
 use crate::log::AccessLog;
 
 /// A host's ends of the rings, with its disk for the files that the device does not read.
@@ -183,6 +184,9 @@ impl<A: Application, M> HostThread<A, M> {
         self.queries.answer(|answer| {
             host.visit(&mut |name, value| answer.counter(name, value));
             self.app.visit(&mut |name, value| answer.counter(name, value));
+            self.ports.disk.visit(&mut |name, value| {
+                answer.counter(host_disk::counter_name(name), value);
+            });
             if answer.wants_sockets() {
                 for info in host.sockets().filter_map(|socket| host.info(socket)) {
                     answer.socket(info);
