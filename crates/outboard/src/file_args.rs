@@ -12,48 +12,75 @@ use cli::Failure;
 /// Bytes of a page in KiB, the unit of blocks.
 const PAGE_KIB: u16 = 4;
 
-/// Options of reading files.
-#[derive(Clone, Debug, Args)]
+/// Default values.
+const MEMORY_MIB: u32 = 256;
+const BLOCK_KIB: u16 = 64;
+const READ_AHEAD_BLOCKS: u32 = 4;
+const ACK_KIB: u32 = 256;
+
+/// Options of reading files. They have no default value here, so that those given for namespaces
+/// are found.
+#[derive(Clone, Debug, Default, Args)]
 pub(crate) struct FileArgs {
-    /// Device memory for file content, in MiB
-    #[arg(long, default_value_t = 256, value_name = "MIB")]
-    pub(crate) file_memory: u32,
+    /// Device memory for file content, in MiB [default: 256]
+    #[arg(long, value_name = "MIB")]
+    file_memory: Option<u32>,
     /// Size of a block in KiB, the unit of sequential reads and of sharing: a multiple of 4
-    #[arg(long, default_value_t = 64, value_name = "KIB",
-        value_parser = parse_block_kib)]
-    pub(crate) file_block: u16,
-    /// Blocks to read ahead of a sequential reader; 0 disables read-ahead
-    #[arg(long, default_value_t = 4, value_name = "N",
-        value_parser = clap::value_parser!(u32).range(0..=1024))]
-    pub(crate) file_read_ahead: u32,
+    /// [default: 64]
+    #[arg(long, value_name = "KIB", value_parser = parse_block_kib)]
+    file_block: Option<u16>,
+    /// Blocks to read ahead of a sequential reader; 0 disables read-ahead [default: 4]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
+    file_read_ahead: Option<u32>,
     /// Acknowledged bytes, in KiB, after which the host releases them in the device; less needs
-    /// less device memory, and more operations
-    #[arg(long, default_value_t = 256, value_name = "KIB",
-        value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    pub(crate) file_ack: u32,
-    /// Backend for reading and writing files
-    #[arg(long, value_enum, default_value_t = DiskArg::Auto)]
-    pub(crate) disk: DiskArg,
+    /// less device memory, and more operations [default: 256]
+    #[arg(long, value_name = "KIB", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    file_ack: Option<u32>,
+    /// Backend for reading and writing files [default: auto]
+    #[arg(long, value_enum)]
+    disk: Option<DiskArg>,
     /// Read without the page cache if the file system can (O_DIRECT); the device's memory is then
     /// the only cache
     #[arg(long)]
-    pub(crate) direct_io: bool,
+    direct_io: bool,
 }
 
 impl FileArgs {
     /// Returns the configuration of a device's file engine.
     pub(crate) fn config(&self) -> FileConfig {
         FileConfig {
-            memory_bytes_max: (self.file_memory as usize) << 20,
-            block_pages: usize::from(self.file_block / PAGE_KIB),
-            read_ahead_blocks: self.file_read_ahead,
+            memory_bytes_max: (self.file_memory.unwrap_or(MEMORY_MIB) as usize) << 20,
+            block_pages: usize::from(self.file_block.unwrap_or(BLOCK_KIB) / PAGE_KIB),
+            read_ahead_blocks: self.file_read_ahead.unwrap_or(READ_AHEAD_BLOCKS),
             ..FileConfig::default()
         }
     }
 
     /// Applies the options of a host.
     pub(crate) fn configure_host(&self, host: &mut host::HostConfig) {
-        host.tcp.file_ack_bytes = u64::from(self.file_ack) << 10;
+        host.tcp.file_ack_bytes = u64::from(self.file_ack.unwrap_or(ACK_KIB)) << 10;
+    }
+
+    /// Checks the options of a server of namespaces, which has none of these.
+    ///
+    /// # Errors
+    /// An option is given.
+    pub(crate) fn check_absent(&self) -> Result<(), Failure> {
+        let given = [
+            ("--file-memory", self.file_memory.is_some()),
+            ("--file-block", self.file_block.is_some()),
+            ("--file-read-ahead", self.file_read_ahead.is_some()),
+            ("--file-ack", self.file_ack.is_some()),
+            ("--disk", self.disk.is_some()),
+            ("--direct-io", self.direct_io),
+        ];
+        match given.iter().find(|(_, is_given)| *is_given) {
+            None => Ok(()),
+            Some((name, _)) => Err(Failure::Usage(format!(
+                "{name} is for files of a directory, and namespaces are served; omit it, or see \
+                 the --remote options"
+            ))),
+        }
     }
 
     /// Opens a disk for the files below `root`.
@@ -84,7 +111,8 @@ impl FileArgs {
     }
 
     fn disk_options(&self, rule: ChangeRule) -> DiskOptions {
-        DiskOptions { kind: self.disk.kind(), rule, direct_io: self.direct_io }
+        let kind = self.disk.unwrap_or(DiskArg::Auto).kind();
+        DiskOptions { kind, rule, direct_io: self.direct_io }
     }
 }
 
@@ -119,6 +147,20 @@ impl DiskArg {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn options_of_directories_are_refused_for_namespaces() {
+        assert!(FileArgs::default().check_absent().is_ok());
+        for (args, name) in [
+            (FileArgs { file_memory: Some(256), ..FileArgs::default() }, "--file-memory"),
+            (FileArgs { file_ack: Some(1), ..FileArgs::default() }, "--file-ack"),
+            (FileArgs { disk: Some(DiskArg::Auto), ..FileArgs::default() }, "--disk"),
+            (FileArgs { direct_io: true, ..FileArgs::default() }, "--direct-io"),
+        ] {
+            let why = args.check_absent().expect_err("it has no effect").to_string();
+            assert!(why.starts_with(name), "{why}");
+        }
+    }
 
     #[test]
     fn blocks_are_whole_pages() {

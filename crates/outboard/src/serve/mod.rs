@@ -248,6 +248,7 @@ fn remote_files(args: &ServeArgs) -> Result<Option<RemoteFilesConfig>, Failure> 
         let line = "--queues: remote storage supports only one queue".to_owned();
         return Err(Failure::Usage(line));
     }
+    args.files.check_absent()?;
     args.remote.configure(args.strict_files, &mut config);
     Ok(Some(config))
 }
