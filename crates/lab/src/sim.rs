@@ -188,7 +188,7 @@ struct Totals {
 }
 
 /// Counters of the summary, with their descriptions: injected faults, and their effects.
-const SUMMARY_COUNTERS: [(&str, &str); 139] = [
+const SUMMARY_COUNTERS: [(&str, &str); 157] = [
     ("responses", "responses, verified byte by byte"),
     ("bytes", "bytes read by clients"),
     ("errors", "connections that failed"),
@@ -290,6 +290,24 @@ const SUMMARY_COUNTERS: [(&str, &str); 139] = [
     ("quic_out_late", "QUIC packets for which the host read a file as fallback"),
     ("quic_not_sealed", "QUIC transmits that a device refused to encrypt"),
     ("quic_device_refused_full", "QUIC offloads refused: device table full"),
+    ("worlds_with_uploads", "runs with uploads"),
+    ("uploads_completed", "uploads stored"),
+    ("uploads_failed", "uploads that failed or were broken off"),
+    ("uploads_broken", "fault: connections of uploads broken off by clients"),
+    ("upload_bytes", "bytes of uploads written to disks"),
+    ("upload_waits", "times that uploads waited for disks"),
+    ("upload_refused_quota", "uploads refused: quota used up"),
+    ("upload_refused_no_space", "uploads refused: disk full"),
+    ("upload_disk_errors", "uploads failed: disk failed"),
+    ("disk_temporary_removed", "temporary files of uploads removed at a start"),
+    ("http_204", "files replaced by uploads"),
+    ("worlds_with_remote", "runs with files on a namespace"),
+    ("remote_opens", "files on namespaces opened"),
+    ("remote_fetched_bytes", "bytes of files fetched from namespaces"),
+    ("remote_cache_hits", "reads of files on namespaces from memory"),
+    ("remote_cache_evictions", "parts of these files evicted from memory"),
+    ("remote_outages", "outages of targets with files"),
+    ("remote_timeouts", "opens and reads that waited too long for a target"),
     ("worlds_with_storage", "storage runs"),
     ("nvmei_requests", "requests to namespaces"),
     ("nvmei_read_bytes", "bytes read from namespaces"),

@@ -41,7 +41,8 @@ impl Scenario {
     pub(crate) fn calm(seed: u64) -> Self {
         // Most seeds have no storage.
         let usual = (0..64).map(|try_| Self::draw(seed ^ try_ << 40));
-        let found = usual.into_iter().find(|usual| usual.storage.is_none());
+        let local = |usual: &Self| usual.storage.is_none() && usual.remote.is_none();
+        let found = usual.into_iter().find(local);
         let Some(mut scenario) = found else { unreachable!("no seed without storage") };
         let r = &mut Prng::new(seed ^ SALT);
         scenario.calm_down(r);
@@ -85,7 +86,7 @@ impl Scenario {
         (crowd.slow, crowd.dribble, crowd.abort, crowd.odd) = (0.0, 0.0, 0.0, 0.0);
         crowd.vanish = 0;
         (self.resets, self.lost_contexts, self.terminates) = (0, 0, None);
-        (self.ports, self.late_answers, self.quic) = (None, false, None);
+        (self.ports, self.late_answers, self.quic, self.uploads) = (None, false, None, None);
         self.pending_transmits_max = 65_536;
         self.backlog = 64;
         self.device.files_max = 1_024;

@@ -4,6 +4,8 @@
 //! before all responses are complete, it opens another and requests the rest, repeatedly. After the
 //! end of the faults no connection may fail: [`crate::checkers::progress`].
 
+use std::collections::VecDeque;
+
 use abi::l5o::ResyncMode;
 use base::{Duration, Instant, Prng};
 use bytes::Bytes;
@@ -19,6 +21,7 @@ use crate::proxy_scenario::INTERNAL_ERROR;
 use crate::report::RunReport;
 use crate::tls;
 use crate::trace::TraceKind;
+use crate::uploads::UploadSession;
 
 /// Maximum number of consecutive tries of a session without a response.
 const TRIES_MAX: u32 = 200;
@@ -119,6 +122,11 @@ struct HttpSession {
     shut: bool,
     /// Requests from this index on wait until that time.
     pause: Option<(usize, Instant)>,
+    /// The number of the file that it uploads.
+    uploads: Option<usize>,
+    /// Times after which the next connections are broken off, and that time for the present one.
+    breaks: VecDeque<Duration>,
+    break_at: Instant,
     again: DecryptionProgress,
     /// Data sent after the last request.
     late: LateRequestData,
@@ -146,6 +154,9 @@ impl HttpSession {
             tries: 0,
             shut: false,
             pause: None,
+            uploads: None,
+            breaks: VecDeque::new(),
+            break_at: Instant::FAR_FUTURE,
             again: DecryptionProgress::default(),
             late: LateRequestData::default(),
         }
@@ -170,6 +181,8 @@ pub(crate) struct SimClient {
     sessions: Vec<HttpSession>,
     /// Generator for the session after the faults.
     last: Prng,
+    /// The upload after the faults.
+    last_upload: Vec<FileRequest>,
     /// Its connections use keep-alive.
     keep_alive: bool,
     /// It uses HTTPS.
@@ -222,6 +235,9 @@ impl SimClient {
         if let Some(end) = lasts.map(|_| start + scenario.fault_time + AFTER_FAULTS) {
             sessions.push(lasting_session(&mut last.clone(), files, start, end));
         }
+        let uploads = scenario.uploads.as_ref().and_then(|uploads| uploads.of(node, false));
+        sessions.extend(uploads.map(|uploads| upload_session(&mut last.clone(), uploads, start)));
+        let last_upload = uploads.map(|uploads| uploads.last.clone()).unwrap_or_default();
         let holds_records = scenario.client_tcp.receive_bytes_max >= HOLDS_RECORDS;
         let alerts = scenario.proxy_alerts();
         let few_ports = scenario.ports.is_some();
@@ -231,6 +247,7 @@ impl SimClient {
             rng,
             sessions,
             last,
+            last_upload,
             keep_alive,
             tls,
             holds_records,
@@ -265,6 +282,11 @@ impl SimClient {
         session.stage = HttpSessionStage::Idle(at);
         session.end = SessionEnd::Close;
         self.sessions.push(session);
+        let uploads = core::mem::take(&mut self.last_upload);
+        if let Some(file) = uploads.first().map(|request| request.file) {
+            self.sessions
+                .push(HttpSession { uploads: Some(file), ..HttpSession::new(uploads, at) });
+        }
         if let Some(h3) = &mut self.h3 {
             h3.add_last(files, at);
         }
@@ -302,7 +324,7 @@ impl SimClient {
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         let next = |s: &HttpSession| match s.stage {
             HttpSessionStage::Idle(at) => at,
-            HttpSessionStage::Open(_) => s.wake,
+            HttpSessionStage::Open(_) => s.wake.min(s.break_at),
             HttpSessionStage::Done => Instant::FAR_FUTURE,
         };
         let sessions = self.sessions.iter().map(next).filter(|&at| at != Instant::FAR_FUTURE);
@@ -314,6 +336,9 @@ impl SimClient {
         for index in 0..self.sessions.len() {
             match self.sessions[index].stage {
                 HttpSessionStage::Idle(at) if at <= cx.local => self.open(index, cx),
+                HttpSessionStage::Open(socket) if self.sessions[index].break_at <= cx.local => {
+                    self.break_off(index, socket, cx);
+                }
                 HttpSessionStage::Open(_) if self.sessions[index].wake <= cx.local => {
                     self.sessions[index].wake = Instant::FAR_FUTURE;
                     self.drive(index, cx);
@@ -347,6 +372,9 @@ impl SimClient {
 
     fn open(&mut self, index: usize, cx: &mut ClientEnv<'_>) {
         let session = &mut self.sessions[index];
+        if let Some(file) = session.uploads {
+            cx.report.uploads.connection_ended(file);
+        }
         session.tries += 1;
         let opened = match &self.tls {
             Some(tls) => {
@@ -381,6 +409,8 @@ impl SimClient {
         session.shut = false;
         session.again = DecryptionProgress::default();
         session.late.restart();
+        let breaks = session.breaks.pop_front();
+        session.break_at = breaks.map_or(Instant::FAR_FUTURE, |after| cx.local + after);
         session.wake = Instant::FAR_FUTURE;
         session.may_send_at = Instant::ZERO;
         let port = cx.host.local(socket).map_or(0, |local| local.port);
@@ -464,7 +494,7 @@ impl SimClient {
                 let ask = &session.asks[session.written];
                 session.written += 1;
                 let last = session.end == SessionEnd::Ask && session.written == session.asks.len();
-                session.to_send = Bytes::from(ask.text(last));
+                session.to_send = ask.message(last);
             }
             let piece = match session.dribble {
                 Some(_) if session.may_send_at > cx.local => {
@@ -476,6 +506,11 @@ impl SimClient {
             };
             let Ok(taken) = cx.host.send(cx.now, socket, piece) else { break };
             session.to_send = session.to_send.slice(taken..);
+            if session.to_send.is_empty()
+                && let Some(ask) = session.asks.get(session.written - 1)
+            {
+                cx.report.uploads.sent(ask);
+            }
             if let Some((_, every)) = session.dribble {
                 session.may_send_at = cx.local + every;
             }
@@ -538,7 +573,8 @@ impl SimClient {
                 answer.hash,
             ];
             cx.report.trace.note(cx.now, self.node, TraceKind::Response, fields);
-            cx.report.answered(self.node, index, session.answered, answer, session.opened);
+            let number = (index, session.answered);
+            cx.report.answered(self.node, number, ask, answer, session.opened);
             session.answered += 1;
             session.tries = 0;
         }
@@ -620,6 +656,16 @@ impl SimClient {
         }
     }
 
+    /// Breaks off the connection of an upload, and continues with another.
+    fn break_off(&mut self, index: usize, socket: SocketId, cx: &mut ClientEnv<'_>) {
+        cx.host.abort(cx.local, socket);
+        cx.host.close(cx.local, socket);
+        cx.report.stats.aborts += 1;
+        cx.report.stats.uploads_broken += 1;
+        self.note_close(index, cx);
+        self.again(index, cx);
+    }
+
     fn again(&mut self, index: usize, cx: &mut ClientEnv<'_>) {
         let session = &mut self.sessions[index];
         cx.report.stats.retries += 1;
@@ -652,6 +698,23 @@ fn lasting_session(
     let asks: Vec<_> = (0..LASTING_ASKS.0 + LASTING_ASKS.1).map(ask).collect();
     let pause = Some((LASTING_ASKS.0, end));
     HttpSession { pause, ..HttpSession::new(asks, start + Duration::from_millis(1)) }
+}
+
+/// Returns a session that uploads files.
+fn upload_session(r: &mut Prng, uploads: &UploadSession, start: Instant) -> HttpSession {
+    let end = [SessionEnd::Close, SessionEnd::Ask, SessionEnd::HalfClose, SessionEnd::Wait]
+        [r.below(4) as usize];
+    HttpSession {
+        depth: uploads.depth,
+        dribble: uploads.piece,
+        end,
+        uploads: uploads.requests.first().map(|request| request.file),
+        breaks: uploads.breaks.iter().copied().collect(),
+        ..HttpSession::new(
+            uploads.requests.clone(),
+            start + Duration::from_micros(r.below(300_000)),
+        )
+    }
 }
 
 fn draw_session(

@@ -105,6 +105,8 @@ pub(crate) struct FileVersion {
 #[derive(Debug, Default)]
 pub(crate) struct VersionCatalog {
     versions: BTreeMap<u64, FileVersion>,
+    /// Numbers of versions by other names of these: those that a reader of a file system reports.
+    names: BTreeMap<u64, u64>,
     /// The same for iteration: versions and their sizes in words.
     words: Vec<(u64, u64)>,
     /// Hash over `words`.
@@ -119,9 +121,29 @@ impl VersionCatalog {
         self.hash = mix(self.hash ^ mix(version ^ mix(size)));
     }
 
-    /// Returns a version by its number.
+    /// Adds another name of a version.
+    pub(crate) fn add_name(&mut self, name: u64, version: u64) {
+        self.names.insert(name, version);
+    }
+
+    /// Returns whether versions have other names.
+    pub(crate) fn has_names(&self) -> bool {
+        !self.names.is_empty()
+    }
+
+    /// Returns the number of a version by this or its other name.
+    pub(crate) fn number(&self, name: u64) -> u64 {
+        self.names.get(&name).copied().unwrap_or(name)
+    }
+
+    /// Returns a version by its number or its other name.
     pub(crate) fn find(&self, version: u64) -> Option<FileVersion> {
-        self.versions.get(&version).copied()
+        self.versions.get(&self.number(version)).copied()
+    }
+
+    /// Returns all versions with their numbers.
+    pub(crate) fn versions(&self) -> impl Iterator<Item = (u64, FileVersion)> {
+        self.versions.iter().map(|(&number, &version)| (number, version))
     }
 
     /// Returns a hash over all versions, in order of addition.

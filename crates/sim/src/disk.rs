@@ -7,7 +7,10 @@
 //! says. File contents come from [`crate::content`]; namespaces store the bytes written to them
 //! ([`crate::namespace`]). In half of the cases a read of a namespace returns the bytes at its
 //! submission, otherwise those at its completion: the contract only promises the writes that had
-//! completed at submission.
+//! completed at submission. [`uploads`] has the directory for uploads.
+
+mod site;
+mod uploads;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,6 +24,8 @@ use crate::events::NodeHalf;
 use crate::faults::DiskFaults;
 use crate::namespace::SimNamespace;
 use crate::trace::mix;
+
+use uploads::UploadFiles;
 
 /// Modification time of the first version of every file, in seconds since 1970.
 const MODIFIED_S: i64 = 1_600_000_000;
@@ -55,6 +60,7 @@ pub(crate) enum SimDiskRequest {
     Open {
         id: DiskRequestId,
         path: Box<[u8]>,
+        access: DiskAccess,
         fault: Option<FileFault>,
     },
     Read {
@@ -82,9 +88,11 @@ pub(crate) enum SimDiskRequest {
         name: Option<u64>,
         fault: Option<FileFault>,
     },
-    /// A publication, which fails: the simulated disk has no directory for uploads.
+    /// A publication. `inode` is `None` if the handle is not that of an upload.
     Publish {
         id: DiskRequestId,
+        inode: Option<usize>,
+        fault: Option<FileFault>,
     },
 }
 
@@ -136,6 +144,8 @@ base::counters! {
         disk_no_space,
         /// Unflushed sectors lost in a crash.
         disk_lost_sectors,
+        /// Temporary files of uploads that were removed when the server's program started.
+        disk_temporary_removed,
     }
 }
 
@@ -150,8 +160,12 @@ pub(crate) struct SimDisk {
     /// The inode that each path names now.
     names: BTreeMap<String, usize>,
     paths: Vec<String>,
-    /// Contents of namespaces by inode.
+    /// Versions of the files if they are on a namespace.
+    site_versions: Vec<u64>,
+    /// Contents of namespaces and uploads by inode.
     namespaces: BTreeMap<usize, SimNamespace>,
+    /// The directory for uploads, if there is one.
+    uploads: Option<UploadFiles>,
     open: BTreeMap<u32, (DiskClient, usize)>,
     next_handle: u32,
     /// Requests in flight by node and half.
@@ -160,6 +174,8 @@ pub(crate) struct SimDisk {
     pub(crate) counters: DiskCounters,
     /// Closes of handles that were not open: a bug of the submitter.
     pub(crate) bad_handles: u64,
+    /// Description of the first violation of the quota of uploads.
+    pub(crate) wrong: Option<String>,
 }
 
 impl SimDisk {
@@ -172,13 +188,16 @@ impl SimDisk {
             inodes: Vec::new(),
             names: BTreeMap::new(),
             paths: Vec::new(),
+            site_versions: Vec::new(),
             namespaces: BTreeMap::new(),
+            uploads: None,
             open: BTreeMap::new(),
             next_handle: 1,
             in_flight: BTreeMap::new(),
             catalogue: VersionCatalog::default(),
             counters: DiskCounters::default(),
             bad_handles: 0,
+            wrong: None,
         };
         for file in 0..files {
             let file = file as usize;
@@ -235,8 +254,11 @@ impl SimDisk {
 
     /// Returns the path of each file and its version.
     pub(crate) fn files(&self) -> Vec<(String, u64)> {
-        let version = |path: &String| self.names.get(path).map_or(0, |&i| self.inodes[i].version);
-        self.paths.iter().map(|path| (path.clone(), version(path))).collect()
+        let version = |(index, path): (usize, &String)| {
+            let on_disk = self.names.get(path).map(|&i| self.inodes[i].version);
+            on_disk.or_else(|| self.site_versions.get(index).copied()).unwrap_or(0)
+        };
+        self.paths.iter().enumerate().map(|file| (file.1.clone(), version(file))).collect()
     }
 
     /// Ends all faults and stalls.
@@ -292,6 +314,7 @@ impl SimDisk {
             }
             self.close_all_of(node);
         }
+        self.kill_uploads(node, power, rng);
         self.in_flight.retain(|by, _| by.0 != node);
     }
 
@@ -325,7 +348,7 @@ impl SimDisk {
                 let fails = self.rng.chance(self.faults.open_error) && !serves;
                 self.counters.disk_open_errors += u64::from(fails);
                 let fault = if self.rng.chance(0.5) { FileFault::Io } else { FileFault::Denied };
-                SimDiskRequest::Open { id, path, fault: fails.then_some(fault) }
+                SimDiskRequest::Open { id, path, access, fault: fails.then_some(fault) }
             }
             DiskRequest::Read { id, file, offset, mut buf } => {
                 self.counters.disk_reads += 1;
@@ -352,6 +375,8 @@ impl SimDisk {
             }
             DiskRequest::Write { id, file, offset, buf, len, fua } => {
                 let bytes = buf.as_slice().get(..len as usize).unwrap_or_default().to_vec();
+                self.grow_upload(file, offset, bytes.len());
+                self.check_quota();
                 let (inode, name, fault) = self.begin_write(by, file, offset, bytes, fua);
                 SimDiskRequest::Write { id, inode, offset, buf: Some(buf), name, fault }
             }
@@ -367,10 +392,15 @@ impl SimDisk {
                 let name = namespace.map(|namespace| namespace.begin_flush(by.0));
                 SimDiskRequest::Flush { id, inode, name, fault }
             }
-            DiskRequest::Publish { id, .. } => SimDiskRequest::Publish { id },
+            DiskRequest::Publish { id, file, replace } => {
+                let fault = self.draw_write_fault(false);
+                let inode = self.begin_publication(file, replace);
+                SimDiskRequest::Publish { id, inode, fault }
+            }
             DiskRequest::Close { file } => {
-                if self.open.remove(&file.0).is_none_or(|(opener, _)| opener != by) {
-                    self.bad_handles += 1;
+                match self.open.remove(&file.0) {
+                    Some((opener, inode)) if opener == by => self.close_upload(inode),
+                    _ => self.bad_handles += 1,
                 }
                 return None;
             }
@@ -457,19 +487,16 @@ impl SimDisk {
     pub(crate) fn complete(&mut self, by: DiskClient, work: SimDiskRequest) -> DiskCompletion {
         *self.in_flight.entry(by).or_default() -= 1;
         match work {
-            SimDiskRequest::Open { id, path, fault } => {
-                let result = match (
-                    fault,
-                    core::str::from_utf8(&path).ok().and_then(|path| self.names.get(path)),
-                ) {
+            SimDiskRequest::Open { id, path, access, fault } => {
+                let result = match (fault, core::str::from_utf8(&path)) {
                     (Some(fault), _) => Err(fault),
-                    (None, None) => Err(FileFault::NotFound),
-                    (None, Some(&inode)) => {
-                        let handle = self.next_handle;
-                        self.next_handle += 1;
-                        self.open.insert(handle, (by, inode));
-                        Ok((DiskFile(handle), self.inodes[inode].stat()))
+                    (None, Ok(path)) if access == DiskAccess::Upload => {
+                        self.create_upload(by, path)
                     }
+                    (None, path) => match path.ok().and_then(|path| self.names.get(path)) {
+                        Some(&inode) => Ok(self.add_handle(by, inode)),
+                        None => Err(FileFault::NotFound),
+                    },
                 };
                 DiskCompletion::Opened { id, result }
             }
@@ -493,8 +520,9 @@ impl SimDisk {
                     None => DiskCompletion::Zeroed { id, result },
                 }
             }
-            SimDiskRequest::Publish { id } => {
-                DiskCompletion::Published { id, result: Err(FileFault::Denied) }
+            SimDiskRequest::Publish { id, inode, fault } => {
+                let done = inode.map(|inode| self.finish_publication(inode, fault));
+                DiskCompletion::Published { id, result: done.unwrap_or(Err(FileFault::BadExtent)) }
             }
             SimDiskRequest::Flush { id, inode, name, fault } => {
                 if let Some((namespace, name)) = self.namespaces.get_mut(&inode).zip(name) {
@@ -504,6 +532,13 @@ impl SimDisk {
                 DiskCompletion::Flushed { id, result }
             }
         }
+    }
+
+    fn add_handle(&mut self, by: DiskClient, inode: usize) -> (DiskFile, FileStat) {
+        let handle = self.next_handle;
+        self.next_handle += 1;
+        self.open.insert(handle, (by, inode));
+        (DiskFile(handle), self.inodes[inode].stat())
     }
 
     /// Completes a read of a namespace whose bytes were copied at submission.

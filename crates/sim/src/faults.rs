@@ -17,8 +17,10 @@ use crate::numbers::Numbers;
 use crate::patterns::PatternScenario;
 use crate::proxy_scenario::ProxyScenario;
 use crate::quic::QuicScenario;
+use crate::remote_scenario::RemoteScenario;
 use crate::storage::{self, StorageScenario};
 use crate::tls::KEY_RECORDS;
+use crate::uploads::UploadScenario;
 
 /// Size of a queue that never drops a frame.
 const UNLIMITED: u64 = 1 << 40;
@@ -221,13 +223,18 @@ impl TlsScenario {
     /// Uses a generator of its own: the rest of the scenario does not depend on these draws.
     fn draw(seed: u64) -> Option<Self> {
         let r = &mut Prng::new(seed ^ 0x7150_0f0b);
-        r.chance(1.0 / 3.0).then(|| Self {
+        r.chance(1.0 / 3.0).then(|| Self::draw_some(r))
+    }
+
+    /// Draws the parameters of TLS.
+    pub(crate) fn draw_some(r: &mut Prng) -> Self {
+        Self {
             v12: r.chance(0.3),
             suite: r.below(3) as usize,
             key_records: r.chance(0.3).then(|| r.below(KEY_RECORDS.len() as u64) as usize),
             server: TlsDevice::draw(r),
             client: TlsDevice::draw(r),
-        })
+        }
     }
 
     /// Forces all offload on or off.
@@ -276,6 +283,8 @@ pub(crate) enum NodeRole {
     Client,
     Proxy,
     Server,
+    /// The NVMe/TCP target with a server's files.
+    Target,
 }
 
 /// A whole scenario: the parameters of one run.
@@ -294,6 +303,10 @@ pub(crate) struct Scenario {
     pub(crate) quic: Option<QuicScenario>,
     /// NVMe/TCP instead of HTTP.
     pub(crate) storage: Option<StorageScenario>,
+    /// The server's files lie on a namespace of another machine.
+    pub(crate) remote: Option<RemoteScenario>,
+    /// Uploads, in addition.
+    pub(crate) uploads: Option<UploadScenario>,
     /// The single disturbance, in a scenario with bounds on performance.
     pub(crate) calm: Option<Disturbance>,
     /// The host uses file offload.
@@ -368,6 +381,8 @@ impl Scenario {
         let mut scenario = Self {
             seed,
             storage: None,
+            remote: None,
+            uploads: None,
             calm: None,
             hand_over: HandOverScenario::draw(seed),
             quic: QuicScenario::draw(seed, calm_net).filter(|_| proxied.is_none()),
@@ -399,6 +414,7 @@ impl Scenario {
             terminates: None,
         };
         scenario.shape(storage);
+        scenario.draw_files((calm_net, calm_disk));
         scenario.draw_oddities();
         scenario.draw_end();
         scenario
@@ -409,7 +425,8 @@ impl Scenario {
     fn draw_oddities(&mut self) {
         let r = &mut Prng::new(self.seed ^ 0x0dd5_0f0b);
         let (few, lose, late) = (r.chance(0.3), r.chance(0.7), r.chance(0.3));
-        self.late_answers = late && self.storage.is_none() && self.tls.is_some();
+        let local = self.storage.is_none() && self.remote.is_none();
+        self.late_answers = late && local && self.tls.is_some();
         let http = self.storage.is_none() && self.proxied.is_none();
         if few && http && self.tls.is_none() && self.quic.is_none() {
             self.ports = Some(r.range(2, 6) as u16);
@@ -423,7 +440,7 @@ impl Scenario {
         if let Some(ahead) = self.numbers.as_ref().and_then(Numbers::clock_ahead_ms) {
             self.clock_ahead_ms = ahead;
         }
-        if lose && self.storage.is_none() && self.resets > 0 && !self.calm_net() {
+        if lose && local && self.resets > 0 && !self.calm_net() {
             self.lost_contexts = r.range(2, 8);
         }
     }
@@ -450,12 +467,33 @@ impl Scenario {
         self.storage = storage;
     }
 
+    /// Draws remote files, or else uploads.
+    fn draw_files(&mut self, calm: (bool, bool)) {
+        if self.storage.is_some() || self.proxied.is_some() {
+            return;
+        }
+        let remote = RemoteScenario::draw(self.seed, calm.0, self.tls.as_ref());
+        if let Some(remote) = remote {
+            remote.shape(self);
+            self.remote = Some(remote);
+            return;
+        }
+        let (clients, quic) = (self.crowd.clients, self.quic.is_some());
+        let uploads = UploadScenario::draw(self.seed, clients, calm, quic);
+        if let Some(uploads) = &uploads {
+            uploads.shape(self);
+        }
+        self.uploads = uploads;
+    }
+
     /// Returns whether nothing can fail between the nodes; no packet may then be sent twice.
     pub(crate) fn calm_net(&self) -> bool {
         !self.net.any()
             && self.proxied.as_ref().is_none_or(|proxied| !proxied.back.faults.any())
             && self.hostile.interval.is_none()
             && self.terminates.is_none()
+            && self.uploads.as_ref().is_none_or(|uploads| uploads.kills == 0)
+            && self.remote.as_ref().is_none_or(RemoteScenario::is_undisturbed)
             && self.links.queue_bytes_max == UNLIMITED
     }
 
@@ -472,6 +510,9 @@ impl Scenario {
             && self.resets == 0
             && self.lost_contexts == 0
             && self.storage.as_ref().is_none_or(StorageScenario::is_honest)
+            && self.uploads.as_ref().is_none_or(|uploads| uploads.kills == 0)
+            // A request fails if the target cannot be reached for too long.
+            && (self.remote.is_none() || self.calm_net())
     }
 
     /// Returns whether no queue can grow faster than the RTT estimate can follow: several
@@ -482,6 +523,7 @@ impl Scenario {
         let alone = self.crowd.sessions_max == 1 && self.quic.is_none();
         // Users of namespaces transfer more over one link than all HTTP clients together.
         self.storage.is_none()
+            && self.remote.is_none()
             && self.rings.late == 0.0
             && self.pending_transmits_max > 16
             && self.backlog >= 64
@@ -500,6 +542,7 @@ impl Scenario {
     pub(crate) fn role(&self, node: usize) -> NodeRole {
         match node.checked_sub(self.crowd.clients + 1) {
             None if node > 0 => NodeRole::Client,
+            Some(0) if self.remote.is_some() => NodeRole::Target,
             Some(0) => NodeRole::Proxy,
             None | Some(_) => NodeRole::Server,
         }
@@ -508,6 +551,11 @@ impl Scenario {
     /// Returns the proxy's node, if there is a proxy.
     pub(crate) fn proxy(&self) -> Option<usize> {
         self.proxied.as_ref().map(|_| self.crowd.clients + 1)
+    }
+
+    /// Returns the node of the target with the server's files, if there is one.
+    pub(crate) fn target(&self) -> Option<usize> {
+        self.remote.as_ref().map(|_| self.crowd.clients + 1)
     }
 
     /// Returns the servers' nodes: node 0, and perhaps a second one behind the proxy.
@@ -544,10 +592,11 @@ impl Scenario {
 
     /// Returns the TLS engine of a node's device, if the scenario and the node use TLS.
     pub(crate) fn tls_device(&self, node: usize) -> Option<&TlsDevice> {
-        let tls = self.tls.as_ref()?;
+        let remote = self.remote.as_ref().and_then(|remote| remote.tls.as_ref());
         match self.role(node) {
-            NodeRole::Server => Some(&tls.server),
-            NodeRole::Client => Some(&tls.client),
+            NodeRole::Server => self.tls.as_ref().or(remote).map(|tls| &tls.server),
+            NodeRole::Client => self.tls.as_ref().map(|tls| &tls.client),
+            NodeRole::Target => remote.map(|tls| &tls.client),
             NodeRole::Proxy => None,
         }
     }
@@ -559,7 +608,39 @@ impl Scenario {
 
     /// Returns whether the server may truncate or refuse a response by its own fault.
     pub(crate) fn may_fail(&self) -> bool {
-        self.disk.any() || self.resets > 0 || self.device.files_max < 16
+        self.disk.any()
+            || self.resets > 0
+            || self.device.files_max < 16
+            || self.uploads.as_ref().is_some_and(UploadScenario::may_fail)
+            || (self.remote.is_some() && !self.calm_net())
+    }
+
+    /// Returns whether a node may have an NVMe/TCP target, which keeps its namespaces open.
+    pub(crate) fn has_namespaces(&self, node: usize) -> bool {
+        self.storage.is_some() || self.role(node) == NodeRole::Target
+    }
+
+    /// Returns whether the server's machine is killed.
+    pub(crate) fn kills_server(&self) -> bool {
+        let kills = self.uploads.as_ref().map_or(0, |uploads| uploads.kills);
+        kills + self.remote.as_ref().map_or(0, |remote| remote.server_kills) > 0
+    }
+
+    /// Returns whether the server's program may start again.
+    pub(crate) fn server_restarts(&self) -> bool {
+        self.terminates.is_some() || self.kills_server()
+    }
+
+    /// Returns whether clients may break off responses.
+    pub(crate) fn clients_abort(&self) -> bool {
+        self.crowd.abort > 0.0 || self.uploads.as_ref().is_some_and(UploadScenario::breaks)
+    }
+
+    /// Returns whether old copies of a client's packets may repeat its first request: with a SYN
+    /// cookie, a copy of the first segment opens a connection.
+    pub(crate) fn may_replay(&self) -> bool {
+        let cookies = self.hand_over.set_up || self.backlog < 64;
+        self.tls.is_none() && cookies && !self.calm_net()
     }
 }
 

@@ -6,7 +6,7 @@
 //! to an HTTP/1.1 head. A transfer either completes or fails for a stated reason.
 
 use core::net::SocketAddr;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use apps::content::http3_client::{Http3ResponseParser, Http3ResponsePart, control, request};
@@ -24,6 +24,7 @@ use crate::http::{CheckedResponse, FileRequest, RequestKind, ResponseChecker};
 use crate::quic::{QuicScenario, SERVER_PORT};
 use crate::tls;
 use crate::trace::TraceKind;
+use crate::uploads::UploadSession;
 
 /// Offset of session numbers in the trace, to keep them apart from those over TCP.
 const SESSIONS: usize = 100;
@@ -103,6 +104,11 @@ struct H3Session {
     tries: u32,
     /// Requests from this index on wait until that time.
     pause: Option<(usize, Instant)>,
+    /// The number of the file that it uploads.
+    uploads: Option<usize>,
+    /// Times after which the next connections are broken off, and that time for the present one.
+    breaks: VecDeque<Duration>,
+    break_at: Instant,
 }
 
 impl H3Session {
@@ -124,6 +130,9 @@ impl H3Session {
             may_read_at: Instant::ZERO,
             tries: 0,
             pause: None,
+            uploads: None,
+            breaks: VecDeque::new(),
+            break_at: Instant::FAR_FUTURE,
         }
     }
 
@@ -146,6 +155,8 @@ pub(crate) struct H3Client {
     sessions: Vec<H3Session>,
     /// Generator for the session after the faults.
     last: Prng,
+    /// The upload after the faults.
+    last_upload: Vec<FileRequest>,
 }
 
 impl H3Client {
@@ -166,6 +177,9 @@ impl H3Client {
         let last = r.fork();
         let end = start + scenario.fault_time + AFTER_FAULTS;
         sessions.push(lasting_session(r, files, start, end));
+        let uploads = scenario.uploads.as_ref().and_then(|uploads| uploads.of(node, true));
+        sessions.extend(uploads.map(|uploads| upload_session(r, uploads, start)));
+        let last_upload = uploads.map(|uploads| uploads.last.clone()).unwrap_or_default();
         Self {
             node,
             server: SocketAddr::new(server, SERVER_PORT),
@@ -176,6 +190,7 @@ impl H3Client {
             long_bytes: quic.offload_bytes_min + LONG_BYTES,
             sessions,
             last,
+            last_upload,
         }
     }
 
@@ -184,6 +199,10 @@ impl H3Client {
         let mut rng = self.last.clone();
         let asks = (0..2).map(|_| FileRequest::draw(&mut rng, files, 0.0)).collect();
         self.sessions.push(H3Session::new(asks, at));
+        let uploads = core::mem::take(&mut self.last_upload);
+        if let Some(file) = uploads.first().map(|request| request.file) {
+            self.sessions.push(H3Session { uploads: Some(file), ..H3Session::new(uploads, at) });
+        }
     }
 
     /// Returns whether all sessions are done.
@@ -208,7 +227,7 @@ impl H3Client {
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         let next = |s: &H3Session| match s.stage {
             H3SessionStage::Idle(at) | H3SessionStage::Closing(_, at) => at,
-            H3SessionStage::Open(_) => s.wake,
+            H3SessionStage::Open(_) => s.wake.min(s.break_at),
             H3SessionStage::Done => Instant::FAR_FUTURE,
         };
         let sessions = self.sessions.iter().map(next).filter(|&at| at != Instant::FAR_FUTURE);
@@ -233,6 +252,9 @@ impl H3Client {
                 H3SessionStage::Idle(at) if at <= cx.local => self.open(index, cx),
                 H3SessionStage::Closing(handle, at) if at <= cx.local => {
                     self.close(index, handle, cx)
+                }
+                H3SessionStage::Open(_) if self.sessions[index].break_at <= cx.local => {
+                    self.break_off(index, cx);
                 }
                 H3SessionStage::Open(_) if self.sessions[index].wake <= cx.local => {
                     self.sessions[index].wake = Instant::FAR_FUTURE;
@@ -276,6 +298,11 @@ impl H3Client {
             return cx.report.fail(cx.now, "client", "no QUIC connection can be opened");
         };
         let session = &mut self.sessions[index];
+        if let Some(file) = session.uploads {
+            cx.report.uploads.connection_ended(file);
+        }
+        let breaks = session.breaks.pop_front();
+        session.break_at = breaks.map_or(Instant::FAR_FUTURE, |after| now + after);
         session.tries += 1;
         session.stage = H3SessionStage::Open(handle);
         session.connected = false;
@@ -364,6 +391,7 @@ impl H3Client {
             }
             let Some(stream) = self.endpoint.open_stream(handle, Dir::Bi) else { return };
             self.endpoint.write(handle, stream, Bytes::from(text(&session.asks[ask])));
+            cx.report.uploads.sent(&session.asks[ask]);
             self.endpoint.finish(handle, stream);
             session.streams.insert(stream, H3RequestStream { ask, ..H3RequestStream::default() });
         }
@@ -474,7 +502,8 @@ impl H3Client {
         let fields =
             [number as u64, ask as u64, answer.status.into(), answer.body_bytes, answer.hash];
         cx.report.trace.note(cx.now, self.node, TraceKind::Response, fields);
-        cx.report.answered(self.node, number, ask, answer, session.opened);
+        let request = &session.asks[ask];
+        cx.report.answered(self.node, (number, ask), request, answer, session.opened);
         cx.report.stats.h3_responses += 1;
         session.answered[ask] = true;
         session.tries = 0;
@@ -508,6 +537,14 @@ impl H3Client {
             {
                 8
             }
+            // A server that started again during a handshake knows only the connection ID that the
+            // previous one had chosen (RFC 9000 section 7.3).
+            ConnectionError::TransportError(error)
+                if cx.report.servers_killed
+                    && error.code == TransportErrorCode::TRANSPORT_PARAMETER_ERROR =>
+            {
+                9
+            }
             // Whatever happens to packets, those that authenticate are as they were sent.
             _ => {
                 let what = format!("n{} h3 session {index}: {why}", self.node);
@@ -535,6 +572,15 @@ impl H3Client {
         }
     }
 
+    /// Breaks off the connection of an upload, and continues with another.
+    fn break_off(&mut self, index: usize, cx: &mut ClientEnv<'_>) {
+        cx.report.stats.aborts += 1;
+        cx.report.stats.uploads_broken += 1;
+        if let Err(what) = self.again(index, cx) {
+            cx.report.fail(cx.now, "progress", what);
+        }
+    }
+
     /// Schedules another connection for unanswered requests.
     fn again(&mut self, index: usize, cx: &mut ClientEnv<'_>) -> Result<(), String> {
         let session = &mut self.sessions[index];
@@ -551,7 +597,10 @@ impl H3Client {
     }
 }
 
-/// Returns a request as an HTTP/3 message.
+/// Bytes of a DATA frame of an upload.
+const DATA_BYTES: usize = 10_000;
+
+/// Returns a request as an HTTP/3 message, with the content of an upload.
 fn text(ask: &FileRequest) -> Vec<u8> {
     let plain = ask.text(false);
     let mut lines = plain.split("\r\n");
@@ -559,13 +608,26 @@ fn text(ask: &FileRequest) -> Vec<u8> {
     let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
     let fields: Vec<_> = lines
         .filter_map(|line| line.split_once(": "))
-        .filter(|(name, _)| *name != "Host")
+        .filter(|(name, _)| !matches!(*name, "Host" | "Transfer-Encoding"))
         .map(|(name, value)| (name.to_ascii_lowercase(), value))
         .collect();
     let mut all =
         vec![(":method", method), (":scheme", "https"), (":authority", "sim"), (":path", path)];
     all.extend(fields.iter().map(|(name, value)| (name.as_str(), *value)));
-    request(&all)
+    let mut message = request(&all);
+    if let RequestKind::Put(put) = &ask.want {
+        for piece in put.content(ask.version).chunks(DATA_BYTES) {
+            put_data_frame(&mut message, piece);
+        }
+    }
+    message
+}
+
+/// Appends a DATA frame whose length is encoded in four bytes (RFC 9000 section 16).
+fn put_data_frame(message: &mut Vec<u8>, content: &[u8]) {
+    message.push(0);
+    message.extend((content.len() as u32 | 0x8000_0000).to_be_bytes());
+    message.extend_from_slice(content);
 }
 
 /// Returns HTTP/3 fields as an HTTP/1.1 head.
@@ -596,6 +658,15 @@ fn lasting_session(
     let asks: Vec<_> = (0..LASTING_ASKS.0 + LASTING_ASKS.1).map(ask).collect();
     let pause = Some((LASTING_ASKS.0, end));
     H3Session { pause, ..H3Session::new(asks, start + Duration::from_millis(1)) }
+}
+
+/// Returns a session that uploads files, one request at a time.
+fn upload_session(r: &mut Prng, uploads: &UploadSession, start: Instant) -> H3Session {
+    H3Session {
+        uploads: uploads.requests.first().map(|request| request.file),
+        breaks: uploads.breaks.iter().copied().collect(),
+        ..H3Session::new(uploads.requests.clone(), start + Duration::from_micros(r.below(300_000)))
+    }
 }
 
 fn draw_session(

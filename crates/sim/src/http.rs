@@ -4,10 +4,12 @@
 //! must be of that version. Bodies are not stored, except short texts and those of several ranges.
 
 use base::Prng;
+use bytes::Bytes;
 
 use crate::content::{self, VersionCatalog};
 use crate::proxy_scenario;
 use crate::trace::{hash_bytes, mix};
+use crate::uploads::DIRECTORY;
 
 /// Maximum size of a response's head.
 const HEAD_BYTES_MAX: usize = 4_096;
@@ -33,6 +35,60 @@ pub(crate) enum RequestKind {
     Directory,
     /// A path that leads out of the root.
     Climb,
+    /// An upload of a file.
+    Put(PutRequest),
+    /// A file that was perhaps uploaded.
+    Stored,
+}
+
+/// An upload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PutRequest {
+    /// Bytes of the content, which is that of the request's version.
+    pub(crate) size: u64,
+    /// Bytes of the chunks, over HTTP/1.1 with the chunked coding; `None` with a declared length.
+    pub(crate) chunk: Option<u64>,
+    /// A file that exists is to be kept.
+    pub(crate) keep: bool,
+    /// The request has `Expect: 100-continue`, but its content is not delayed.
+    pub(crate) expects: bool,
+    /// The quota may be used up.
+    pub(crate) may_be_full: bool,
+    /// Status of the only permitted response, if the server must refuse the request.
+    pub(crate) refusal: Option<u16>,
+}
+
+impl PutRequest {
+    /// Returns the content of that version.
+    pub(crate) fn content(&self, version: u64) -> Vec<u8> {
+        let mut content = vec![0; self.size as usize];
+        content::fill(version, 0, &mut content);
+        content
+    }
+
+    fn head(&self, path: &str) -> String {
+        let keep = if self.keep { "If-None-Match: *\r\n" } else { "" };
+        let expect = if self.expects { "Expect: 100-continue\r\n" } else { "" };
+        let framing = match self.chunk {
+            Some(_) => String::from("Transfer-Encoding: chunked"),
+            None => format!("Content-Length: {}", self.size),
+        };
+        format!("PUT /{path} HTTP/1.1\r\nHost: sim\r\n{keep}{expect}{framing}\r\n\r\n")
+    }
+
+    /// Returns the content as it is sent over HTTP/1.1.
+    fn body(&self, version: u64) -> Vec<u8> {
+        let content = self.content(version);
+        let Some(chunk) = self.chunk else { return content };
+        let mut body = Vec::new();
+        for piece in content.chunks(chunk as usize) {
+            body.extend(format!("{:x}\r\n", piece.len()).bytes());
+            body.extend_from_slice(piece);
+            body.extend_from_slice(b"\r\n");
+        }
+        body.extend_from_slice(b"0\r\n\r\n");
+        body
+    }
 }
 
 /// A request.
@@ -90,6 +146,15 @@ impl FileRequest {
         Self { want, ..plain }
     }
 
+    /// Returns the request as it is sent over HTTP/1.1: its text, and the content of an upload.
+    pub(crate) fn message(&self, last: bool) -> Bytes {
+        let mut message = self.text(last).into_bytes();
+        if let RequestKind::Put(put) = &self.want {
+            message.extend(put.body(self.version));
+        }
+        message.into()
+    }
+
     /// Returns the request's text, with `Connection: close` if it is the `last`.
     pub(crate) fn text(&self, last: bool) -> String {
         let mut text = self.plain_text();
@@ -124,17 +189,23 @@ impl FileRequest {
             RequestKind::Nonsense => String::from("BREW /pot HTCPCP/1.0 maybe\r\n\r\n"),
             RequestKind::Directory => get("d", ""),
             RequestKind::Climb => get("%2e%2e/%2e%2e/etc/passwd", ""),
+            RequestKind::Put(put) => put.head(&self.path),
+            RequestKind::Stored => get(&format!("{DIRECTORY}/{}", self.path), ""),
         }
     }
 
     /// Returns whether the server closes the connection after the response.
     pub(crate) fn ends_connection(&self) -> bool {
-        self.want == RequestKind::Nonsense
+        match &self.want {
+            RequestKind::Nonsense => true,
+            RequestKind::Put(put) => put.refusal.is_some(),
+            _ => false,
+        }
     }
 }
 
 /// Summary of a complete response.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CheckedResponse {
     pub(crate) status: u16,
     /// Version of the file, from the `ETag`.
@@ -213,6 +284,9 @@ impl ResponseChecker {
                 return Ok((used, None));
             }
             let head = parse_head(&core::mem::take(&mut self.head))?;
+            if head.status == 100 && matches!(&ask.want, RequestKind::Put(put) if put.expects) {
+                return Ok((used, None));
+            }
             self.body = Some(begin(head, ask, known)?);
         }
         let Some(reading) = &mut self.body else { return Ok((used, None)) };
@@ -325,7 +399,7 @@ fn is_failure(head: &Head) -> bool {
         408 | 503 => true,
         502 | 504 => head.by_proxy,
         // The server answers 403 if the disk denies an open.
-        403 | 500 => !head.by_proxy,
+        403 | 500 | 507 => !head.by_proxy,
         _ => false,
     }
 }
@@ -334,7 +408,7 @@ fn is_failure(head: &Head) -> bool {
 fn begin(head: Head, ask: &FileRequest, known: &VersionCatalog) -> Result<BodyInProgress, String> {
     let status = head.status;
     let wrong = |what: &str| Err(format!("{what}: {:?} was answered with {head:?}", ask.want));
-    let Some(length) = head.length.or_else(|| (status == 304).then_some(0)) else {
+    let Some(length) = head.length.or_else(|| matches!(status, 204 | 304).then_some(0)) else {
         return wrong("no length");
     };
     let file = matches!(status, 200 | 206 | 304);
@@ -349,11 +423,11 @@ fn begin(head: Head, ask: &FileRequest, known: &VersionCatalog) -> Result<BodyIn
     } else {
         0
     };
-    let failure = !expected(&head, ask, size);
+    let failure = !expected(&head, ask, size, known);
     if failure && !is_failure(&head) {
         return wrong("an unexpected answer");
     }
-    let version = head.version.unwrap_or(0);
+    let version = known.number(head.version.unwrap_or(0));
     let (left, body) = match (status, &head.boundary, head.range) {
         _ if ask.want == RequestKind::Head => (0, ExpectedBody::Text),
         (200, ..) => (length, ExpectedBody::File(version, 0)),
@@ -379,7 +453,7 @@ fn begin(head: Head, ask: &FileRequest, known: &VersionCatalog) -> Result<BodyIn
 
 /// Returns whether RFC 9110 and the server's documentation allow the response, for a file of `size`
 /// bytes.
-fn expected(head: &Head, ask: &FileRequest, size: u64) -> bool {
+fn expected(head: &Head, ask: &FileRequest, size: u64, known: &VersionCatalog) -> bool {
     let (status, range) = (head.status, head.range);
     match &ask.want {
         RequestKind::Whole | RequestKind::Head => status == 200,
@@ -411,8 +485,21 @@ fn expected(head: &Head, ask: &FileRequest, size: u64) -> bool {
         },
         RequestKind::Missing => status == 404,
         RequestKind::Nonsense => matches!(status, 400 | 501 | 505) && head.close,
+        // A file system that a scenario makes has no other directory than its root.
+        RequestKind::Directory if known.has_names() => status == 404,
         RequestKind::Directory => status == 301 && head.location.as_deref() == Some("/d/"),
         RequestKind::Climb => status == 403,
+        RequestKind::Put(put) => match put.refusal {
+            Some(refusal) => status == refusal,
+            None => match status {
+                201 | 204 => true,
+                412 => put.keep,
+                507 => put.may_be_full,
+                _ => false,
+            },
+        },
+        // The ledger knows whether there is a file.
+        RequestKind::Stored => matches!(status, 200 | 404),
     }
 }
 

@@ -17,6 +17,8 @@
 //! | `patterns` | rules about byte patterns |
 //! | `numbers` | sequence numbers and the like that begin just below their limits |
 //! | `storage`, `namespace` | NVMe/TCP: machines, users, and the model of a namespace's contents |
+//! | `remote_scenario` | files of a content server on a namespace of another machine |
+//! | `uploads` | uploads of clients, and the permitted contents of their paths |
 //! | `tls` | TLS handshakes with randomness from the seed |
 //! | `content` | contents of files |
 //! | `ext4_image` | file systems for tests and benchmarks |
@@ -52,11 +54,13 @@ mod numbers;
 mod patterns;
 mod proxy_scenario;
 mod quic;
+mod remote_scenario;
 mod report;
 mod run;
 pub mod storage;
 mod tls;
 mod trace;
+mod uploads;
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -192,7 +196,9 @@ fn run_without_streams(seed: u64, options: &RunOptions, clean: &mut CleanPayload
 /// have searched for plaintext.
 fn simulate(seed: u64, options: &RunOptions, clean: &mut CleanPayloads) -> SimRun {
     let mut scenario = draw(seed, options);
-    scenario.offload = options.offload.unwrap_or(scenario.offload);
+    if scenario.remote.is_none() {
+        scenario.offload = options.offload.unwrap_or(scenario.offload);
+    }
     if let (Some(tls), Some(offload)) = (&mut scenario.tls, options.tls_offload) {
         tls.force(offload);
     }
@@ -201,6 +207,12 @@ fn simulate(seed: u64, options: &RunOptions, clean: &mut CleanPayloads) -> SimRu
     }
     if let (Some(storage), Some(offload)) = (&mut scenario.storage, options.nvme_offload) {
         storage.force(offload);
+    }
+    if let Some(remote) = &mut scenario.remote {
+        if let (Some(tls), Some(offload)) = (&mut remote.tls, options.tls_offload) {
+            tls.force(offload);
+        }
+        options.nvme_offload.into_iter().for_each(|offload| remote.force(offload));
     }
     if let (Some(proxied), Some(splice)) = (&mut scenario.proxied, options.splice) {
         proxied.splice = splice;
@@ -262,6 +274,20 @@ fn counters_of(sim: &mut SimRun) -> BTreeMap<&'static str, u64> {
     add("hosts_ended", 0);
     add("peers_told", 0);
     add("worlds_with_storage", u64::from(stored));
+    add("worlds_with_uploads", u64::from(sim.scenario.uploads.is_some()));
+    for name in ["uploads_completed", "uploads_failed", "upload_bytes", "upload_waits"] {
+        add(name, 0);
+    }
+    add("worlds_with_remote", u64::from(sim.scenario.remote.is_some()));
+    for name in ["remote_opens", "remote_fetched_bytes", "remote_cache_hits", "remote_outages"] {
+        add(name, 0);
+    }
+    for name in ["remote_timeouts", "remote_cache_evictions"] {
+        add(name, 0);
+    }
+    for name in ["upload_refused_quota", "upload_refused_no_space", "upload_disk_errors"] {
+        add(name, 0);
+    }
     let placed: u64 = sim.nodes.iter().map(|node| node.counter("nvme_rx_placed_bytes")).sum();
     add("nvme_over_tls_placed_bytes", if sim.scenario.tls.is_some() { placed } else { 0 });
     add("link_repeated_packets", sim.frame_checker.repeated);
@@ -338,6 +364,9 @@ fn check(seed: u64, options: &RunOptions) -> RunOutcome {
         }
     }
     let other = match (seed % 4, &scenario.proxied) {
+        (0 | 2, _) if scenario.remote.is_some() => {
+            Some(RunOptions { nvme_offload: Some(seed % 4 == 0), ..options.clone() })
+        }
         (0, _) => Some(RunOptions { offload: Some(!scenario.offload), ..options.clone() }),
         (2, Some(proxied)) => Some(RunOptions { splice: Some(!proxied.splice), ..options.clone() }),
         _ => None,

@@ -7,7 +7,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use abi::Refusal;
-use apps::content::ContentServer;
+use apps::content::{ContentServer, UploadConfig, UploadQuota};
 use base::{Duration, Instant, Prng};
 use host::{Cidr, Host, HostConfig, ListenConfig};
 use nic::{Device, DeviceConfig, L5oConfig, LONG_TRANSMIT_BYTES, TeardownConfig};
@@ -23,6 +23,7 @@ use crate::numbers;
 use crate::patterns::PatternScenario;
 use crate::quic;
 use crate::tls;
+use crate::uploads::DIRECTORY;
 
 /// Returns the IP address of a node.
 pub(crate) fn address(node: usize, v6: bool) -> IpAddr {
@@ -86,11 +87,28 @@ pub(crate) fn device_base(scenario: &Scenario, node: usize) -> DeviceConfig {
     config
 }
 
+/// State in which a server's program starts.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ServerStart {
+    /// Number of times that it has started before.
+    pub(crate) life: u32,
+    /// Bytes of the files in the directory for uploads.
+    pub(crate) upload_bytes: u64,
+    /// Simulated time.
+    pub(crate) now: Instant,
+}
+
 /// Builds a server.
-pub(crate) fn server(node: usize, scenario: &Scenario, net: &SimNet, rng: &mut Prng) -> SimNode {
+pub(crate) fn server(
+    node: usize,
+    scenario: &Scenario,
+    net: &SimNet,
+    rng: &mut Prng,
+    start: ServerStart,
+) -> SimNode {
     // Without offload: either a device without the engine, or a host that does not use it.
     let engine = rng.chance(0.5) || scenario.offload;
-    let config = DeviceConfig {
+    let mut config = DeviceConfig {
         file: engine.then(|| scenario.device.clone()),
         l5o: match scenario.patterns_of(node) {
             Some(patterns) => patterns.engine(tls_engine(scenario, node)),
@@ -107,9 +125,12 @@ pub(crate) fn server(node: usize, scenario: &Scenario, net: &SimNet, rng: &mut P
         }),
         ..device_base(scenario, node)
     };
+    if let Some(remote) = &scenario.remote {
+        (config.file, config.l5o) = (None, Some(remote.server_engine(scenario)));
+    }
     let device = Device::new(config, net.link_caps());
     let ahead = Duration::from_millis(scenario.clock_ahead_ms);
-    let config = HostConfig {
+    let mut config = HostConfig {
         addrs: addresses(node),
         file_offload: if scenario.offload { Ok(()) } else { Err(Refusal::Disabled) },
         tls_offload: tls_offload(scenario, node),
@@ -119,20 +140,34 @@ pub(crate) fn server(node: usize, scenario: &Scenario, net: &SimNet, rng: &mut P
         tcp: numbers::tcp(scenario, node, &scenario.server_tcp, ahead),
         ..HostConfig::default()
     };
+    if let Some(remote) = &scenario.remote {
+        remote.configure_host(&mut config);
+    }
     let mut host = Host::new(config, &device.capabilities(), rng.next_u64());
     let mut content = scenario.content.clone();
     content.tls = scenario.tls.as_ref().map(tls::server);
-    content.http3 = quic::config(scenario, node);
+    content.http3 = quic::config(scenario, node, start.life);
+    content.uploads = scenario.uploads.as_ref().map(|uploads| UploadConfig {
+        quota: Arc::new(UploadQuota::new(uploads.quota, start.upload_bytes)),
+        file_bytes_max: uploads.file_bytes_max,
+        served_as: Some(DIRECTORY.as_bytes().to_vec()),
+    });
     content.pattern_rules = scenario.patterns_of(node).map(PatternScenario::rules);
     (content.setup_offload, content.teardown_offload) =
         (scenario.hand_over.set_up, scenario.hand_over.tear_down);
     content.listen =
         vec![ListenConfig { addr: None, port: scenario.port(), backlog: scenario.backlog }];
-    let server = match ContentServer::new(content, &mut host) {
-        Ok(server) => server,
-        Err(error) => unreachable!("no other listener: {error}"),
+    let app = match &scenario.remote {
+        Some(remote) => {
+            let server = remote.server(scenario, content, start.now + ahead, &mut host);
+            App::RemoteServer(Box::new(server))
+        }
+        None => match ContentServer::new(content, &mut host) {
+            Ok(server) => App::Server(Box::new(server)),
+            Err(error) => unreachable!("no other listener: {error}"),
+        },
     };
-    SimNode::new(device, host, App::Server(Box::new(server)), ahead, scenario.rings.slots)
+    SimNode::new(device, host, app, ahead, scenario.rings.slots)
         .with_patterns(scenario.patterns_of(node).map(PatternScenario::rules))
 }
 
@@ -188,7 +223,7 @@ fn h3_client(
 ) -> Option<H3Client> {
     let quic = scenario.quic.as_ref()?;
     let provider = tls::quic_endpoint(quic.suite, node);
-    let endpoint = ::quic::QuicEndpoint::new(quic::config(scenario, node)?, &provider, host);
+    let endpoint = ::quic::QuicEndpoint::new(quic::config(scenario, node, 0)?, &provider, host);
     let endpoint = match endpoint {
         Ok(endpoint) => endpoint,
         Err(error) => unreachable!("no other user of the port: {error}"),

@@ -53,10 +53,26 @@ impl SimNamespace {
         }
     }
 
+    /// Returns a namespace with that content.
+    #[must_use]
+    pub fn with_content(content: Vec<u8>) -> Self {
+        let mut namespace = Self::new(0);
+        namespace.durable.clone_from(&content);
+        namespace.current = content;
+        namespace
+    }
+
     /// Returns the size in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.current.len() as u64
+    }
+
+    /// Adds zero bytes up to a size, a multiple of 512.
+    pub fn grow(&mut self, size: usize) {
+        for bytes in [&mut self.current, &mut self.durable] {
+            bytes.resize(size.max(bytes.len()), 0);
+        }
     }
 
     /// Copies the bytes at `offset`.

@@ -15,6 +15,7 @@ use apps::content::ContentServer;
 use apps::nvme::target::NvmeTarget;
 use apps::pattern_rules::PatternRules;
 use apps::proxy::{Proxy, ProxyTable};
+use apps::remote::RemoteContentServer;
 use base::{Duration, Instant};
 use host::{Application, Host, Notice};
 use nic::Device;
@@ -41,6 +42,7 @@ const RUN_BYTES_MAX: usize = 65_416;
 /// Application above the host.
 pub(crate) enum App {
     Server(Box<ContentServer>),
+    RemoteServer(Box<RemoteContentServer>),
     Proxy(Box<Proxy>),
     Client(Box<SimClient>),
     Target(Box<NvmeTarget>),
@@ -311,6 +313,9 @@ impl SimNode {
         let retry = turn.blocked.then(|| around.now + RETRY);
         let again = turn.more.then_some(soon);
         turned.next = [due, retry, again].into_iter().flatten().min();
+        if let App::RemoteServer(server) = &mut self.app {
+            while server.poll_event().is_some() {}
+        }
         self.report_user(around);
         turned
     }
@@ -324,6 +329,13 @@ impl SimNode {
         if let Some(what) = user.wrong.take() {
             around.report.fail(around.now, "storage", format!("n{}: {what}", around.node));
         }
+    }
+
+    /// Lets the application end its connections in order, and accept no more.
+    pub(crate) fn drain(&mut self, now: Instant) {
+        let local = self.local(now);
+        let mut none = ();
+        self.app.as_application(|_| &mut none).drain(local, &mut self.host.host);
     }
 
     /// Applies another table to the proxy; ignored on other machines.
@@ -378,6 +390,7 @@ impl SimNode {
         self.host.host.visit(f);
         match &self.app {
             App::Server(server) => server.visit(f),
+            App::RemoteServer(server) => server.visit(f),
             App::Proxy(proxy) => proxy.visit(f),
             App::Client(client) => {
                 if let Some(h3) = &client.h3 {
@@ -400,6 +413,7 @@ impl App {
     ) -> &'a mut dyn Application {
         match self {
             Self::Server(server) => &mut **server,
+            Self::RemoteServer(server) => &mut **server,
             Self::Proxy(proxy) => &mut **proxy,
             Self::Client(it) => client(it),
             Self::Target(target) => &mut **target,

@@ -154,10 +154,16 @@ pub(crate) fn segmentation(scenario: &Scenario) -> bool {
     scenario.quic.as_ref().is_some_and(|quic| quic.segmentation)
 }
 
-/// Returns the configuration of a node's endpoint, with randomness from the seed.
-pub(crate) fn config(scenario: &Scenario, node: usize) -> Option<quic::QuicEndpointConfig> {
+/// Returns the configuration of a node's endpoint, with randomness from the seed and from the number
+/// of times that the node's program has started before.
+pub(crate) fn config(
+    scenario: &Scenario,
+    node: usize,
+    life: u32,
+) -> Option<quic::QuicEndpointConfig> {
     let quic = scenario.quic.as_ref()?;
-    let mut rng = Prng::new(scenario.seed ^ SALT ^ ((node as u64 + 1) << 48));
+    let mut rng =
+        Prng::new(scenario.seed ^ SALT ^ ((node as u64 + 1) << 48 ^ u64::from(life) << 40));
     let mut seed = [0; 32];
     for chunk in seed.chunks_exact_mut(8) {
         chunk.copy_from_slice(&rng.next_u64().to_le_bytes());

@@ -3,8 +3,9 @@
 use base::{Duration, Instant};
 use wire::Endpoint;
 
-use crate::http::CheckedResponse;
+use crate::http::{CheckedResponse, FileRequest};
 use crate::trace::{Trace, mix};
+use crate::uploads::ledger::UploadLedger;
 
 /// Time after the faults in which their effects may still end a connection: a file that changed may
 /// be assumed unchanged for a second.
@@ -38,6 +39,8 @@ base::counters! {
         errors,
         /// Connections that the client reset.
         aborts,
+        /// Connections that clients broke off during uploads, included in `aborts`.
+        uploads_broken,
         /// Connections opened again for unanswered requests.
         retries,
         /// Responses and alerts of a proxy's own, after which the client retried.
@@ -110,12 +113,16 @@ pub(crate) struct RunReport {
     /// Connections whose handshake ended with an alert that may be the proxy's: the client's node
     /// and its endpoint.
     pub(crate) alerted: Vec<(usize, Endpoint)>,
+    /// Permitted contents of the paths of uploads.
+    pub(crate) uploads: UploadLedger,
     /// Time after the faults in which their effects may still end a connection.
     pub(crate) grace: Duration,
     /// Time at which the faults ended.
     pub(crate) healed_at: Option<Instant>,
     /// A program terminates in the middle of the run.
     pub(crate) programs_end: bool,
+    /// A server's machine is killed in the middle of the run.
+    pub(crate) servers_killed: bool,
     /// True if a connection may end with an error while the faults and their effects last.
     pub(crate) errors_allowed: bool,
     /// True if the server may fail requests by its own fault while the faults and their effects
@@ -133,9 +140,11 @@ impl RunReport {
             violation: None,
             ended: Vec::new(),
             alerted: Vec::new(),
+            uploads: UploadLedger::default(),
             grace: GRACE,
             healed_at: None,
             programs_end: false,
+            servers_killed: false,
             errors_allowed: false,
             failures_allowed: false,
         }
@@ -153,15 +162,18 @@ impl RunReport {
         self.healed_at.is_some_and(|healed| opened > healed + self.grace)
     }
 
-    /// Records a complete response to a client.
+    /// Records a complete response to a client's request.
     pub(crate) fn answered(
         &mut self,
         node: usize,
-        session: usize,
-        request: usize,
-        answer: CheckedResponse,
+        (session, request): (usize, usize),
+        ask: &FileRequest,
+        mut answer: CheckedResponse,
         opened: Instant,
     ) {
+        if let Err(what) = self.uploads.answered(ask, &mut answer) {
+            self.fail(opened, "uploads", format!("n{node} session {session}.{request}: {what}"));
+        }
         self.stats.responses += 1;
         self.stats.responses_ok += u64::from(matches!(answer.status, 200 | 206));
         if answer.failure {

@@ -20,19 +20,21 @@ use crate::attacker;
 use crate::checkers::frames::FrameChecker;
 use crate::checkers::performance::PerformanceChecker;
 use crate::checkers::progress::ProgressChecker;
-use crate::checkers::{alarms, conserve, counters, proxy, storage};
+use crate::checkers::{alarms, conserve, counters, proxy, remote, storage, uploads};
 use crate::disk::{DiskClient, SimDisk, SimDiskRequest};
 use crate::events::{NodeHalf, SentFrame, SimEvent, SimEventQueue, SimLinkFrame};
 use crate::faults::Scenario;
-use crate::machines::{address, client, mac, server};
+use crate::machines::{ServerStart, address, client, mac, server};
 use crate::net::SimNet;
 use crate::node::{App, NodeTurnResult, SimNode, TurnEnv};
 use crate::numbers;
 use crate::proxy_scenario;
+use crate::remote_scenario;
 use crate::report::RunReport;
 use crate::storage::StorageScenario;
 use crate::tls;
 use crate::trace::TraceKind;
+use crate::uploads::UploadScenario;
 
 /// Node of the server.
 const SERVER: usize = 0;
@@ -42,6 +44,9 @@ const LAST_SESSION: Duration = Duration::from_secs(4);
 /// may wait that long for a response that was lost with its server's connection, and then counts a
 /// failure; and it does not retry a server that was down at once.
 const LAST_PROXIED: Duration = Duration::from_secs(20);
+/// With remote files it begins when the server has reached its target again, whose packets may be
+/// retransmitted late after a partition.
+const LAST_REMOTE: Duration = Duration::from_secs(20);
 /// Maximum time in milliseconds until a killed machine starts again.
 const DOWN_MAX_MS: u64 = 1_500;
 /// Interval of the checks whether clients are done.
@@ -80,7 +85,8 @@ impl SimRun {
         let mut rng = Prng::new(scenario.seed);
         tls::begin(scenario.seed);
         let clients = scenario.crowd.clients;
-        let others = scenario.proxied.as_ref().map_or(0, |proxied| proxied.servers);
+        let target = usize::from(scenario.remote.is_some());
+        let others = scenario.proxied.as_ref().map_or(target, |proxied| proxied.servers);
         // One port more, for the attacker.
         let macs: Vec<_> = (0..clients + others + 2).map(mac).collect();
         let net = SimNet::new(&scenario, &macs, rng.fork());
@@ -89,9 +95,15 @@ impl SimRun {
         if let Some(bytes) = scenario.file_bytes() {
             disk = disk.with_file_bytes(bytes);
         }
+        if let Some(uploads) = &scenario.uploads {
+            disk = disk.with_uploads(uploads);
+        }
+        if scenario.remote.is_some() {
+            disk = disk.with_site(remote_scenario::NAMESPACE);
+        }
         let mut nodes = match &scenario.storage {
             Some(storage) => kills::storage_nodes(&scenario, storage, &net, &mut disk, &mut rng),
-            None => vec![server(SERVER, &scenario, &net, &mut rng)],
+            None => vec![server(SERVER, &scenario, &net, &mut rng, ServerStart::default())],
         };
         for node in nodes.len()..=clients {
             nodes.push(client(node, &scenario, &net, &disk, &mut rng));
@@ -99,22 +111,32 @@ impl SimRun {
         if let Some(proxied) = &scenario.proxied {
             nodes.push(proxy_scenario::machine(nodes.len(), &scenario, proxied, &net, &mut rng));
             for node in scenario.servers().filter(|&node| node != SERVER) {
-                nodes.push(server(node, &scenario, &net, &mut rng));
+                let start = ServerStart::default();
+                nodes.push(server(node, &scenario, &net, &mut rng, start));
             }
+        }
+        if let Some(remote) = &scenario.remote {
+            nodes.push(remote.target(nodes.len(), &scenario, &net, &mut rng));
         }
         nodes.iter_mut().for_each(|node| node.odd.late_answers = scenario.late_answers);
         let mut report = RunReport::new(options.trace);
         if let Some(proxied) = &scenario.proxied {
             report.grace = proxied.idle_timeout + LAST_PROXIED - Duration::from_secs(1);
         }
+        if scenario.remote.is_some() {
+            report.grace = LAST_REMOTE - Duration::from_secs(1);
+        }
         report.errors_allowed = scenario.may_fail()
             || !scenario.calm_net()
             || scenario.crowd.dribble > 0.0
             || scenario.crowd.slow > 0.0
             // Connections that the device was tearing down are lost in its reset.
-            || (scenario.hand_over.tear_down && scenario.resets > 0);
+            || (scenario.hand_over.tear_down && scenario.resets > 0)
+            || scenario.uploads.as_ref().is_some_and(UploadScenario::refuses);
+        report.uploads.is_replayed = scenario.may_replay();
         report.failures_allowed = scenario.may_fail();
         report.programs_end = scenario.terminates.is_some();
+        report.servers_killed = scenario.kills_server();
         let mut sim = Self {
             now: Instant::ZERO,
             queue: SimEventQueue::default(),
@@ -148,8 +170,40 @@ impl SimRun {
             let at = Instant::ZERO + Duration::from_nanos(after);
             self.queue.push(at, SimEvent::LoseContext(SERVER));
         }
+        for _ in 0..self.scenario.uploads.as_ref().map_or(0, |uploads| uploads.kills) {
+            let after = r.below(self.scenario.fault_time.as_nanos());
+            let at = Instant::ZERO + Duration::from_nanos(after);
+            self.queue.push(at, SimEvent::Kill(SERVER, r.chance(0.5)));
+            let down = Duration::from_millis(r.range(1, DOWN_MAX_MS));
+            self.queue.push(at + down, SimEvent::Start(SERVER));
+        }
+        self.plan_remote(r);
         if let Some((node, at)) = terminations::plan(&self.scenario) {
             self.queue.push(at, SimEvent::End(node));
+        }
+    }
+
+    /// Schedules the faults of a server with remote files and of its target.
+    fn plan_remote(&mut self, r: &mut Prng) {
+        let Some((remote, target)) = self.scenario.remote.as_ref().zip(self.scenario.target())
+        else {
+            return;
+        };
+        let end = self.scenario.fault_time.as_nanos();
+        let at = |r: &mut Prng| Instant::ZERO + Duration::from_nanos(r.below(end));
+        for (kills, node) in [(remote.server_kills, SERVER), (remote.target_kills, target)] {
+            for _ in 0..kills {
+                let from = at(r);
+                self.queue.push(from, SimEvent::Kill(node, r.chance(0.5)));
+                let down = Duration::from_millis(r.range(1, DOWN_MAX_MS));
+                self.queue.push(from + down, SimEvent::Start(node));
+            }
+        }
+        for _ in 0..remote.partitions {
+            let from = at(r);
+            self.queue.push(from, SimEvent::Partition(target, true));
+            let to = from + Duration::from_nanos(r.below(end));
+            self.queue.push(to, SimEvent::Partition(target, false));
         }
     }
 
@@ -161,6 +215,7 @@ impl SimRun {
         let everybody =
             scenario.tls.is_some() || scenario.quic.is_some() || scenario.storage.is_some();
         let (proxy, nodes) = (self.scenario.proxy(), self.nodes.len() as u64);
+        let is_remote = self.scenario.remote.is_some();
         let (queue, r) = (&mut self.queue, &mut self.rng);
         let at = |r: &mut Prng| Instant::ZERO + Duration::from_nanos(r.below(end.as_nanos()));
         for _ in 0..self.scenario.disk.changes {
@@ -170,6 +225,7 @@ impl SimRun {
             let node = match proxy {
                 // The proxy's device holds the most state; those of the other nodes hold some.
                 Some(proxy) => (proxy as u64 + reset) % nodes,
+                None if is_remote => reset % nodes,
                 // Clients' devices hold state too if they use TLS, QUIC or data placement.
                 None if everybody => reset % (clients + 1),
                 None => 0,
@@ -319,6 +375,10 @@ impl SimRun {
             self.spliced_before = self.nodes[proxy].counter("proxy_spliced");
             self.queue.push(at, SimEvent::StopChecks);
         }
+        if self.scenario.remote.is_some() {
+            at = self.now + LAST_REMOTE;
+            self.queue.push(at, SimEvent::StopChecks);
+        }
         for node in 1..self.nodes.len() {
             let local = self.nodes[node].local(at);
             match &mut self.nodes[node].app {
@@ -341,12 +401,9 @@ impl SimRun {
     }
 
     /// Stops health checks, which would otherwise continue indefinitely: once its clients are done,
-    /// the proxy gets a table without them.
+    /// the proxy gets a table without them. A server of remote files is drained, and ends its
+    /// association with the target, whose keep-alive would continue.
     fn stop_checks(&mut self) {
-        let Some((proxied, proxy)) = self.scenario.proxied.as_ref().zip(self.scenario.proxy())
-        else {
-            return;
-        };
         let busy = |node: &SimNode| match &node.app {
             App::Client(client) => !node.stopped && !client.is_done(),
             _ => false,
@@ -354,6 +411,14 @@ impl SimRun {
         if self.nodes.iter().any(busy) {
             return self.queue.push(self.now + CHECKS_END, SimEvent::StopChecks);
         }
+        if self.scenario.remote.is_some() {
+            self.nodes[SERVER].drain(self.now);
+            return self.wake_soon(SERVER, NodeHalf::Host);
+        }
+        let Some((proxied, proxy)) = self.scenario.proxied.as_ref().zip(self.scenario.proxy())
+        else {
+            return;
+        };
         let table = proxied.table(&self.scenario, false);
         self.nodes[proxy].apply(self.now, table);
         self.wake_soon(proxy, NodeHalf::Host);
@@ -384,6 +449,9 @@ impl SimRun {
             SimDiskRequest::Publish { .. } => (4, 0),
         };
         let completion = self.disk.complete(by, work);
+        if let Some(what) = self.disk.wrong.take() {
+            self.report.fail(self.now, "uploads", what);
+        }
         let (bytes, fault) = match &completion {
             abi::disk::DiskCompletion::Opened { result, .. } => (0, u64::from(result.is_err())),
             abi::disk::DiskCompletion::Read { result, .. } => {
@@ -625,8 +693,13 @@ impl SimRun {
         }
         self.check_proxy();
         storage::check(now, &self.scenario, &self.nodes, &self.disk, &mut self.report);
+        if self.scenario.uploads.is_some() {
+            uploads::check(now, &self.nodes[SERVER], &self.disk, &mut self.report);
+        }
+        remote::check(now, &self.nodes, &self.scenario, &mut self.report);
         // A target keeps its namespaces open.
-        let open = self.scenario.storage.is_none() && self.disk.open_files() != 0;
+        let serves = self.scenario.storage.is_some() || self.scenario.remote.is_some();
+        let open = !serves && self.disk.open_files() != 0;
         if open || self.disk.bad_handles != 0 {
             let (open, bad) = (self.disk.open_files(), self.disk.bad_handles);
             let what = format!("{open} files are open on the disk; {bad} wrong handles");

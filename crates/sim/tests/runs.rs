@@ -14,8 +14,8 @@ fn seeds() -> u64 {
 
 /// Runs every `step`th seed from `first` on. Returns the explanation of the first failure, and the
 /// sums of the counters in [`COUNTED`].
-fn run(first: u64, step: usize) -> (Option<String>, [u64; 30]) {
-    let mut sums = [0; 30];
+fn run(first: u64, step: usize) -> (Option<String>, [u64; 34]) {
+    let mut sums = [0; 34];
     for seed in (first..seeds()).step_by(step) {
         let outcome = outboard_sim::check_seed(seed);
         if let Some(text) = outcome.explain() {
@@ -30,7 +30,7 @@ fn run(first: u64, step: usize) -> (Option<String>, [u64; 30]) {
 
 /// Counters that must move in the sum over all runs: a simulation without faults would prove
 /// nothing.
-const COUNTED: [&str; 30] = [
+const COUNTED: [&str; 34] = [
     "net_lost",
     "net_corrupted",
     "net_hostile",
@@ -61,6 +61,10 @@ const COUNTED: [&str; 30] = [
     "proxy_splices_idle",
     "proxy_retries",
     "proxy_503",
+    "uploads_completed",
+    "upload_refused_quota",
+    "disk_temporary_removed",
+    "remote_fetched_bytes",
 ];
 
 #[test]
@@ -68,7 +72,7 @@ fn seeds_hold_and_repeat() {
     let threads = thread::available_parallelism().map_or(1, usize::from);
     let workers: Vec<_> =
         (0..threads).map(|first| thread::spawn(move || run(first as u64, threads))).collect();
-    let mut sums = [0; 30];
+    let mut sums = [0; 34];
     for worker in workers {
         let (failure, counted) = worker.join().expect("a run that panics is a failure of its own");
         if let Some(text) = failure {

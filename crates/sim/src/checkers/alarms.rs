@@ -69,6 +69,8 @@ fn alarms() -> impl Iterator<Item = &'static str> {
         host::HostCounters::ALARMS,
         quic::QuicEndpointCounters::ALARMS,
         apps::content::ContentCounters::ALARMS,
+        apps::content::UploadCounters::ALARMS,
+        apps::remote::RemoteCounters::ALARMS,
         apps::proxy::ProxyCounters::ALARMS,
         apps::nvme::target::NvmeTargetCounters::ALARMS,
         apps::nvme::initiator::InitiatorCounters::ALARMS,
@@ -80,7 +82,8 @@ fn alarms() -> impl Iterator<Item = &'static str> {
 fn excuses(index: usize, scenario: &Scenario) -> Vec<&'static str> {
     let contexts = scenario.tls_device(index).is_none_or(|device| device.has_room())
         && scenario.patterns.as_ref().is_none_or(PatternScenario::has_room)
-        && scenario.storage.as_ref().is_none_or(|s| s.target.has_room() && s.initiator.has_room());
+        && scenario.storage.as_ref().is_none_or(|s| s.target.has_room() && s.initiator.has_room())
+        && scenario.remote.as_ref().is_none_or(|r| r.target.has_room() && r.server.has_room());
     let quic = scenario.quic.as_ref();
     let entries = quic.is_none_or(|quic| quic.server.has_room() && quic.client.has_room());
     let proxied = scenario.proxied.as_ref();

@@ -10,7 +10,7 @@ use crate::node::SimNode;
 use crate::report::RunReport;
 
 /// Gauges of a machine that are zero at the end.
-const EMPTY_AT_END: [&str; 38] = [
+const EMPTY_AT_END: [&str; 40] = [
     "connections_quasi",
     "connections_closing_on_device",
     "l5o_contexts",
@@ -20,6 +20,8 @@ const EMPTY_AT_END: [&str; 38] = [
     "connections_time_wait",
     "http_connections_open",
     "http_files_cached",
+    "uploads_open",
+    "upload_buffer_bytes",
     "tx_pending_transmits",
     "tx_pending_flows",
     "tx_runs",
@@ -101,7 +103,7 @@ pub(crate) fn check(
     let retries_of_proxy = report.stats.retries_of_proxy;
     let (long, lost) = (report.stats.h3_long, report.stats.h3_lost);
     let mut fail = |what: String| report.fail(now, "counters", format!("n{index}: {what}"));
-    check_empty(node, scenario, &mut fail);
+    check_empty(index, node, scenario, &mut fail);
     check_buffers(node, &mut fail);
     if scenario.calm_net()
         && scenario.is_quick()
@@ -147,12 +149,14 @@ pub(crate) fn check(
         }
     }
     match scenario.role(index) {
-        NodeRole::Client => {}
+        NodeRole::Client | NodeRole::Target => {}
         NodeRole::Proxy => check_hand_over(node, scenario, true, &mut fail),
         NodeRole::Server if scenario.storage.is_some() => {}
         NodeRole::Server => {
             check_hand_over(node, scenario, false, &mut fail);
-            check_files(node, scenario, lost > 0, &mut fail);
+            if scenario.remote.is_none() {
+                check_files(node, scenario, lost > 0, &mut fail);
+            }
         }
     }
 }
@@ -177,21 +181,19 @@ pub(super) fn check_memory(node: &SimNode, scenario: &Scenario) -> Result<(), St
 }
 
 /// Checks the gauges that must be zero.
-fn check_empty(node: &SimNode, scenario: &Scenario, fail: &mut impl FnMut(String)) {
+fn check_empty(index: usize, node: &SimNode, scenario: &Scenario, fail: &mut impl FnMut(String)) {
     for name in EMPTY_AT_END {
         let value = node.counter(name);
         // If a stream is abandoned while the device reads for it, blocks that are read afterwards
         // are held until their memory is needed.
         let given_up = name == "file_held_bytes" && scenario.quic.is_some();
         // A target keeps its namespaces open.
-        let stored = scenario.storage.is_some();
+        let stored = scenario.has_namespaces(index);
         let served = name == "file_open_files" && stored;
         // If reads fail, a block of a connection that was reset may be held until its memory is
         // needed.
         let served = served || name == "file_held_bytes" && stored && scenario.disk.any();
-        if value != 0
-            && !served
-            && !(given_up && (scenario.crowd.abort > 0.0 || scenario.may_fail()))
+        if value != 0 && !served && !(given_up && (scenario.clients_abort() || scenario.may_fail()))
         {
             fail(format!("{name} is {value} at the end"));
         }
@@ -225,7 +227,7 @@ fn check_never(
             _ if damaged && name.starts_with("tls_") => true,
             // After a reset the device knows none of the host's files. While the device opens a
             // namespace, the host notifies it of changes.
-            "file_unknown" => scenario.resets > 0 || scenario.storage.is_some(),
+            "file_unknown" => scenario.resets > 0 || scenario.has_namespaces(index),
             // A proxy without a server sends an alert; each of these was checked when it arrived.
             "tls_handshake_failures" => by_proxy && value <= retries_of_proxy,
             _ => false,
@@ -292,7 +294,7 @@ fn check_files(node: &SimNode, scenario: &Scenario, lost: bool, fail: &mut dyn F
     let quic_by_host = node.counter("quic_file_bytes_software");
     let sent = if offload { bytes + by_quic + quic_by_host } else { fallback };
     // Data that waits for room in a QUIC connection that ends early is not sent.
-    let unsent = quic && (lost || scenario.crowd.abort > 0.0) && sent < body;
+    let unsent = quic && (lost || scenario.clients_abort()) && sent < body;
     if sure && !refused && sent != body && !unsent {
         fail(format!("{body} bytes of bodies, {sent} bytes of files sent"));
     }

@@ -26,6 +26,7 @@ use crate::events::SentFrame;
 use crate::faults::{NodeRole, Scenario};
 use crate::numbers::crosses;
 use crate::report::{RunReport, StreamRow};
+use crate::storage::PORT as STORAGE_PORT;
 use crate::trace::hash_bytes;
 
 /// Endpoints of a connection: the opener, and the server or the proxy.
@@ -99,6 +100,8 @@ pub(crate) struct FrameChecker {
     roles: Vec<NodeRole>,
     /// The scenario uses TLS.
     tls: bool,
+    /// There is a target with the server's files; true if the connections to it use TLS.
+    storage_tls: Option<bool>,
     /// There is a proxy, whose device may relay.
     proxied: bool,
     /// The scenario uses QUIC.
@@ -132,6 +135,7 @@ impl FrameChecker {
             server_port: scenario.port(),
             roles: (0..nodes).map(|node| scenario.role(node)).collect(),
             tls: scenario.tls.is_some(),
+            storage_tls: scenario.remote.as_ref().map(|remote| remote.tls.is_some()),
             proxied: proxied.is_some(),
             quic: scenario.quic.is_some(),
             cookies: scenario.hand_over.set_up || proxied.is_some_and(|p| p.sets_up()),
@@ -318,7 +322,7 @@ impl FrameChecker {
         }
         let (segment, header) =
             TcpHeader::parse(tcp).map_err(|e| format!("a TCP header: {e:?}"))?;
-        if self.tls {
+        if self.storage_tls.filter(|_| is_storage(&segment)).unwrap_or(self.tls) {
             self.plaintext.search(&tcp[header..], known)?;
         }
         let field = u64::from(u16::from_be_bytes([tcp[16], tcp[17]]));
@@ -357,7 +361,9 @@ impl FrameChecker {
         segment: &TcpHeader,
         payload: &[u8],
     ) -> Result<(), String> {
-        let from_server = !self.is(node, NodeRole::Client) && segment.source == self.server_port;
+        let is_storage = self.storage_tls.is_some() && is_storage(segment);
+        let port = if is_storage { STORAGE_PORT } else { self.server_port };
+        let from_server = !self.is(node, NodeRole::Client) && segment.source == port;
         let source = Endpoint { addr: ip.source, port: segment.source };
         let destination = Endpoint { addr: ip.destination, port: segment.destination };
         let key = if from_server { (destination, source) } else { (source, destination) };
@@ -420,6 +426,12 @@ impl FrameChecker {
         self.repeated += u64::from(repeated);
         Ok(())
     }
+}
+
+/// Returns whether a segment belongs to a connection between a server and the target with its
+/// files, if there is one.
+fn is_storage(segment: &TcpHeader) -> bool {
+    [segment.source, segment.destination].contains(&STORAGE_PORT)
 }
 
 impl ObservedConnection {

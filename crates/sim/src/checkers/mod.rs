@@ -14,6 +14,8 @@
 //! | [`proxy`] | pairs that could be spliced were, and all have ended |
 //! | [`patterns`] | what devices and hosts find in the bytes of clients |
 //! | [`quic`] | which half protected QUIC packets and read their files |
+//! | [`uploads`] | acknowledged uploads are there, and nothing else is left |
+//! | [`remote`] | files on namespaces: nothing is corrupt or left open |
 //! | [`storage`] | requests of users completed, and the disk holds a permitted state |
 //! | [`conserve`] | the bytes acknowledged are the bytes read |
 //! | [`differential`] | the same seed without offload: the same bytes |
@@ -30,5 +32,7 @@ pub(crate) mod plaintext;
 pub(crate) mod progress;
 pub(crate) mod proxy;
 pub(crate) mod quic;
+pub(crate) mod remote;
 pub(crate) mod splice;
 pub(crate) mod storage;
+pub(crate) mod uploads;

@@ -326,7 +326,7 @@ impl PerformanceChecker {
 fn round_trips(index: usize, scenario: &Scenario, net: &SimNet) -> (Duration, Duration) {
     let (front, back) = (scenario.links.delay, scenario.proxied.as_ref().map(|p| p.back.delay));
     let least = match (scenario.role(index), back) {
-        (NodeRole::Client, _) | (_, None) => front,
+        (NodeRole::Client | NodeRole::Target, _) | (_, None) => front,
         (NodeRole::Server, Some(back)) => back,
         (NodeRole::Proxy, Some(back)) => front.min(back),
     };

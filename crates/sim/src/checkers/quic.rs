@@ -115,7 +115,7 @@ pub(super) fn check(
         return Err(String::from("the device was asked for files though offload is off"));
     }
     // A program that has restarted counts only since its restart.
-    let lived_on = scenario.terminates.is_none();
+    let lived_on = !scenario.server_restarts();
     if is_server && device.used && long > 0 && offloaded == 0 && lived_on {
         return Err(format!("{long} long connections, and the device was not asked"));
     }

@@ -1,4 +1,4 @@
-//! Kills and restarts of machines with storage, and their construction.
+//! Kills and restarts of machines with storage or uploads, and the construction of the former.
 //!
 //! A killed machine loses the state of its host, its device and its rings, and its disk requests
 //! are not answered. If the power is lost too, part of the unflushed data of its namespaces is

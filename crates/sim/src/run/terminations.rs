@@ -11,7 +11,7 @@ use base::{Duration, Instant, Prng};
 use super::SimRun;
 use crate::events::{NodeHalf, SimEvent};
 use crate::faults::Scenario;
-use crate::machines::{address, server};
+use crate::machines::{ServerStart, address, server};
 use crate::node::App;
 use crate::proxy_scenario;
 use crate::trace::TraceKind;
@@ -67,14 +67,23 @@ impl SimRun {
         self.queue.push(self.now + down, SimEvent::Start(node));
     }
 
-    /// Starts a server or a proxy again.
+    /// Starts a server, a proxy or a target with a server's files again.
     pub(super) fn restart(&mut self, node: usize) {
-        let rng = &mut Prng::new(self.scenario.seed ^ SALT ^ 2);
+        let life = self.nodes[node].life;
+        let repeats = u64::from(life.saturating_sub(1));
+        let rng = &mut Prng::new(self.scenario.seed ^ SALT ^ 2 ^ (repeats << 32));
+        let now = self.now;
+        let start = ServerStart { life, upload_bytes: self.disk.start_uploads(), now };
         let mut fresh = match &self.scenario.proxied {
             Some(proxied) if self.scenario.proxy() == Some(node) => {
                 proxy_scenario::machine(node, &self.scenario, proxied, &self.net, rng)
             }
-            _ => server(node, &self.scenario, &self.net, rng),
+            _ => match &self.scenario.remote {
+                Some(remote) if self.scenario.target() == Some(node) => {
+                    remote.target(node, &self.scenario, &self.net, rng)
+                }
+                _ => server(node, &self.scenario, &self.net, rng, start),
+            },
         };
         std::mem::swap(&mut self.nodes[node].app, &mut fresh.app);
         debug_assert!(!matches!(self.nodes[node].app, App::Client(_)), "clients do not end");

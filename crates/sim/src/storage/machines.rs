@@ -14,8 +14,8 @@ use wire::nvme::nqn::Nqn;
 
 use super::rogue::{self, Rogue};
 use super::user::User;
-use super::{NodeNvmeOffloads, PORT, SPARE_ENTRIES, StorageScenario};
-use crate::faults::Scenario;
+use super::{NodeNvmeOffloads, PORT, SPARE_ENTRIES, StorageScenario, StorageSide};
+use crate::faults::{Scenario, TlsDevice};
 use crate::machines::{address, addresses, device_base};
 use crate::net::SimNet;
 use crate::node::{App, SimNode};
@@ -31,9 +31,8 @@ fn name(what: &str, node: usize) -> Nqn {
     Nqn::new(&text).unwrap_or_else(Nqn::discovery)
 }
 
-/// Returns the engine of a node's device for NVMe/TCP, and for TLS below it.
-fn engine(scenario: &Scenario, storage: &StorageScenario, node: usize) -> L5oConfig {
-    let (side, tls) = (storage.side(node), scenario.tls_device(node));
+/// Returns the engine of a device for NVMe/TCP, and for TLS below it.
+pub(crate) fn l5o(side: &StorageSide, tls: Option<&TlsDevice>) -> L5oConfig {
     L5oConfig {
         contexts_max: tls.map_or(side.contexts_max, |tls| tls.contexts_max),
         cache_bytes: side.cache_bytes,
@@ -62,7 +61,7 @@ pub(crate) fn machine(
     let side = storage.side(node);
     let config = DeviceConfig {
         file: (is_target && scenario.offload).then(|| scenario.device.clone()),
-        l5o: Some(engine(scenario, storage, node)),
+        l5o: Some(l5o(side, scenario.tls_device(node))),
         pending_transmits_max: scenario.pending_transmits_max,
         correct_timestamps: scenario.correct_timestamps,
         rss_seed: rng.next_u64(),

@@ -64,7 +64,7 @@ pub(crate) struct StorageSide {
 }
 
 impl StorageSide {
-    fn draw(r: &mut Prng) -> Self {
+    pub(crate) fn draw(r: &mut Prng) -> Self {
         let modes = [
             NodeNvmeOffloads::All,
             NodeNvmeOffloads::All,
@@ -87,6 +87,11 @@ impl StorageSide {
                 [r.below(3) as usize],
             messages_ahead_max: if r.chance(0.2) { r.range(1, 4) as usize } else { 64 },
         }
+    }
+
+    /// Forces all offload on or off.
+    pub(crate) const fn force(&mut self, offload: bool) {
+        self.mode = if offload { NodeNvmeOffloads::All } else { NodeNvmeOffloads::Software };
     }
 
     /// Returns whether the host uses any NVMe/TCP offload.
@@ -232,8 +237,8 @@ impl StorageScenario {
 
     /// Forces all offload on or off.
     pub(crate) const fn force(&mut self, offload: bool) {
-        let mode = if offload { NodeNvmeOffloads::All } else { NodeNvmeOffloads::Software };
-        (self.target.mode, self.initiator.mode) = (mode, mode);
+        self.target.force(offload);
+        self.initiator.force(offload);
     }
 
     /// Returns the numbers of kills, each with the first and the last node of its range.
