@@ -489,14 +489,12 @@ fn expected(head: &Head, ask: &FileRequest, size: u64, known: &VersionCatalog) -
         RequestKind::Directory if known.has_names() => status == 404,
         RequestKind::Directory => status == 301 && head.location.as_deref() == Some("/d/"),
         RequestKind::Climb => status == 403,
-        RequestKind::Put(put) => match put.refusal {
-            Some(refusal) => status == refusal,
-            None => match status {
-                201 | 204 => true,
-                412 => put.keep,
-                507 => put.may_be_full,
-                _ => false,
-            },
+        RequestKind::Put(put) => match (status, put.refusal) {
+            (507, _) if put.may_be_full => true,
+            (_, Some(refusal)) => status == refusal,
+            (201 | 204, None) => true,
+            (412, None) => put.keep,
+            _ => false,
         },
         // The ledger knows whether there is a file.
         RequestKind::Stored => matches!(status, 200 | 404),

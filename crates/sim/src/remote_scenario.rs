@@ -31,8 +31,6 @@ use crate::tls;
 
 /// Path of the namespace on the target's disk.
 pub(crate) const NAMESPACE: &str = "site";
-/// Time for which requests wait for a target.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 /// Chosen so that the seeds kept as regression tests have no remote files.
 const SALT: u64 = 0x03e3_07e0_0015;
 
@@ -51,6 +49,8 @@ pub(crate) struct RemoteScenario {
     fetches_max: usize,
     validity: Duration,
     keep_alive: Duration,
+    /// Time for which requests wait for a target.
+    patience: Duration,
     /// The target's device reads the namespace.
     offload: bool,
     pub(crate) server: StorageSide,
@@ -81,6 +81,10 @@ impl RemoteScenario {
             fetches_max: 1 << r.below(7) as usize,
             validity: Duration::from_millis(if r.chance(0.3) { 0 } else { r.below(1_500) }),
             keep_alive: Duration::from_secs(r.range(10, 30)),
+            patience: match !calm_net && r.chance(0.5) {
+                true => Duration::from_millis(r.range(1_500, 4_000)),
+                false => Duration::from_secs(10),
+            },
             offload: r.chance(0.75),
             server: StorageSide::draw(r),
             target: StorageSide::draw(r),
@@ -152,7 +156,7 @@ impl RemoteScenario {
             read_ahead_units: self.read_ahead_units,
             fetches_max: self.fetches_max,
             validity: self.validity,
-            patience: PATIENCE,
+            patience: self.patience,
             ..RemoteFilesConfig::default()
         };
         match RemoteContentServer::new(files, content, now, host) {
