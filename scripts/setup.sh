@@ -167,6 +167,7 @@ if [ "$purpose" = test ]; then
     need cpio cpio
     busybox 2>/dev/null | grep -q insmod || packages="$packages busybox-static"
     need dot graphviz
+    need ethtool ethtool
     need gnutls-cli gnutls-bin
     need jq jq
     need nbdcopy libnbd-bin

@@ -114,10 +114,21 @@ impl TestServer {
         network: &[&str],
         options: &[&str],
     ) -> Self {
+        Self::on_link(netns, &["serve", url], network, options)
+    }
+
+    /// Starts a `verb` of `outboard` with these `network` options instead of [`ADDR`]'s, and waits
+    /// until it is ready.
+    ///
+    /// # Panics
+    /// Like [`Self::start`].
+    #[must_use]
+    pub fn on_link(netns: Arc<Netns>, verb: &[&str], network: &[&str], options: &[&str]) -> Self {
         let (scratch, control) = scratch();
         let mut command = netns.command(program());
         command
-            .args(["serve", url, "--seed", "1"])
+            .args(verb)
+            .args(["--seed", "1"])
             .args(network)
             .arg("--control")
             .arg(&control)
@@ -245,6 +256,20 @@ impl TestServer {
     #[must_use]
     pub fn netns(&self) -> &Netns {
         &self.netns
+    }
+
+    /// Returns the CPU time that the server has used, in clock ticks of 10 ms.
+    ///
+    /// # Panics
+    /// If it has ended.
+    #[must_use]
+    pub fn cpu_ticks(&self) -> u64 {
+        let pid = self.child.as_ref().map_or(0, Child::id);
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))
+            .unwrap_or_else(|e| panic!("the server has ended: {e}"));
+        // proc_pid_stat(5): utime and stime are the 12th and 13th field after the name.
+        let fields = stat.rsplit(") ").next().unwrap_or_default().split(' ');
+        fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum()
     }
 
     /// Sends the server a signal, given by name.

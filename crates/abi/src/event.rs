@@ -73,6 +73,12 @@ pub enum Event {
     },
     /// The device's load has crossed one of its thresholds.
     Load(DeviceLoad),
+    /// The link is up again, perhaps with other neighbors, or has another MTU.
+    LinkChanged {
+        /// MTU in bytes. Larger packets are still taken up to the largest MTU that was announced,
+        /// and may be lost.
+        mtu: u16,
+    },
     /// The answer to [`crate::Op::Quiesce`]: the device has nothing left to send, from any queue.
     Quiesced,
     /// The device lost all its state. The host continues in software or installs its offloads

@@ -1,7 +1,7 @@
 //! Below and beside TCP: ARP, neighbor discovery, ICMP, path MTU, malformed packets, checksums,
 //! ECN, keep-alive.
 
-use abi::Checksum;
+use abi::{Checksum, Event};
 use base::Duration;
 use outboard_host::{SocketError, SocketOption};
 use testkit::{HOST, HOST_MAC, HOST_V6, PEER, PEER_MAC, PEER_V6, ScriptedTcpPeer, seg};
@@ -108,6 +108,23 @@ fn udp_ports_are_unreachable() {
         |t| t.send_ip(17, &[1, 2, 0, 9, 0, 8, 0, 0]),
         &[("udp_no_ports", 1), ("icmp_errors_sent", 1)],
     );
+}
+
+/// A link whose MTU shrinks limits open connections; if it grows, only later ones.
+#[test]
+fn another_mtu_of_the_link() {
+    let mut t = ScriptedTcpPeer::server_with(|c| c.tcp.pacing = false).established();
+    t.expect_counters(
+        |t| t.handle_device_event(Event::LinkChanged { mtu: 1200 }),
+        &[("tcp_pmtu_reductions", 1)],
+    );
+    t.app_write_zeros(2 * 1148);
+    t.expect(seg!(ACK PSH seq 1 len 2296 run 1148));
+    t.expect_counters(|t| t.handle_device_event(Event::LinkChanged { mtu: 9000 }), &[]);
+    assert_eq!(t.info().mss, 1148);
+    let mut later = ScriptedTcpPeer::server_with(|c| c.tcp.pacing = false);
+    later.handle_device_event(Event::LinkChanged { mtu: 1400 });
+    assert_eq!(later.established().info().mss, 1400 - 52);
 }
 
 /// RFC 1191: an error that quotes bytes in flight lowers the path MTU, and these bytes are

@@ -427,6 +427,10 @@ fn listeners_are_offloaded_to_the_device() {
         assert_eq!(t.take_listener_ops(), []);
     }
     assert_eq!(t.host.counters().device_overloads, 1);
+    // Another MTU of the link allows another segment size.
+    t.handle_device_event(Event::LinkChanged { mtu: 1400 });
+    let told = t.take_listener_ops();
+    assert_eq!(told.last().unwrap().as_ref().unwrap().mss, [1360, 1340]);
     // After a reset the device has to be told again.
     t.handle_device_event(Event::Reset);
     assert!(matches!(&t.take_listener_ops()[..], [Ok(_)]));

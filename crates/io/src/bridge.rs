@@ -50,6 +50,8 @@ pub struct Bridge {
     next: usize,
     /// Readable while one of the links is; `None` if neither has a descriptor.
     readable: Option<OwnedFd>,
+    /// Changes of the links that `readable` has.
+    known_changes: u32,
     counters: BridgeCounters,
 }
 
@@ -59,11 +61,23 @@ impl Bridge {
     /// # Errors
     /// If no file descriptor is left.
     pub fn new(links: [Box<dyn Link>; 2]) -> io::Result<Self> {
-        let outside: Vec<RawFd> = links.iter().filter_map(Link::pollable).collect();
-        let readable =
-            if outside.is_empty() { None } else { Some(notify::epoll_any_of(&outside)?) };
-        let stations = vec![None; STATIONS];
-        Ok(Self { links, stations, next: 0, readable, counters: BridgeCounters::default() })
+        let readable = readable(&links)?;
+        let (stations, counters) = (vec![None; STATIONS], BridgeCounters::default());
+        Ok(Self { links, stations, next: 0, readable, known_changes: 0, counters })
+    }
+
+    /// Polls the descriptors of links that were opened again. An epoll forgets a descriptor whose
+    /// file was closed.
+    fn take_changes(&mut self) {
+        let changes = self.changes();
+        if changes == self.known_changes {
+            return;
+        }
+        if let (Ok(Some(new)), Some(old)) = (readable(&self.links), &self.readable) {
+            if notify::replace_descriptor(&new, old).is_ok() {
+                self.known_changes = changes;
+            }
+        }
     }
 
     fn learn(&mut self, frame: &[u8], link: usize) {
@@ -87,6 +101,17 @@ fn station_index(address: [u8; 6]) -> usize {
     (usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c)) % STATIONS
 }
 
+/// Returns a descriptor that polls readable when one of the links does, or has changed; `None` if
+/// they have no descriptors.
+fn readable(links: &[Box<dyn Link>; 2]) -> io::Result<Option<OwnedFd>> {
+    let all: Vec<RawFd> = links
+        .iter()
+        .flat_map(|link| [link.pollable(), link.pollable_changes()])
+        .flatten()
+        .collect();
+    if all.is_empty() { Ok(None) } else { notify::epoll_any_of(&all).map(Some) }
+}
+
 impl Link for Bridge {
     fn capabilities(&self) -> LinkCaps {
         let [a, b] = [self.links[0].capabilities(), self.links[1].capabilities()];
@@ -96,6 +121,10 @@ impl Link for Bridge {
             checksum: a.checksum && b.checksum,
             mtu: a.mtu.min(b.mtu),
         }
+    }
+
+    fn changes(&self) -> u32 {
+        self.links[0].changes().wrapping_add(self.links[1].changes())
     }
 
     fn transmit(&mut self, now: Instant, frame: &mut TxFrame) -> LinkTxStatus {
@@ -118,6 +147,7 @@ impl Link for Bridge {
     }
 
     fn receive(&mut self, now: Instant, pool: &mut PacketPool) -> Option<RxFrame> {
+        self.take_changes();
         for link in [self.next, 1 - self.next] {
             if let Some(frame) = self.links[link].receive(now, pool) {
                 self.learn(frame.packet.as_slice(), link);

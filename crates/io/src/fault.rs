@@ -294,6 +294,14 @@ impl<W: Link> Link for FaultLink<W> {
         LinkCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu: inner.mtu }
     }
 
+    fn changes(&self) -> u32 {
+        self.inner.changes()
+    }
+
+    fn pollable_changes(&self) -> Option<RawFd> {
+        self.inner.pollable_changes()
+    }
+
     fn transmit(&mut self, now: Instant, frame: &mut TxFrame) -> LinkTxStatus {
         if !self.active {
             return self.inner.transmit(now, frame);

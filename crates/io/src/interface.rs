@@ -40,15 +40,8 @@ impl InterfaceControl {
 
     /// Returns the index of the interface.
     pub(crate) fn index(&self) -> Result<u32, OpenLinkError> {
-        let name = self.name.clone();
-        let Ok(c_name) = CString::new(name.as_str()) else {
-            return Err(OpenLinkError::NoInterface { name });
-        };
-        // SAFETY: `c_name` is a NUL-terminated string.
-        match unsafe { libc::if_nametoindex(c_name.as_ptr()) } {
-            0 => Err(OpenLinkError::NoInterface { name }),
-            index => Ok(index),
-        }
+        let none = || OpenLinkError::NoInterface { name: self.name.clone() };
+        index_of(&self.name).ok_or_else(none)
     }
 
     /// Returns the MTU in bytes.
@@ -100,6 +93,28 @@ impl InterfaceControl {
     pub(crate) fn set_ipv6_option(&self, option: &str, value: &str) {
         let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{}/{option}", self.name), value);
     }
+}
+
+/// Returns the index of the interface with this name; `None` if there is none.
+pub(crate) fn index_of(name: &str) -> Option<u32> {
+    let name = CString::new(name).ok()?;
+    // SAFETY: `name` is a NUL-terminated string.
+    match unsafe { libc::if_nametoindex(name.as_ptr()) } {
+        0 => None,
+        index => Some(index),
+    }
+}
+
+/// Returns the name of the interface with this index; `None` if there is none.
+pub(crate) fn name_of(index: u32) -> Option<String> {
+    let mut name = [0; libc::IFNAMSIZ];
+    // SAFETY: the buffer has the size that the call requires.
+    let found = unsafe { libc::if_indextoname(index, name.as_mut_ptr()) };
+    if found.is_null() {
+        return None;
+    }
+    let bytes = name.iter().take_while(|&&c| c != 0).flat_map(|c| c.to_ne_bytes()).collect();
+    String::from_utf8(bytes).ok()
 }
 
 fn check_name(kind: LinkKind, name: &str) -> Result<(), OpenLinkError> {

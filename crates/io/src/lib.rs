@@ -22,6 +22,7 @@ pub mod fault;
 pub mod heap;
 mod interface;
 pub mod link;
+mod link_events;
 pub mod macvtap;
 pub mod memory_link;
 mod netlink;
@@ -32,6 +33,7 @@ pub mod pcap;
 pub mod tap;
 pub mod vnet;
 pub mod watch;
+pub mod watched_link;
 
 #[cfg(test)]
 mod test_frames;

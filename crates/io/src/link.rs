@@ -17,8 +17,14 @@ use base::Instant;
 /// then sleep. `receive` also advances frames that are delayed inside the link, so it must be
 /// called at [`Self::poll_timeout`] even if no frame is expected. `now` never decreases.
 pub trait Link: Send {
-    /// Returns the offloads and the MTU of the link. Constant over its life.
+    /// Returns the offloads of the link, which are constant over its life, and its MTU.
     fn capabilities(&self) -> LinkCaps;
+
+    /// Returns how many times the link has come up again or changed its MTU since it was opened,
+    /// modulo 2^32.
+    fn changes(&self) -> u32 {
+        0
+    }
 
     /// Sends a frame. The payload is not copied unless the medium requires it. A link that keeps
     /// the payload of a sent frame leaves that of an earlier frame, or none, in its place, for the
@@ -35,6 +41,12 @@ pub trait Link: Send {
     /// the link has no descriptor.
     fn pollable(&self) -> Option<RawFd>;
 
+    /// Returns a descriptor that polls readable when the state of the link has changed, so that it
+    /// must be received from; `None` if it never changes.
+    fn pollable_changes(&self) -> Option<RawFd> {
+        None
+    }
+
     /// Calls `f` with the name and value of each counter.
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64));
 }
@@ -42,6 +54,10 @@ pub trait Link: Send {
 impl<W: Link + ?Sized> Link for Box<W> {
     fn capabilities(&self) -> LinkCaps {
         (**self).capabilities()
+    }
+
+    fn changes(&self) -> u32 {
+        (**self).changes()
     }
 
     fn transmit(&mut self, now: Instant, frame: &mut TxFrame) -> LinkTxStatus {
@@ -58,6 +74,10 @@ impl<W: Link + ?Sized> Link for Box<W> {
 
     fn pollable(&self) -> Option<RawFd> {
         (**self).pollable()
+    }
+
+    fn pollable_changes(&self) -> Option<RawFd> {
+        (**self).pollable_changes()
     }
 
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {

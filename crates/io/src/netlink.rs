@@ -1,7 +1,8 @@
 //! Configuration of interfaces by rtnetlink(7): addresses of the kernel's end of a TAP, and macvtap
 //! interfaces. Also a query for the interfaces that have an address.
 //!
-//! Called once, while a link is opened, and when a macvtap ends. Netlink is used rather than
+//! Called while a link is opened, and when a macvtap ends. [`crate::link_events`] reads the
+//! kernel's reports about interfaces with the formats that are here. Netlink is used rather than
 //! ioctl(2) because it takes any number of addresses of both families, can disable duplicate
 //! address detection, which would make an IPv6 address unusable for a second, and creates
 //! interfaces.
@@ -17,24 +18,26 @@ const NLM_F_REQUEST: u16 = 1;
 const NLM_F_ACK: u16 = 4;
 const NLM_F_EXCL: u16 = 0x200;
 const NLM_F_CREATE: u16 = 0x400;
-const NLMSG_ERROR: u16 = 2;
+pub(crate) const NLMSG_ERROR: u16 = 2;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 /// No duplicate address detection (RFC 4862 section 5.4): the only other station on this link is
 /// ours.
 const IFA_F_NODAD: u8 = 2;
 /// Size of `struct nlmsghdr`.
-const HEAD_BYTES: usize = 16;
+pub(crate) const HEAD_BYTES: usize = 16;
 const IFADDRMSG_BYTES: usize = 8;
 
-const IFLA_ADDRESS: u16 = 1;
-const IFLA_IFNAME: u16 = 3;
+pub(crate) const IFLA_ADDRESS: u16 = 1;
+pub(crate) const IFLA_IFNAME: u16 = 3;
+pub(crate) const IFLA_MTU: u16 = 4;
+pub(crate) const IFLA_MASTER: u16 = 10;
 const IFLA_LINK: u16 = 5;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_INFO_KIND: u16 = 1;
 const IFLA_INFO_DATA: u16 = 2;
 const IFLA_MACVLAN_MODE: u16 = 1;
-const IFINFOMSG_BYTES: usize = 16;
+pub(crate) const IFINFOMSG_BYTES: usize = 16;
 
 /// An address with its network's prefix length, as in `10.77.0.1/24`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,14 +114,14 @@ pub(crate) fn delete_interface(index: u32) -> io::Result<()> {
 }
 
 /// Returns a `struct ifinfomsg`: family, padding, type, index, flags, change mask.
-fn interface_message(index: u32) -> Vec<u8> {
+pub(crate) fn interface_message(index: u32) -> Vec<u8> {
     let mut body = vec![0; IFINFOMSG_BYTES];
     body[4..8].copy_from_slice(&index.to_ne_bytes());
     body
 }
 
 /// Appends an attribute, padded to four bytes.
-fn attribute(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
+pub(crate) fn attribute(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
     // Values are names, addresses and numbers, and lists of a few of them.
     let len = u16::try_from(4 + value.len()).expect("a short attribute");
     body.extend_from_slice(&len.to_ne_bytes());
@@ -127,26 +130,36 @@ fn attribute(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
     body.resize(body.len().next_multiple_of(4), 0);
 }
 
-/// Sends a request to the kernel, and waits for its acknowledgment.
-fn request(kind: u16, flags: u16, body: &[u8]) -> io::Result<()> {
+/// Opens a netlink socket of a protocol such as `NETLINK_ROUTE`, with flags such as
+/// `SOCK_NONBLOCK`.
+pub(crate) fn open_socket(protocol: libc::c_int, flags: libc::c_int) -> io::Result<File> {
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | flags;
     // SAFETY: no pointers are passed; the result is checked before use.
-    let fd = unsafe {
-        libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::NETLINK_ROUTE)
-    };
+    let fd = unsafe { libc::socket(libc::AF_NETLINK, kind, protocol) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: the kernel has just returned this descriptor, and nothing else owns it.
-    let mut socket = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+    Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+}
+
+/// Sends a request to the kernel.
+pub(crate) fn send(socket: &mut File, kind: u16, flags: u16, body: &[u8]) -> io::Result<()> {
     // struct nlmsghdr: length, type, flags, sequence, port.
     let len = u32::try_from(HEAD_BYTES + body.len()).map_err(io::Error::other)?;
     let mut message = len.to_ne_bytes().to_vec();
     message.extend_from_slice(&kind.to_ne_bytes());
-    message.extend_from_slice(&(NLM_F_REQUEST | NLM_F_ACK | flags).to_ne_bytes());
+    message.extend_from_slice(&(NLM_F_REQUEST | flags).to_ne_bytes());
     message.extend_from_slice(&[0; 8]);
     message.extend_from_slice(body);
     // An unconnected netlink socket sends to the kernel.
-    socket.write_all(&message)?;
+    socket.write_all(&message)
+}
+
+/// Sends a request to the kernel, and waits for its acknowledgment.
+fn request(kind: u16, flags: u16, body: &[u8]) -> io::Result<()> {
+    let mut socket = open_socket(libc::NETLINK_ROUTE, 0)?;
+    send(&mut socket, kind, NLM_F_ACK | flags, body)?;
     let mut reply = [0; 512];
     let len = socket.read(&mut reply)?;
     match acknowledgment(&reply[..len]) {

@@ -78,6 +78,17 @@ pub fn epoll_any_of(fds: &[RawFd]) -> io::Result<OwnedFd> {
     Ok(all)
 }
 
+/// Makes the descriptor `to` refer to the open file of `from`, and closes the file that it referred
+/// to (dup3(2)). Its number stays, so that a [`Poller`] need not know.
+///
+/// # Errors
+/// If the kernel refuses; `to` is unchanged.
+pub(crate) fn replace_descriptor(from: &impl AsRawFd, to: &impl AsRawFd) -> io::Result<()> {
+    // SAFETY: no pointers are passed; `to` owns its descriptor before and after the call.
+    let fd = unsafe { libc::dup3(from.as_raw_fd(), to.as_raw_fd(), libc::O_CLOEXEC) };
+    if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// A short list of descriptors, with the result of the last poll.
 #[derive(Debug, Default)]
 pub struct Poller {

@@ -197,6 +197,14 @@ impl<W: Link> Link for PcapLink<W> {
         self.inner.capabilities()
     }
 
+    fn changes(&self) -> u32 {
+        self.inner.changes()
+    }
+
+    fn pollable_changes(&self) -> Option<RawFd> {
+        self.inner.pollable_changes()
+    }
+
     fn transmit(&mut self, now: Instant, frame: &mut TxFrame) -> LinkTxStatus {
         if self.file.is_none() {
             return self.inner.transmit(now, frame);

@@ -21,6 +21,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use crate::notify::replace_descriptor;
+
 /// Maximum number of paths watched at a time.
 const PATHS_MAX: usize = 65_536;
 /// Maximum number of symbolic links followed in one path, as in Linux.
@@ -143,12 +145,7 @@ impl FileWatch {
     fn restart_inotify(&mut self) {
         // Replacing the old queue removes its watches. The descriptor keeps its number, because the
         // caller polls it. If no new queue can be created, the old one stays.
-        let replaced = new_inotify().and_then(|queue| {
-            // SAFETY: no pointers are passed; `self.queue` owns the replaced descriptor before and
-            // after the call, and `queue` closes its own.
-            let fd = unsafe { libc::dup3(queue.as_raw_fd(), self.pollable(), libc::O_CLOEXEC) };
-            if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-        });
+        let replaced = new_inotify().and_then(|queue| replace_descriptor(&queue, &self.queue));
         self.failures += u64::from(replaced.is_err());
         self.directories.clear();
         self.mark_all_stale();

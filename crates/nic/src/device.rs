@@ -103,6 +103,8 @@ pub struct Device {
     /// Received frames that hosts returned ([`Op::Return`]).
     returned: u64,
     resets: u64,
+    /// True if the hosts do not know the state of the link from the capabilities.
+    link_has_changed: bool,
 }
 
 impl Device {
@@ -128,6 +130,7 @@ impl Device {
             load_is_high: false,
             returned: 0,
             resets: 0,
+            link_has_changed: false,
             config,
         }
     }
@@ -388,6 +391,10 @@ impl Device {
         self.flows.clear();
         self.egress.reset();
         self.engines.reset(&mut self.egress);
+        // The event of a change may have been lost.
+        if self.link_has_changed {
+            self.announce_link();
+        }
     }
 
     /// Sets the device's load, in thousandths of the driver's time. Hosts are notified when the
@@ -404,6 +411,24 @@ impl Device {
         self.load_is_high = high;
         for queue in 0..self.queues() {
             self.egress.emit(queue, Event::Load(DeviceLoad { permille, high }));
+        }
+    }
+
+    /// Notifies the hosts that the link is up again or has another MTU, in bytes. Pairs that are
+    /// spliced already keep their segment size if the MTU grows.
+    pub fn handle_link_change(&mut self, mtu: u16) {
+        self.link_has_changed = true;
+        self.egress.link.mtu = mtu;
+        self.egress.mtu_max = self.egress.mtu_max.max(mtu);
+        if let Some(splice) = &mut self.engines.splice {
+            splice.limit_mtu(mtu);
+        }
+        self.announce_link();
+    }
+
+    fn announce_link(&mut self) {
+        for queue in 0..self.queues() {
+            self.egress.emit(queue, Event::LinkChanged { mtu: self.egress.link.mtu });
         }
     }
 

@@ -13,6 +13,7 @@ pub fn alarms() -> impl Iterator<Item = &'static str> {
         quic::QuicEndpointCounters::ALARMS,
         io::disk::DiskCounters::ALARMS,
         io::vnet::VnetLinkCounters::ALARMS,
+        io::watched_link::LinkWatchCounters::ALARMS,
         io::bridge::BridgeCounters::ALARMS,
     ];
     let host_disk = io::disk::DiskCounters::ALARMS.iter().map(|name| host_disk::counter_name(name));

@@ -16,7 +16,8 @@ use io::open_error::OpenLinkError;
 use io::packet_socket::{self, PacketSocketConfig};
 use io::pcap::PcapLink;
 use io::tap::{self, IpPrefix, TapConfig};
-use io::vnet::{self, VnetLink};
+use io::vnet;
+use io::watched_link::{self, OpenQueues, WatchConfig, WatchedLink};
 
 use crate::options::StackOptions;
 
@@ -92,7 +93,7 @@ pub fn open_links(
     clock: &MonotonicClock,
 ) -> Result<Vec<Box<dyn Link>>, Failure> {
     let interface = options.link.interface();
-    let wrap = |(queue, link): (usize, VnetLink)| {
+    let wrap = |(queue, link): (usize, WatchedLink)| {
         let mut link: Box<dyn Link> = Box::new(link);
         if let Some(path) = &options.pcap {
             link = capture(link, path, queue, (&interface, clock))?;
@@ -103,29 +104,39 @@ pub fn open_links(
         }
         Ok(link)
     };
-    let opened = open_interface(options).map_err(open_failure)?;
+    let opened = watched_link::open(watch_config(options)).map_err(open_failure)?;
     opened.into_iter().enumerate().map(wrap).collect()
 }
 
-/// Opens the interface of the options, without capture and faults.
-fn open_interface(options: &StackOptions) -> Result<Vec<VnetLink>, OpenLinkError> {
+/// Returns the configuration of the link of the options, without capture and faults. Its changes
+/// are reported on standard error.
+fn watch_config(options: &StackOptions) -> WatchConfig {
     let (queues, mac) = (usize::from(options.queues), options.link_address());
     // Faults apply to packets: all packets of a run would be dropped or kept together.
     let offloads = !options.faults.config(0).is_active();
-    match &options.link {
+    let (needs, open): (_, OpenQueues) = match &options.link {
         LinkName::Tap(name) => {
             let prefix = |cidr: &host::Cidr| IpPrefix { addr: cidr.addr, prefix: cidr.prefix_len };
             let peer = options.peer.iter().map(prefix).collect();
-            tap::open(&TapConfig { name: name.clone(), queues, peer, mtu: None, offloads })
+            let config = TapConfig { name: name.clone(), queues, peer, mtu: None, offloads };
+            (name.clone(), Box::new(move || tap::open(&config)))
         }
         LinkName::Macvtap { lower, mode } => {
-            let (lower, mode) = (lower.clone(), *mode);
-            macvtap::open(&MacvtapConfig { lower, mode, queues, mac, offloads })
+            let config = MacvtapConfig { lower: lower.clone(), mode: *mode, queues, mac, offloads };
+            (lower.clone(), Box::new(move || macvtap::open(&config)))
         }
         LinkName::Packet(name) => {
-            let interface = name.clone();
-            packet_socket::open(&PacketSocketConfig { interface, queues, mac, offloads })
+            let config = PacketSocketConfig { interface: name.clone(), queues, mac, offloads };
+            (name.clone(), Box::new(move || packet_socket::open(&config)))
         }
+    };
+    let is_macvtap = matches!(options.link, LinkName::Macvtap { .. });
+    WatchConfig {
+        interface: options.link.interface(),
+        needs,
+        mac: is_macvtap.then_some(mac),
+        open,
+        report: |line| eprintln!("outboard: {line}"),
     }
 }
 

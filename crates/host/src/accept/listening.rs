@@ -120,6 +120,15 @@ impl Accept {
         cx.out.counters.setup_listeners_refused += 1;
     }
 
+    /// Installs the listeners again with the segment sizes that the link's new MTU allows.
+    pub(crate) fn handle_mtu_change(streams: &mut Streams, cx: &mut TcpEnv<'_>) {
+        for listener in streams.listeners.names() {
+            if streams.listeners.get_mut(listener).is_some_and(|state| state.on_device) {
+                install_on_device(streams, cx.out, cx.config, listener);
+            }
+        }
+    }
+
     /// Installs the listeners again after a reset of the device.
     pub(crate) fn handle_device_reset(streams: &mut Streams, cx: &mut TcpEnv<'_>) {
         for listener in streams.listeners.names() {

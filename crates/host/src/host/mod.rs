@@ -304,6 +304,7 @@ impl Services {
             // The host counts its flows itself.
             Event::FlowCounted { .. } => {}
             Event::Load(load) => streams.teardown.handle_load(&mut cx.out.counters, load),
+            Event::LinkChanged { mtu } => self.handle_link_change(cx, mtu),
             Event::Quiesced => self.handle_quiesced(),
             Event::Reset => self.handle_device_reset(cx),
         }
@@ -312,6 +313,16 @@ impl Services {
     fn handle_transmit_done(&mut self, cx: &mut TcpEnv<'_>, done: &TransmitDone) {
         if !UdpSockets::handle_transmit_done(cx.out, done) {
             self.streams.handle_transmit_done(cx, done);
+        }
+    }
+
+    /// Handles a link that is up again, perhaps with other neighbors, or has another MTU.
+    fn handle_link_change(&mut self, cx: &mut TcpEnv<'_>, mtu: u16) {
+        cx.out.net.neighbors.expire(cx.now);
+        if mtu != cx.out.net.mtu {
+            cx.out.net.mtu = mtu;
+            Accept::handle_mtu_change(&mut self.streams, cx);
+            self.streams.limit_mtu(cx, mtu);
         }
     }
 

@@ -200,7 +200,7 @@ impl L5pConnection {
         // RFC 8201 section 4 and RFC 791: never below the minimum that every link must carry.
         let least = if self.tuple.local.addr.is_ipv4() { 576 } else { 1280 };
         let mtu = u16::try_from(mtu).unwrap_or(u16::MAX).max(least);
-        if self.set_mtu(mtu) {
+        if self.limit_mtu(mtu) {
             cx.out.counters.tcp_pmtu_reductions += 1;
             // The segments of the old size were lost.
             self.snd.flight.mark_lost(|_| true);

@@ -30,7 +30,8 @@ const REACHABLE: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 struct NeighborEntry {
     mac: Option<[u8; 6]>,
-    confirmed: Instant,
+    /// Time from which the neighbor is solicited again.
+    valid_until: Instant,
     tries: u8,
     retry_at: Instant,
     parked: Vec<Transmit>,
@@ -76,7 +77,7 @@ impl NeighborTable {
         }
         let entry = self.entries.get_mut(&hop)?;
         let mac = entry.mac?;
-        if now.since(entry.confirmed) >= REACHABLE && entry.retry_at <= now {
+        if entry.valid_until <= now && entry.retry_at <= now {
             // The address stays in use meanwhile: RFC 4861 section 7.3.3, DELAY and PROBE.
             entry.tries += 1;
             entry.retry_at = now + RETRY;
@@ -87,9 +88,18 @@ impl NeighborTable {
                 return None;
             }
         }
-        let until = self.entries.get(&hop).map_or(now, |e| e.confirmed + REACHABLE);
+        let until = self.entries.get(&hop).map_or(now, |e| e.valid_until);
         self.last = Some((hop, mac, until));
         Some(mac)
+    }
+
+    /// Lets all answers become invalid, because the link may have other neighbors: each is
+    /// solicited again when it is used next.
+    pub(crate) fn expire(&mut self, now: Instant) {
+        self.last = None;
+        for entry in self.entries.values_mut() {
+            entry.valid_until = entry.valid_until.min(now);
+        }
     }
 
     /// Parks a transmit until `hop` answers, and solicits a new neighbor.
@@ -108,9 +118,9 @@ impl NeighborTable {
         let entry = self.entries.entry(hop).or_insert_with(|| {
             ask.push(hop);
             unanswered.push_back(hop);
-            let (confirmed, retry_at) = (Instant::ZERO, now + RETRY);
+            let (valid_until, retry_at) = (now, now + RETRY);
             *first = first.or(Some(retry_at));
-            NeighborEntry { mac: None, confirmed, tries: 1, retry_at, parked: Vec::new() }
+            NeighborEntry { mac: None, valid_until, tries: 1, retry_at, parked: Vec::new() }
         });
         if entry.parked.len() >= PARKED_MAX {
             return Err(Box::new(transmit));
@@ -138,7 +148,7 @@ impl NeighborTable {
         let parked = self.entries.get_mut(&addr).map(|e| core::mem::take(&mut e.parked));
         let entry = NeighborEntry {
             mac: Some(mac),
-            confirmed: now,
+            valid_until: now + REACHABLE,
             tries: 0,
             retry_at: now,
             parked: Vec::new(),
@@ -204,7 +214,7 @@ impl NeighborTable {
                 return;
             }
         }
-        let oldest = self.entries.iter().min_by_key(|(_, e)| e.confirmed).map(|(&a, _)| a);
+        let oldest = self.entries.iter().min_by_key(|(_, e)| e.valid_until).map(|(&a, _)| a);
         if let Some(mut entry) = oldest.and_then(|oldest| self.entries.remove(&oldest)) {
             self.displaced.append(&mut entry.parked);
             self.last = None;
@@ -229,6 +239,27 @@ mod tests {
             retransmission: false,
             quic: None,
         }
+    }
+
+    /// After a change of the link, neighbors keep their addresses until they answer, and are
+    /// solicited once they are used.
+    #[test]
+    fn answers_expire() {
+        let mut table = NeighborTable::new();
+        let at = Instant::from_millis;
+        let addr = Ipv4Addr::new(10, 0, 0, 1).into();
+        table.learn(at(5), addr, [2; 6], true);
+        assert_eq!((table.lookup(at(6), addr), table.poll_solicitation()), (Some([2; 6]), None));
+        table.expire(at(7));
+        assert_eq!(table.poll_solicitation(), None);
+        assert_eq!(table.lookup(at(8), addr), Some([2; 6]));
+        assert_eq!(
+            (table.lookup(at(9), addr), table.poll_solicitation()),
+            (Some([2; 6]), Some(addr))
+        );
+        assert_eq!(table.poll_solicitation(), None, "once a second");
+        table.learn(at(10), addr, [4; 6], false);
+        assert_eq!((table.lookup(at(11), addr), table.poll_solicitation()), (Some([4; 6]), None));
     }
 
     /// Nonexistent addresses displace each other, oldest first, and no neighbor that has answered;

@@ -257,6 +257,20 @@ impl Streams {
         }
     }
 
+    /// Limits the segments of all connections to the link's MTU. Connections keep a smaller size
+    /// when it grows, since the path may not have grown.
+    pub(crate) fn limit_mtu(&mut self, cx: &mut TcpEnv<'_>, mtu: u16) {
+        for index in 0..self.table.slots.len() {
+            let Ok(index) = u32::try_from(index) else { break };
+            let id = self.table.id_of(index);
+            self.with(cx, id, |conn, cx| {
+                if conn.limit_mtu(mtu) {
+                    cx.out.counters.tcp_pmtu_reductions += 1;
+                }
+            });
+        }
+    }
+
     /// Continues the connections that send a file which is now open on the host's own disk, or
     /// resets them if it could not be opened.
     pub(crate) fn handle_reopened(

@@ -640,7 +640,7 @@ impl<T: TxTransforms> TcpConnection<T> {
 
     /// Lowers the segment size to what fits `mtu` (RFC 1191, RFC 8201). Returns whether it was
     /// lowered.
-    pub(crate) fn set_mtu(&mut self, mtu: u16) -> bool {
+    pub(crate) fn limit_mtu(&mut self, mtu: u16) -> bool {
         let mss = segment_size(mtu, &self.tuple, &self.options);
         let lower = mss < self.snd.mss;
         if lower {

@@ -51,7 +51,8 @@ pub fn run_bytes_max() -> u32 {
 }
 
 /// Returns the version of the running kernel; zeros if it is not known.
-pub(crate) fn kernel_version() -> (u32, u32) {
+#[must_use]
+pub fn kernel_version() -> (u32, u32) {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     version_of(&release)
 }
@@ -176,6 +177,8 @@ fn configure(config: &TapConfig, interface: &InterfaceControl) -> Result<u16, Op
         // address unusable for a second. If this fails, adding the address does too.
         interface.set_ipv6_option("disable_ipv6", "0");
         interface.set_ipv6_option("accept_dad", "0");
+        // Or the kernel would remove the addresses when the interface goes down.
+        interface.set_ipv6_option("keep_addr_on_down", "1");
     }
     let index = interface.index()?;
     for &peer in &config.peer {

@@ -23,6 +23,7 @@ use wire::segment::{HeaderLayout, cut_run};
 
 use crate::link::{Link, LinkTxStatus};
 use crate::netlink::CreatedInterface;
+use crate::notify::{Notifier, replace_descriptor};
 pub(crate) use header::VNET_BYTES;
 
 /// `IoSlice`s of one frame that need no allocation: both headers and 62 slices of payload.
@@ -47,7 +48,11 @@ base::counters! {
         link_tx_full,
         /// Runs above 64 KiB for which the kernel had no memory.
         link_tx_too_long,
-        /// Writes that the kernel refused: the interface is down, or the frame is invalid.
+        /// Frames dropped because the interface was down or removed.
+        link_tx_down,
+        /// Frames longer than the interface's MTU, which was lowered.
+        link_tx_too_big,
+        /// Writes that the kernel refused: the frame is invalid.
         link_tx_errors: alarm,
         /// Frames that a virtio-net header cannot describe.
         link_tx_refused: alarm,
@@ -86,8 +91,10 @@ pub struct VnetLink {
     /// Buffer for a datagram of a run.
     rx_scratch: Vec<u8>,
     counters: VnetLinkCounters,
+    /// True while frames to send are dropped.
+    is_down: bool,
     /// The interface, if it ends with its last queue. Dropped after `file`.
-    _created: Option<Arc<CreatedInterface>>,
+    created: Option<Arc<CreatedInterface>>,
 }
 
 impl VnetLink {
@@ -101,19 +108,52 @@ impl VnetLink {
             rx_datagrams: VecDeque::new(),
             rx_scratch: Vec::new(),
             counters: VnetLinkCounters::default(),
-            _created: None,
+            is_down: false,
+            created: None,
         }
     }
 
     /// Ties the life of a created interface to that of its queues.
     pub(crate) fn with_interface(self, created: Arc<CreatedInterface>) -> Self {
-        Self { _created: Some(created), ..self }
+        Self { created: Some(created), ..self }
     }
 
     /// Returns the name of the interface.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Returns whether the interface is down.
+    pub(crate) const fn is_down(&self) -> bool {
+        self.is_down
+    }
+
+    /// Sets whether the interface is down: frames to send are dropped then.
+    pub(crate) const fn set_down(&mut self, is_down: bool) {
+        self.is_down = is_down;
+    }
+
+    /// Sets the MTU, which has changed.
+    pub(crate) const fn set_mtu(&mut self, mtu: u16) {
+        self.caps.mtu = mtu;
+    }
+
+    /// Closes the queue, whose interface was removed. The descriptor polls readable with `bell`
+    /// from now on.
+    pub(crate) fn close(&mut self, bell: &Notifier) -> io::Result<()> {
+        replace_descriptor(bell, &self.file)?;
+        self.rx_datagrams.clear();
+        self.created = None;
+        Ok(())
+    }
+
+    /// Continues on a queue of the interface that was opened again with the same configuration, and
+    /// so has the same offloads. The descriptor keeps its number, the counters their values.
+    pub(crate) fn reopen(&mut self, new: Self) -> io::Result<()> {
+        replace_descriptor(&new.file, &self.file)?;
+        self.created = new.created;
+        Ok(())
     }
 
     /// Returns the counters of this queue.
@@ -204,6 +244,12 @@ fn is_full(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error() == Some(libc::ENOBUFS)
 }
 
+/// Returns whether the interface is down or removed: a packet socket's error is ENETDOWN or ENXIO,
+/// that of a TAP EIO or EBADFD.
+fn is_down(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENETDOWN | libc::ENXIO | libc::EIO | libc::EBADFD))
+}
+
 fn is_no_memory(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOBUFS | libc::ENOMEM | libc::EMSGSIZE))
 }
@@ -224,6 +270,10 @@ impl Link for VnetLink {
     }
 
     fn transmit(&mut self, _now: Instant, frame: &mut TxFrame) -> LinkTxStatus {
+        if self.is_down {
+            self.counters.link_tx_down += 1;
+            return LinkTxStatus::Failed;
+        }
         let Some(vnet) = header::encode(frame) else {
             self.counters.link_tx_refused += 1;
             return LinkTxStatus::Failed;
@@ -246,8 +296,13 @@ impl Link for VnetLink {
                 self.counters.link_tx_too_long += 1;
                 LinkTxStatus::TooLong
             }
-            Err(_) => {
-                self.counters.link_tx_errors += 1;
+            Err(error) => {
+                let counters = &mut self.counters;
+                *match error.raw_os_error() {
+                    _ if is_down(&error) => &mut counters.link_tx_down,
+                    Some(libc::EMSGSIZE) => &mut counters.link_tx_too_big,
+                    _ => &mut counters.link_tx_errors,
+                } += 1;
                 LinkTxStatus::Failed
             }
         }
@@ -261,7 +316,7 @@ impl Link for VnetLink {
             let (vnet, len) = match self.read(pool) {
                 Ok(got) => got,
                 Err(error) => {
-                    let idle = error.kind() == io::ErrorKind::WouldBlock;
+                    let idle = error.kind() == io::ErrorKind::WouldBlock || is_down(&error);
                     self.counters.link_rx_errors += u64::from(!idle);
                     return None;
                 }

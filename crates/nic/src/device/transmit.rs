@@ -48,7 +48,7 @@ impl Device {
 
     /// Sends a transmit from the host's memory, which need not wait.
     fn transmit_plain(&mut self, queue: usize, transmit: &mut Transmit) {
-        let kind = check_transmit(transmit, self.egress.link.mtu, self.config.transmit_bytes_max);
+        let kind = check_transmit(transmit, self.egress.mtu_max, self.config.transmit_bytes_max);
         let Some(kind) = kind else { return self.drop_malformed(queue, transmit) };
         if let (Some(position), Some(guard)) = (transmit.timestamp, &mut self.timestamp_guard) {
             let by = (queue, transmit.flow);
@@ -75,7 +75,7 @@ impl Device {
             Ok((quic, sealing)) => (quic, sealing),
             Err(quic) => return self.drop_unencrypted(queue, flow, quic, echo),
         };
-        let kind = check_transmit(transmit, self.egress.link.mtu, self.config.transmit_bytes_max);
+        let kind = check_transmit(transmit, self.egress.mtu_max, self.config.transmit_bytes_max);
         let parts = core::mem::take(&mut transmit.parts);
         let planned = kind.map(|kind| {
             let mut outgoing = CheckedTransmit::new(queue, now, transmit, kind);

@@ -40,6 +40,8 @@ pub(crate) struct Egress {
     pub(crate) pool: PacketPool,
     /// Capabilities of the link.
     pub(crate) link: LinkCaps,
+    /// Largest MTU that hosts were told of: they may have transmits of that size on the way.
+    pub(crate) mtu_max: u16,
     queues: Vec<EgressQueue>,
     queue_events_max: usize,
     /// Number of queued events that are echoes of transmits.
@@ -62,6 +64,7 @@ impl Egress {
             delivered: DeliveryCounters::default(),
             internal: InternalCounters::default(),
             pool,
+            mtu_max: link.mtu,
             link,
             queues: all,
             queue_events_max,

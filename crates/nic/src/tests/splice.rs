@@ -646,6 +646,16 @@ fn long_segments_are_cut() {
     assert_eq!(bed.rig.counter("splice_relayed_packets"), 3);
 }
 
+/// If the link's MTU shrinks, packets of spliced pairs are cut.
+#[test]
+fn packets_fit_a_smaller_mtu() {
+    let mut bed = SpliceRig::plain();
+    bed.rig.device.handle_link_change(1240);
+    bed.send(0, &seg(0, 0, &[7; 1460]));
+    let got: Vec<usize> = bed.out().iter().map(|(_, seg)| seg.payload.len()).collect();
+    assert_eq!(got, [1200, 260]);
+}
+
 /// The relayed payload stays in the receive buffer, and the buffer returns to the pool; also if the
 /// headers have to be copied.
 #[test]

@@ -456,6 +456,29 @@ fn a_run_too_long_for_the_link_is_cut() {
     assert_eq!(rig.sent.len(), 5);
 }
 
+/// Hosts learn of another MTU, also by a reset in between. Their transmits of the old size are
+/// already on the way and are taken.
+#[test]
+fn hosts_learn_of_another_mtu() {
+    let config = DeviceConfig { queues: 2, ..DeviceConfig::new(MAC) };
+    let mut rig = Rig::with(config, PLAIN_LINK);
+    rig.device.handle_link_change(1200);
+    rig.collect();
+    let told = |event: &(usize, Event)| match event {
+        (queue, Event::LinkChanged { mtu }) => Some((*queue, *mtu)),
+        _ => None,
+    };
+    let all: Vec<_> = rig.events.drain(..).filter_map(|event| told(&event)).collect();
+    assert_eq!((all, rig.device.capabilities().mtu), (vec![(0, 1200), (1, 1200)], 1200));
+    rig.send(0, plain(7, 10, &[0; 1448]));
+    assert_eq!(rig.sent.len(), 1);
+    rig.device.handle_link_change(1500);
+    rig.device.reset();
+    rig.collect();
+    let all: Vec<_> = rig.events.drain(..).filter_map(|event| told(&event)).collect();
+    assert_eq!(all, [(0, 1500), (1, 1500)]);
+}
+
 #[test]
 fn without_the_engine_files_are_refused() {
     let config = DeviceConfig { file: None, ..DeviceConfig::new(MAC) };

@@ -36,6 +36,8 @@ pub(super) struct DeviceThread {
     /// A full link, ring or disk blocked the last turn: retry after [`RETRY`] even without a
     /// wake-up.
     blocked: bool,
+    /// Changes of the link that the device knows of.
+    link_changes: u32,
     load: LoadMeter,
     phase: ThreadPhase,
 }
@@ -51,7 +53,7 @@ impl DeviceThread {
         let half = DeviceHalf::new(device, queue.index);
         let ports = DeviceThreadPorts { link, disk, queue };
         let (load, phase) = (LoadMeter::new(), ThreadPhase::Running);
-        Self { clock, half, ports, queries, blocked: false, load, phase }
+        Self { clock, half, ports, queries, blocked: false, link_changes: 0, load, phase }
     }
 
     pub(super) const fn queue(&mut self) -> &mut DeviceRings {
@@ -83,6 +85,7 @@ impl DeviceThread {
     /// Adds the descriptors that announce work, except the notifier's.
     pub(super) fn register_descriptors(&self, poller: &mut Poller) {
         self.ports.link.pollable().map(|fd| poller.add(fd));
+        self.ports.link.pollable_changes().map(|fd| poller.add(fd));
         self.ports.disk.pollable().map(|fd| poller.add(fd));
     }
 
@@ -104,6 +107,12 @@ impl DeviceThread {
     /// Runs a turn of the device; returns whether there was any work.
     pub(super) fn turn(&mut self) -> bool {
         let turn = self.half.turn(self.clock.now(), &mut self.ports);
+        // Only if it has changed does this do anything.
+        let changes = self.ports.link.changes();
+        if changes != self.link_changes {
+            self.link_changes = changes;
+            self.half.device.handle_link_change(self.ports.link.capabilities().mtu);
+        }
         self.blocked = turn.blocked;
         turn.worked
     }

@@ -160,6 +160,13 @@ impl SpliceEngine {
         }
     }
 
+    /// Limits the packets of all pairs to a link's MTU, in bytes above Ethernet.
+    pub(crate) fn limit_mtu(&mut self, mtu: u16) {
+        for pair in self.pairs.values_mut() {
+            pair.directions.iter_mut().for_each(|way| way.translation.limit_mtu(mtu));
+        }
+    }
+
     pub(crate) fn forget(&mut self) {
         let Self { config, mac, seed, .. } = self;
         let fresh = Self::new(config.clone(), *mac, *seed);

@@ -125,10 +125,7 @@ impl HeaderTranslation {
             &mut prefix,
         );
         let options = if to.timestamps.is_some() { TIMESTAMP_BYTES } else { 0 };
-        let headers = if to.tuple.local.addr.is_ipv4() { IPV4_BYTES } else { IPV6_BYTES };
-        let fits = usize::from(mtu).saturating_sub(headers + TCP_BYTES);
-        let fits = u16::try_from(fits).unwrap_or(u16::MAX);
-        Self {
+        let mut translation = Self {
             seq: to.snd_nxt.0.wrapping_sub(from.rcv_nxt.0),
             ack: to.rcv_nxt.0.wrapping_sub(from.snd_nxt.0),
             clocks,
@@ -137,13 +134,22 @@ impl HeaderTranslation {
             sack: to.sack,
             ecn: from.ecn && to.ecn,
             sack_floor: from.snd_nxt,
-            segment_room: to.mss.saturating_add(options).min(fits),
+            segment_room: to.mss.saturating_add(options),
             ports: port_field(&to.tuple),
             prefix,
             l4: ETHERNET_BYTES + ip.len(),
             tcp_sum: tcp_difference(&from.tuple, &to.tuple),
             ip_sum: address_difference(&from.tuple, &to.tuple).folded(),
-        }
+        };
+        translation.limit_mtu(mtu);
+        translation
+    }
+
+    /// Limits outgoing packets to a link's MTU, in bytes above Ethernet.
+    pub(super) fn limit_mtu(&mut self, mtu: u16) {
+        let ip = self.l4 - ETHERNET_BYTES;
+        let fits = usize::from(mtu).saturating_sub(ip + TCP_BYTES);
+        self.segment_room = self.segment_room.min(u16::try_from(fits).unwrap_or(u16::MAX));
     }
 
     /// Translates a sequence number of the sender.

@@ -24,7 +24,7 @@ pub(crate) fn take_over(
 ) {
     out.count_teardown(queue);
     let result = match engine {
-        Some(engine) => engine.begin(now, queue, out.link.mtu, teardown, |parts| match files {
+        Some(engine) => engine.begin(now, queue, out.mtu_max, teardown, |parts| match files {
             Some(files) => files.pin(queue, parts),
             None => parts.iter().all(|part| part.extent().is_none()),
         }),
