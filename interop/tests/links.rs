@@ -1,11 +1,16 @@
-//! Each kind of link to an interface: files over HTTP, HTTPS and HTTP/3 with the device's offloads,
-//! with and without faults.
+//! Each kind of link to an interface: files over HTTP, HTTPS and HTTP/3, the proxy, and NVMe/TCP at
+//! both ends, with the device's offloads, with and without faults.
 //!
 //! The interface is one end of a veth pair; the kernel's clients use the other end.
 
+use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 
-use interop::{Files, Netns, TestServer, expect_success, run, run_for_output, sha256};
+use interop::{
+    Files, Netns, TestServer, ThirdPartyServer, expect_success, fio_report, outboard, run,
+    run_for_output, sha256,
+};
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 const H3GET: &str = env!("CARGO_BIN_EXE_h3get");
@@ -140,6 +145,140 @@ fn macvtap_has_one_owner() {
     let ended = server.stop();
     assert!(ended.status.success(), "{ended:?}");
     assert!(!links(&netns).contains("ob-v0"), "{}", links(&netns));
+}
+
+/// Kinds of links, for the two ends of a connection that the kernel forwards.
+const KINDS: [[&str; 2]; 3] =
+    [["tap:ob0", "tap:ob1"], ["packet:v0", "packet:w0"], ["macvtap:v0", "macvtap:w0"]];
+
+/// Returns a namespace whose kernel forwards between two networks: 10.77.0.0/24, and 10.78.0.0/24
+/// of a second veth pair. A TAP makes its own.
+fn two_networks(link: &str) -> Arc<Netns> {
+    let netns = if link.starts_with("tap:") { Arc::new(Netns::new()) } else { namespace() };
+    if !link.starts_with("tap:") {
+        let script = "ip link add w0 type veth peer name w1 && ip addr add 10.78.0.1/24 dev w1 && \
+                      ip link set w0 up && ip link set w1 up";
+        run_for_output(netns.command("sh").args(["-c", script]));
+    }
+    netns.enable_ipv4_forwarding();
+    netns
+}
+
+/// Asserts that Wireshark finds no malformed packet and no wrong checksum in a capture, and that it
+/// has packets of a protocol.
+fn expect_sound(capture: &Path, protocol: &str) {
+    let count = |filter: &str| {
+        let mut tshark = Command::new("tshark");
+        tshark.arg("-r").arg(capture).args(["-o", "tcp.check_checksum:TRUE"]);
+        tshark.args(["-o", "ip.check_checksum:TRUE", "-Y", filter]);
+        run_for_output(&mut tshark)
+    };
+    let wrong = "_ws.malformed or tcp.checksum.status == 0 or ip.checksum.status == 0";
+    assert_eq!(count(wrong), "");
+    assert!(count(protocol).lines().count() > 10, "packets of {protocol}");
+}
+
+/// A file through the proxy, whose two connections the device splices, from nginx to curl.
+fn fetch_by_proxy(link: &str, faults: &[&str]) {
+    let (files, scratch) = (Files::new(TMP), Files::new(TMP));
+    let want = sha256(&files.fill("a.bin", FILE_BYTES));
+    let netns = two_networks(link);
+    let _nginx = ThirdPartyServer::nginx(&netns, scratch.path(), files.path(), &[8081], "");
+    let network = ["--link", link, "--addr", "10.77.0.2/24", "--peer", "10.77.0.1/24"];
+    let capture = scratch.path().join("link.pcapng");
+    let mut options = vec!["--listen", ":80", "--backend", "10.77.0.1:8081", "--splice", "on"];
+    options.extend(faults);
+    if faults.is_empty() {
+        options.extend(["--pcap", capture.to_str().expect("UTF-8")]);
+    }
+    let server = TestServer::on_link(netns, &["proxy"], &network, &options);
+    for _ in 0..2 {
+        assert_eq!(fetch(&server, "http://10.77.0.2/a.bin"), want, "{link} proxy");
+    }
+    let stat = server.stat();
+    assert_eq!((stat.get("proxy_spliced"), stat.get("splice_begun")), (2, 2), "{link}: {stat:?}");
+    stat.expect_zero(&["link_rx_malformed", "link_tx_errors"]);
+    if faults.is_empty() {
+        server.expect_no_alarm();
+        let ended = server.stop();
+        assert!(ended.status.success(), "{}", ended.stderr);
+        expect_sound(&capture, "http or tcp");
+    } else {
+        stat.expect_nonzero(&["fault_tx_dropped", "fault_rx_dropped"]);
+    }
+}
+
+#[test]
+fn proxy_over_each_link() {
+    for [link, _] in KINDS {
+        fetch_by_proxy(link, &[]);
+        fetch_by_proxy(link, &FAULTS);
+    }
+}
+
+/// A namespace that our initiator writes and reads, both ends on links of one kind.
+fn copy_by_nvme([target, initiator]: [&str; 2], faults: &[&str]) {
+    let files = Files::new(TMP);
+    let input = files.fill("input", 4 << 20);
+    let disk = files.sparse("disk", 8 << 20);
+    let netns = two_networks(target);
+    let network = ["--link", target, "--addr", "10.77.0.2/24", "--peer", "10.77.0.1/24"];
+    let capture = files.path().join("link.pcapng");
+    let mut options = vec!["--gateway", "10.77.0.1", "--namespace", disk.to_str().expect("UTF-8")];
+    options.extend(faults);
+    if faults.is_empty() {
+        options.extend(["--pcap", capture.to_str().expect("UTF-8")]);
+    }
+    let server = TestServer::on_link(Arc::clone(&netns), &["nvme", "target"], &network, &options);
+    let verb = |verb: &str| {
+        let mut command = outboard(&netns);
+        command.args(["nvme", verb, "10.77.0.2", "--link", initiator, "--seed", "2"]);
+        command.args(["--addr", "10.78.0.2/24", "--peer", "10.78.0.1/24"]);
+        command.args(["--gateway", "10.78.0.1", "--data-digest"]);
+        command.arg("--control").arg(files.path().join("control")).args(faults);
+        command
+    };
+    let copy = files.path().join("copy");
+    run_for_output(verb("write").arg("--input").arg(&input));
+    run_for_output(verb("read").arg("--output").arg(&copy).args(["--length", "4194304"]));
+    assert_eq!(sha256(&copy), sha256(&input), "{target}");
+    let report = run_for_output(verb("fio").args([
+        "--bs",
+        "65536",
+        "--iodepth",
+        "8",
+        "--requests",
+        "100",
+        "--writes",
+        "50",
+        "--size",
+        "2097152",
+        "--json",
+    ]));
+    let (verified, at_initiator) = fio_report(&report);
+    assert!(verified > 0, "{target}");
+    let device = ["nvme_rx_placed_bytes", "nvme_rx_digests_device", "nvme_tx_digests_device"];
+    let stat = server.stat();
+    for counters in [&stat, &at_initiator] {
+        counters.expect_nonzero(&device);
+        counters.expect_zero(&["nvme_data_digest_errors", "link_rx_malformed", "link_tx_errors"]);
+    }
+    if faults.is_empty() {
+        server.expect_no_alarm();
+        let ended = server.stop();
+        assert!(ended.status.success(), "{}", ended.stderr);
+        expect_sound(&capture, "nvme-tcp");
+    } else {
+        stat.expect_nonzero(&["fault_tx_dropped", "fault_rx_dropped"]);
+    }
+}
+
+#[test]
+fn nvme_over_each_link() {
+    for ends in KINDS {
+        copy_by_nvme(ends, &[]);
+        copy_by_nvme(ends, &FAULTS);
+    }
 }
 
 #[test]
