@@ -21,6 +21,7 @@ pub mod disk;
 pub mod fault;
 pub mod heap;
 mod interface;
+pub mod interface_info;
 pub mod link;
 mod link_events;
 pub mod macvtap;
@@ -34,6 +35,7 @@ pub mod tap;
 pub mod vnet;
 pub mod watch;
 pub mod watched_link;
+pub mod xdp_features;
 
 #[cfg(test)]
 mod test_frames;

@@ -33,6 +33,8 @@ pub(crate) enum CliSubcommand {
     /// Serve block storage over NVMe/TCP, or access it
     #[command(subcommand)]
     Nvme(crate::nvme::NvmeSubcommand),
+    /// Examine this machine, and recommend a link and options; changes nothing
+    Doctor(crate::doctor::DoctorArgs),
     /// Show counters of a running instance
     Stat(StatArgs),
     /// Show connections of a running instance and their offloads, with the reason if there is none

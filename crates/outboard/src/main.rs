@@ -7,6 +7,7 @@
 
 mod alarms;
 mod args;
+mod doctor;
 mod entropy;
 mod file_args;
 mod get;
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
         CliSubcommand::Proxy(args) => proxy::run(&args),
         CliSubcommand::Get(args) => get::run(&args),
         CliSubcommand::Nvme(verb) => nvme::run(&verb),
+        CliSubcommand::Doctor(args) => doctor::run(&args),
         CliSubcommand::Stat(args) => query::stat(&args),
         CliSubcommand::Ss(args) => query::ss(&args),
     };

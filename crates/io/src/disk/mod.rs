@@ -35,6 +35,7 @@ mod upload_tests;
 #[cfg(test)]
 mod write_tests;
 
+use std::fs::File;
 use std::io;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
@@ -103,6 +104,22 @@ impl<D: Disk + ?Sized> Disk for Box<D> {
     fn backend(&self) -> &str {
         (**self).backend()
     }
+}
+
+/// Returns whether the kernel lets this process use io_uring with all operations of the backend,
+/// without opening a disk.
+///
+/// # Errors
+/// The kernel's error; `EOPNOTSUPP` if it lacks an operation.
+pub fn check_uring() -> io::Result<()> {
+    uring::set_up().map(drop)
+}
+
+/// Returns whether the file system of an open file can read it without the page cache
+/// (`O_DIRECT`).
+#[must_use]
+pub fn accepts_direct_io(file: &File) -> bool {
+    matches!(root::open_direct(file), DirectIo::On(_))
 }
 
 /// Choice of the backend.

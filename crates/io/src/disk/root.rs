@@ -215,7 +215,7 @@ pub(super) fn inspect_opened(
 }
 
 /// Opens the file of an open descriptor once more, for direct reads.
-fn open_direct(file: &File) -> DirectIo {
+pub(super) fn open_direct(file: &File) -> DirectIo {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let flags = libc::O_DIRECT | libc::O_NOCTTY;
     match OpenOptions::new().read(true).custom_flags(flags).open(path) {

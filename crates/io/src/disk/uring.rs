@@ -137,7 +137,8 @@ pub(super) struct UringDisk {
     counters: DiskCounters,
 }
 
-fn set_up() -> io::Result<IoUring> {
+/// Sets up a ring with all operations that the backend uses.
+pub(super) fn set_up() -> io::Result<IoUring> {
     let entries = u32::try_from(IN_FLIGHT_MAX + SAMPLES_MAX).map_err(io::Error::other)?;
     let ring = IoUring::new(entries)?;
     let mut probe = Probe::new();
