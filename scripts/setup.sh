@@ -181,6 +181,7 @@ if [ "$purpose" = test ]; then
     need redis-server redis-server
     need tshark tshark
     need wrk wrk
+    need zstd zstd
 fi
 if [ "$purpose" = bench ]; then
     need haproxy haproxy

@@ -1,4 +1,5 @@
-//! Fuzzes HTTP bodies: uploads to the content server with the chunked coding, responses to a
+//! Fuzzes HTTP bodies: uploads to the content server with the chunked coding or a content coding,
+//! which the device or the host decompresses, responses to a
 //! download over HTTP/1.1, and the frames of a response over HTTP/3. However the bytes are cut, the
 //! result is the same.
 
@@ -6,7 +7,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use apps::content::http3_client::{Http3ResponseParser, Http3ResponsePart};
-use apps::content::{ContentServer, ContentServerConfig, UploadConfig, UploadQuota};
+use apps::content::{
+    ContentServer, ContentServerConfig, UploadConfig, UploadDecompression, UploadQuota,
+};
 use apps::get::{GetClient, GetClientConfig, GetEvent, GetOrder, GetTransport};
 use base::Instant;
 use host::{Application, Host, ListenConfig, Notice};
@@ -26,8 +29,18 @@ pub fn run(data: &[u8]) {
     let mut input = FuzzInput(data);
     let (kind, len) = (input.byte(), usize::from(input.byte()) + 1);
     let cut = len.max(input.0.len() / PIECES_MAX);
+    let encoded = |coding| {
+        let by_device = upload(Some(coding), true, input.0, cut);
+        assert_eq!(by_device, upload(Some(coding), false, input.0, usize::MAX), "{coding}");
+    };
     match kind % 3 {
-        0 => assert_eq!(upload(input.0, cut), upload(input.0, usize::MAX), "an upload"),
+        _ if kind == 0xfe => encoded("gzip"),
+        _ if kind == 0xff => encoded("zstd"),
+        0 => assert_eq!(
+            upload(None, false, input.0, cut),
+            upload(None, false, input.0, usize::MAX),
+            "an upload"
+        ),
         1 => assert_eq!(download(input.0, cut), download(input.0, usize::MAX), "a download"),
         _ => assert_eq!(http3(input.0, len), http3(input.0, usize::MAX), "HTTP/3"),
     }
@@ -39,14 +52,26 @@ fn pieces(bytes: &[u8], len: usize) -> VecDeque<Vec<u8>> {
     bytes.chunks(len).map(<[u8]>::to_vec).collect()
 }
 
-/// Returns the content of the file that the server stores of a PUT with these bytes as its content.
-fn upload(coded: &[u8], len: usize) -> Option<Vec<u8>> {
+/// Returns the content of the file that the server stores of a PUT with these bytes as its content:
+/// with the chunked coding, or with a content coding.
+fn upload(coding: Option<&str>, offload: bool, coded: &[u8], len: usize) -> Option<Vec<u8>> {
     let mut talk = pieces(coded, len);
-    let head = "PUT /new HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
-    talk.push_front(head.into());
+    let fields = match coding {
+        Some(coding) => {
+            format!("Content-Length: {}\r\nContent-Encoding: {coding}\r\n", coded.len())
+        }
+        None => "Transfer-Encoding: chunked\r\n".to_owned(),
+    };
+    talk.push_front(format!("PUT /new HTTP/1.1\r\nHost: a\r\n{fields}\r\n").into());
     let server = |host: &mut Host, _, _| {
         let quota = Arc::new(UploadQuota::new(u64::MAX, 0));
-        let uploads = Some(UploadConfig { quota, file_bytes_max: FILE_BYTES_MAX, served_as: None });
+        let decoders = Arc::new(decompress::Provider);
+        let uploads = Some(UploadConfig {
+            quota,
+            file_bytes_max: FILE_BYTES_MAX,
+            served_as: None,
+            decompression: Some(UploadDecompression { decoders, ratio_max: 100 }),
+        });
         let listen = vec![ListenConfig { addr: None, port: PORT, backlog: 4 }];
         let config = ContentServerConfig { listen, uploads, ..ContentServerConfig::default() };
         match ContentServer::new(config, host) {
@@ -54,7 +79,7 @@ fn upload(coded: &[u8], len: usize) -> Option<Vec<u8>> {
             Err(error) => panic!("the port is free: {error}"),
         }
     };
-    let mut net = FuzzNetwork::new(false, true, [talk], FuzzInput(&[]), server);
+    let mut net = FuzzNetwork::new(false, offload, [talk], FuzzInput(&[]), server);
     net.run();
     let server = &mut net.net.server;
     for name in ["uploads_open", "upload_buffer_bytes"] {

@@ -9,7 +9,7 @@ use base::{Duration, Instant};
 use bytes::Bytes;
 use crypto::Provider;
 use host::{Application, Cidr, Host, ListenConfig, Notice, SocketId};
-use nic::{DeviceConfig, L5oConfig};
+use nic::{DecompressConfig, DeviceConfig, L5oConfig};
 use testkit::{LinkDestination, LinkRule, MemDisk, PLAIN_LINK, TestMachine, TwoMachineNetwork};
 use wire::Endpoint;
 
@@ -25,6 +25,7 @@ const TURNS_MAX: usize = 10_000;
 fn machine(number: u8, offload: bool) -> TestMachine<MemDisk> {
     let mut device = DeviceConfig::new([2, 0, 0, 0, 0, number]);
     device.l5o = offload.then(|| L5oConfig::new(Arc::new(Provider)));
+    device.decompress = offload.then(DecompressConfig::default);
     let addr = Cidr { addr: [10, 77, 0, number].into(), prefix_len: 24 };
     let file_offload = Err(Refusal::Disabled);
     let config =

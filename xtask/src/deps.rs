@@ -59,6 +59,11 @@ const RULES: &[Rule] = &[
         "library ciphers and digests, injected into device and host",
     ),
     only(
+        "decompress",
+        &["abi", "flate2", "zstd-safe"],
+        "library decoders, injected into applications",
+    ),
+    only(
         "nic",
         &[
             "abi",
@@ -71,7 +76,7 @@ const RULES: &[Rule] = &[
             "tcp-rules",
             "wire",
         ],
-        "the device depends on the contract, and not on the host, an OS or a crypto library",
+        "the device depends on the contract, and not on the host, an OS, a crypto library or decoders",
     ),
     only(
         "host",
@@ -105,7 +110,7 @@ const RULES: &[Rule] = &[
     ),
     all_but(
         "apps",
-        &["io", "libc", "nic", "outboard", "sim", "testkit"],
+        &["decompress", "io", "libc", "nic", "outboard", "sim", "testkit"],
         "applications use only the host's sockets, so that the simulator can run them",
     ),
     all_but(
@@ -140,7 +145,7 @@ const RULES: &[Rule] = &[
     ),
     all_but(
         "stack",
-        &["apps", "crypto", "outboard", "sim", "testkit"],
+        &["apps", "crypto", "decompress", "outboard", "sim", "testkit"],
         "threads, links and signals are independent of applications",
     ),
     all_but(

@@ -3,6 +3,7 @@
 
 use core::fmt;
 
+use crate::decompress::DecompressLimits;
 use crate::l5o::L5oLimits;
 use crate::op::{FileExtent, FileId};
 use crate::quic::QuicLimits;
@@ -32,6 +33,8 @@ pub struct Capabilities {
     pub splice: Result<SpliceLimits, Refusal>,
     /// Limits of the QUIC engine, or why it is unavailable.
     pub quic: Result<QuicLimits, Refusal>,
+    /// Limits of the decompression engine, or why it is unavailable.
+    pub decompress: Result<DecompressLimits, Refusal>,
 }
 
 /// Limits of the file engine.

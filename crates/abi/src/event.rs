@@ -6,6 +6,7 @@ use base::Duration;
 use wire::Tuple;
 
 use crate::count::FlowCounts;
+use crate::decompress::Decompressed;
 use crate::l5o::{L5oId, L5oRefused, ResyncRequest, RxMetadata};
 use crate::nvme_tcp::DdpTeardownDone;
 use crate::quic::{self, QuicStatus};
@@ -71,6 +72,9 @@ pub enum Event {
         /// Counts since the start, or why the flow is not counted.
         result: Result<FlowCounts, Refusal>,
     },
+    /// The answer to an [`crate::Op::Decompress`]. It survives a reset of the device, at which a
+    /// job that has not run is refused.
+    Decompressed(Box<Decompressed>),
     /// The device's load has crossed one of its thresholds.
     Load(DeviceLoad),
     /// The link is up again, perhaps with other neighbors, or has another MTU.

@@ -7,7 +7,7 @@
 //!
 //! The modules [`link`] and [`disk`] describe the link and the disk below a device, so that a
 //! simulated device and a real one run the same code. [`crypto`] has the traits of the cryptography
-//! that both sides need.
+//! that both sides need, [`decompress`] those of decoders.
 //!
 //! The `unsafe` code of shared memory is in [`ring`] and [`aligned`]; no other crate below `io` has
 //! any.
@@ -23,6 +23,7 @@ pub mod aligned;
 mod caps;
 pub mod count;
 pub mod crypto;
+pub mod decompress;
 pub mod disk;
 mod event;
 pub mod inspect;

@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use wire::Tuple;
 
 use crate::count::CountRequest;
+use crate::decompress::DecompressRequest;
 use crate::l5o::{L5oContent, L5oCreate, L5oId, RecordRange};
 use crate::link::RxFrame;
 use crate::nvme_tcp::{DdpSetup, PduRange};
@@ -156,6 +157,8 @@ pub enum Op {
         /// The request.
         request: CountRequest,
     },
+    /// Decompresses content. Answered by [`crate::Event::Decompressed`].
+    Decompress(Box<DecompressRequest>),
     /// Prepares for the end of the host: resets every connection of this queue that the device has
     /// taken over, and reports [`crate::Event::Quiesced`] once the link has taken every frame of
     /// the preceding operations. Answers to preceding operations come first, except

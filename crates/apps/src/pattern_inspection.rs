@@ -3,7 +3,8 @@
 //! The content server and the proxy own a [`PatternInspection`] each, and call it for every run of
 //! bytes before they use it. Bytes of TCP and TLS are inspected by the host, or by the device for
 //! it; both find the same. Requests over HTTP/3 are inspected here, after the decompression of
-//! their fields, since patterns cannot be found in compressed fields.
+//! their fields, since patterns cannot be found in compressed fields. Encoded content of uploads is
+//! inspected twice: as it was received, and decompressed, which is done here.
 //!
 //! A connection keeps the rules under which it was accepted ([`ConnectionRules`]) when others
 //! replace them.
@@ -25,6 +26,10 @@ base::counters! {
         pattern_http3_matches,
         /// Bytes of HTTP/3 requests that were inspected.
         pattern_http3_bytes,
+        /// Matches in decompressed content.
+        pattern_decoded_matches,
+        /// Bytes of decompressed content that were inspected.
+        pattern_decoded_bytes,
     }
 }
 
@@ -37,6 +42,21 @@ pub(crate) struct ConnectionRules(Option<Arc<PatternRules>>);
 pub(crate) struct RequestInspection {
     /// State after the bytes so far; `None` before the first.
     state: Option<PatternState>,
+}
+
+/// State of the inspection of the decompressed content of a request.
+#[derive(Clone, Debug)]
+pub(crate) struct ContentInspection {
+    rules: ConnectionRules,
+    /// State after the bytes so far; `None` before the first.
+    state: Option<PatternState>,
+}
+
+impl ContentInspection {
+    /// Creates the state before the first byte, under the rules of a connection.
+    pub(crate) const fn new(rules: ConnectionRules) -> Self {
+        Self { rules, state: None }
+    }
 }
 
 /// Inspection of the connections of an application.
@@ -114,14 +134,39 @@ impl PatternInspection {
         bytes: &[u8],
     ) -> bool {
         let Some(rules) = rules else { return true };
-        let (mut admitted, patterns) = (true, &rules.patterns);
-        let state = request.state.unwrap_or_else(|| patterns.start());
         self.counters.pattern_http3_bytes += bytes.len() as u64;
-        request.state = Some(patterns.scan(state, bytes, &mut |pattern, _| {
-            self.counters.pattern_http3_matches += 1;
+        let (matches, admitted) = self.scan(rules, &mut request.state, bytes);
+        self.counters.pattern_http3_matches += matches;
+        admitted
+    }
+
+    /// Inspects the next bytes of decompressed content, and returns whether they may be used.
+    pub(crate) fn admits_content(
+        &mut self,
+        ContentInspection { rules: ConnectionRules(rules), state }: &mut ContentInspection,
+        bytes: &[u8],
+    ) -> bool {
+        let Some(rules) = rules else { return true };
+        self.counters.pattern_decoded_bytes += bytes.len() as u64;
+        let (matches, admitted) = self.scan(rules, state, bytes);
+        self.counters.pattern_decoded_matches += matches;
+        admitted
+    }
+
+    /// Returns the number of matches that end in `bytes`, and whether their rules permit them.
+    fn scan(
+        &mut self,
+        rules: &Arc<PatternRules>,
+        state: &mut Option<PatternState>,
+        bytes: &[u8],
+    ) -> (u64, bool) {
+        let (mut matches, mut admitted, patterns) = (0, true, &rules.patterns);
+        let before = state.unwrap_or_else(|| patterns.start());
+        *state = Some(patterns.scan(before, bytes, &mut |pattern, _| {
+            matches += 1;
             admitted &= self.note_match(rules, pattern);
         }));
-        admitted
+        (matches, admitted)
     }
 
     /// Counts a match; returns whether its rule permits it.
@@ -173,6 +218,8 @@ mod tests {
             ("pattern_former_matches", 0),
             ("pattern_http3_matches", 3),
             ("pattern_http3_bytes", 7),
+            ("pattern_decoded_matches", 0),
+            ("pattern_decoded_bytes", 0),
         ];
         assert_eq!(visited(&inspection), expected);
         assert!(!inspection.admits_request(&old, &mut request, b"il"));

@@ -1,6 +1,7 @@
 //! Uploads over the real stack and devices in virtual time: to the content server over all
 //! transports, with and without receive offload, with a slow disk, and by clients that end early.
 
+mod encoded_uploads;
 mod machines;
 mod secure_machines;
 
@@ -14,7 +15,9 @@ use crypto::Provider;
 use host::{Application, Host, ListenConfig, Notice, SocketId, TlsClient, TlsServer};
 use machines::{CLIENT, SERVER, content, machine};
 use outboard_apps::content::http3_client::{self, Http3ResponseParser, Http3ResponsePart};
-use outboard_apps::content::{ContentServer, ContentServerConfig, UploadConfig, UploadQuota};
+use outboard_apps::content::{
+    ContentServer, ContentServerConfig, UploadConfig, UploadDecompression, UploadQuota,
+};
 use outboard_apps::pattern_rules::{PatternRules, RuleCounterNames};
 use quic::{Dir, QuicEndpoint, QuicEvent, QuicHandle, StreamEvent, StreamId, StreamReadError};
 use rustls::crypto::aws_lc_rs;
@@ -101,6 +104,8 @@ struct UploadRig {
     net: TwoMachineNetwork<Uploader, ContentServer>,
     tls: TlsClient,
     h3: Arc<rustls::ClientConfig>,
+    /// Content-Encoding of the following requests.
+    coding: Option<&'static str>,
 }
 
 impl UploadRig {
@@ -129,6 +134,10 @@ impl UploadRig {
                 quota: Arc::new(UploadQuota::new(quota, 0)),
                 file_bytes_max: 2 * BIG as u64,
                 served_as: Some(Vec::new()),
+                decompression: Some(UploadDecompression {
+                    decoders: Arc::new(decompress::Provider),
+                    ratio_max: 100,
+                }),
             }),
             pattern_rules,
             ..ContentServerConfig::default()
@@ -151,7 +160,7 @@ impl UploadRig {
             TwoMachineNetwork::new(Instant::from_millis(1), (client, uploader), (server, app));
         let name = ServerName::try_from(NAME).expect("a name");
         let tls = TlsClient { config: Arc::new(client_tls), name, crypto: Arc::new(Provider) };
-        Self { net, tls, h3: Arc::new(client_h3) }
+        Self { net, tls, h3: Arc::new(client_h3), coding: None }
     }
 
     fn run(&mut self, done: impl FnMut(&mut TwoMachineNetwork<Uploader, ContentServer>) -> bool) {
@@ -162,7 +171,7 @@ impl UploadRig {
     /// Connects, and begins to send a request with that content; `declared` is its Content-Length.
     fn start(&mut self, over: Over, path: &str, declared: Option<usize>, bytes: &[u8]) {
         let TwoMachineNetwork { now, client: NetworkNode { machine, app }, .. } = &mut self.net;
-        let now = *now;
+        let (now, coding) = (*now, self.coding);
         (app.received, app.ended, app.connected) = (Vec::new(), false, false);
         let length = declared.map(|bytes| bytes.to_string());
         if over == Over::Http3 {
@@ -180,6 +189,7 @@ impl UploadRig {
                 (":path", &path),
             ];
             fields.extend(length.iter().map(|length| ("content-length", length.as_str())));
+            fields.extend(coding.map(|coding| ("content-encoding", coding)));
             let mut all = http3_client::request(&fields);
             for part in bytes.chunks(50_000) {
                 // A DATA frame whose length is a varint of four bytes.
@@ -201,7 +211,10 @@ impl UploadRig {
             _ => machine.host().connect_tls(now, remote, &self.tls),
         };
         app.socket = Some(socket.expect("a port is free"));
-        let head = format!("PUT /{path} HTTP/1.1\r\nHost: {NAME}\r\n");
+        let mut head = format!("PUT /{path} HTTP/1.1\r\nHost: {NAME}\r\n");
+        if let Some(coding) = coding {
+            head += &format!("Content-Encoding: {coding}\r\n");
+        }
         let framed = match length {
             Some(length) => {
                 [format!("Content-Length: {length}\r\n\r\n").as_bytes(), bytes].concat()

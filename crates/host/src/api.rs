@@ -115,8 +115,8 @@ pub enum Notice {
     SpliceClosed(SpliceId),
     /// Datagrams are queued on a UDP socket.
     Udp(UdpId),
-    /// An operation of this user has completed: a read ([`crate::Host::extent_read`]), or a write,
-    /// flush or zeroing of a namespace.
+    /// An operation of this user has completed: a read ([`crate::Host::extent_read`]), a write,
+    /// flush or zeroing of a namespace, or a decompression ([`crate::Host::decompress`]).
     DiskDone(DiskUser),
     /// A transmit of a UDP flow was dropped because the content of these files could not be read.
     UdpFault(FlowId, FaultScope, FileFault),

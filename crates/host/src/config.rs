@@ -89,6 +89,8 @@ pub struct HostConfig {
     pub splice_offload: Result<(), Refusal>,
     /// `Ok` if the device protects and decrypts QUIC packets, or the reason for a refusal.
     pub quic_offload: Result<(), Refusal>,
+    /// `Ok` if the device decompresses received content, or the reason for a refusal.
+    pub decompress_offload: Result<(), Refusal>,
     /// True if the device segments UDP transmits into datagrams; otherwise the host does.
     pub udp_segmentation: bool,
     /// Maximum memory of the datagrams queued on a UDP socket, in bytes. Datagrams beyond it are
@@ -117,6 +119,7 @@ impl Default for HostConfig {
             lazy_tcb: true,
             splice_offload: Ok(()),
             quic_offload: Ok(()),
+            decompress_offload: Ok(()),
             udp_segmentation: false,
             udp_receive_bytes_max: 4 << 20,
             tcp: TcpConfig::default(),

@@ -349,6 +349,14 @@ base::counters! {
         splice_ends,
         /// Results of splices discarded because too many were not taken by the application.
         splice_ends_forgotten: alarm,
+        /// Jobs of decompression that the host ran: the device is not used for them, or refused.
+        decompress_sw_jobs,
+        /// Bytes that these jobs wrote.
+        decompress_sw_bytes,
+        /// Jobs of decompression that the device refused.
+        decompress_device_refused,
+        /// Answers of the device whose progress exceeds the job.
+        decompress_device_wrong: alarm,
         /// Device events about a connection that has since ended.
         events_late,
         /// Device events that match no state of the host.

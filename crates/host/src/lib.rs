@@ -57,6 +57,6 @@ pub use config::{Cidr, CongestionAlgorithm, ContentSource, FirstNumbers, HostCon
 pub use counters::HostCounters;
 pub use host::Host;
 pub use l5p::tls::{TlsAlert, TlsClient, TlsDirection, TlsKeys, TlsSecrets, TlsServer, TlsVersion};
-pub use storage::extents::{ExtentDone, ExtentRead};
+pub use storage::extents::{DecompressDone, ExtentDone, ExtentRead};
 pub use tcp::congestion::{Congestion, RenoGrowth};
 pub use udp::{UdpReceived, UdpSend};

@@ -67,6 +67,7 @@ fn capabilities(splice: Result<SpliceLimits, Refusal>) -> Capabilities {
         teardown: Err(none),
         splice,
         quic: Err(Refusal::NotSupported),
+        decompress: Err(Refusal::NotSupported),
     }
 }
 

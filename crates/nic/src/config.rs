@@ -43,6 +43,8 @@ pub struct DeviceConfig {
     pub splice: Option<SpliceConfig>,
     /// The QUIC engine; `None` disables it.
     pub quic: Option<QuicConfig>,
+    /// The decompression engine; `None` disables it.
+    pub decompress: Option<DecompressConfig>,
     /// Steering of QUIC datagrams to queues by connection ID; `None` to spread all datagrams by
     /// their addresses.
     pub quic_steering: Option<abi::quic::QuicSteering>,
@@ -85,6 +87,7 @@ impl DeviceConfig {
             teardown: Some(TeardownConfig::default()),
             splice: Some(SpliceConfig::default()),
             quic: None,
+            decompress: Some(DecompressConfig::default()),
             quic_steering: None,
             transmit_bytes_max: RUN_BYTES_MAX,
             run_bytes_max: RUN_BYTES_MAX,
@@ -314,6 +317,22 @@ impl fmt::Debug for QuicConfig {
             .field("entries_max", &self.entries_max)
             .field("waiting_max", &self.waiting_datagrams_max)
             .finish_non_exhaustive()
+    }
+}
+
+/// Configuration of the decompression engine.
+#[derive(Clone, Debug)]
+pub struct DecompressConfig {
+    /// Jobs that may wait at one time, over all queues.
+    pub jobs_max: usize,
+    /// Maximum length of each of the two buffers of a job, in bytes.
+    pub buffer_bytes_max: u32,
+}
+
+impl Default for DecompressConfig {
+    fn default() -> Self {
+        // The buffers of the content server have 128 KiB.
+        Self { jobs_max: 1024, buffer_bytes_max: 256 << 10 }
     }
 }
 

@@ -149,6 +149,7 @@ impl Device {
             teardown: Err(none),
             splice: Err(none),
             quic: Err(none),
+            decompress: Err(none),
         };
         self.engines.add_capabilities(&mut capabilities);
         capabilities
@@ -440,8 +441,8 @@ impl Device {
     /// Calls `f` with the name and value of each counter and gauge. Names begin with their area:
     /// `rx_`, `pool_`, `tx_`, `crypto_`, `file_`, `l5o_` with `rx_tls_` and `tx_tls_`,
     /// `nvme_tcp_` with `rx_nvmeotcp_`, `setup_`, `teardown_`, `splice_`, `quic_`, `count_`,
-    /// `dma_` (modeled), `device_`. The internal errors of all parts are one counter,
-    /// `nic_internal_errors`.
+    /// `decompress_`, `dma_` (modeled), `device_`. The internal errors of all parts are one
+    /// counter, `nic_internal_errors`.
     pub fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         sum_internal_errors(|f| self.visit_parts(f), f);
     }

@@ -36,8 +36,8 @@ mod pipeline;
 pub mod table_memory;
 
 pub use config::{
-    DDP_BUFFERS_MAX, DeviceConfig, FileConfig, L5oConfig, LONG_TRANSMIT_BYTES, QuicConfig,
-    SetupConfig, SpliceConfig, TeardownConfig,
+    DDP_BUFFERS_MAX, DecompressConfig, DeviceConfig, FileConfig, L5oConfig, LONG_TRANSMIT_BYTES,
+    QuicConfig, SetupConfig, SpliceConfig, TeardownConfig,
 };
 pub use crypto_jobs::{CryptoJob, CryptoWorkers};
 pub use device::Device;

@@ -128,6 +128,11 @@ pub(crate) struct UploadArgs {
     /// Largest size of an uploaded file, in bytes [default: no limit]
     #[arg(long, value_name = "BYTES", requires = "upload_dir")]
     pub(crate) upload_max_size: Option<u64>,
+    /// Bytes to which a byte of an upload with `Content-Encoding: gzip` or `zstd` may decompress,
+    /// on average over the content so far; the first MiB of a file is free
+    #[arg(long, value_name = "N", default_value_t = 100, requires = "upload_dir")]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) upload_max_ratio: u64,
 }
 
 /// Certificates of a TLS server.

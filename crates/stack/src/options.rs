@@ -37,7 +37,7 @@ pub struct StackOptions {
     #[arg(long = "link", alias = "wire", default_value = "tap:ob0", value_name = "LINK")]
     pub link: LinkName,
     /// Offloads that the device provides, besides checksums and segmentation: all, none, or a list
-    /// of file, tls-tx, tls-rx, setup, teardown, splice, quic, nvme, inspect
+    /// of file, tls-tx, tls-rx, setup, teardown, splice, quic, nvme, inspect, decompress
     #[arg(long, default_value = "all", value_name = "LIST")]
     pub offload: Offloads,
     /// Number of queues, each with a host and a device
@@ -159,6 +159,8 @@ pub struct Offloads {
     pub nvme: bool,
     /// The device inspects received bytes for patterns.
     pub inspect: bool,
+    /// The device decompresses uploads.
+    pub decompress: bool,
 }
 
 impl StackOptions {
@@ -214,6 +216,7 @@ impl StackOptions {
         DeviceConfig {
             queues: usize::from(self.queues),
             file: None,
+            decompress: self.offload.decompress.then(nic::DecompressConfig::default),
             transmit_bytes_max: nic::LONG_TRANSMIT_BYTES,
             rss_seed,
             ..DeviceConfig::new(self.link_address())
@@ -235,6 +238,7 @@ impl StackOptions {
             setup_offload: asked(self.offload.setup),
             teardown_offload: one_queue.and_then(|()| asked(self.offload.teardown)),
             quic_offload: asked(self.offload.quic),
+            decompress_offload: asked(self.offload.decompress),
             nvme_tcp_offload: asked(self.offload.nvme),
             // The device segments datagrams even if it has no QUIC offload.
             udp_segmentation: true,
@@ -282,6 +286,7 @@ impl Offloads {
         quic: true,
         nvme: true,
         inspect: true,
+        decompress: true,
     };
     /// No engine.
     pub const NONE: Self = Self {
@@ -294,6 +299,7 @@ impl Offloads {
         quic: false,
         nvme: false,
         inspect: false,
+        decompress: false,
     };
 
     fn names(self) -> impl Iterator<Item = &'static str> {
@@ -307,6 +313,7 @@ impl Offloads {
             ("quic", self.quic),
             ("nvme", self.nvme),
             ("inspect", self.inspect),
+            ("decompress", self.decompress),
         ]
         .into_iter()
         .filter_map(|(name, on)| on.then_some(name))
@@ -334,6 +341,7 @@ impl FromStr for Offloads {
                 "quic" => offload.quic = true,
                 "nvme" => offload.nvme = true,
                 "inspect" => offload.inspect = true,
+                "decompress" => offload.decompress = true,
                 "tls" => (offload.tls_tx, offload.tls_rx) = (true, true),
                 _ => {
                     let known: Vec<_> = Self::ALL.names().collect();

@@ -199,6 +199,7 @@ impl ScriptedTcpPeer {
             teardown: Ok(TeardownLimits { flows_max: 2, bytes_max: 65_536 }),
             splice: Ok(SpliceLimits { pairs_max: 16 }),
             quic: Err(abi::Refusal::NotSupported),
+            decompress: Err(abi::Refusal::NotSupported),
         };
         Self {
             host: Host::new(config, &capabilities, 7),

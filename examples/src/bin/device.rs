@@ -47,6 +47,7 @@ impl TinyDevice {
             teardown: Err(Refusal::NotSupported),
             splice: Err(Refusal::NotSupported),
             quic: Err(Refusal::NotSupported),
+            decompress: Err(Refusal::NotSupported),
         }
     }
 

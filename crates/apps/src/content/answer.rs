@@ -7,11 +7,12 @@
 use core::net::IpAddr;
 use std::borrow::Cow;
 
+use abi::decompress::CompressionFormat;
 use abi::{FileFault, FileId, FileStat};
 use base::Instant;
 
 use super::ContentServerConfig;
-use super::coding::{self, ContentCoding};
+use super::coding::{self, ContentCoding, upload_format};
 use super::conditional::{PreconditionResult, evaluate};
 use super::counters::ContentCounters;
 use super::discard::ContentDiscard;
@@ -34,7 +35,7 @@ use super::response::{
 use super::sockets::ContentSockets;
 use super::status::HttpStatus;
 use super::upload::{UploadId, UploadOrder, UploadRefusal, Uploads, upload_path};
-use crate::pattern_inspection::PatternInspection;
+use crate::pattern_inspection::{ConnectionRules, PatternInspection};
 
 /// Action of a connection on the bytes at its front.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,13 +46,22 @@ pub(crate) enum RequestDecision {
     Content { head_bytes: usize, discard: ContentDiscard, expects_continue: bool },
     /// Begin the upload to [`Responder::path`] of the content after the head, and decide again when
     /// it has ended.
-    Upload { head_bytes: usize, framing: ContentFraming, replace: bool, expects_continue: bool },
+    Upload { head_bytes: usize, framing: ContentFraming, put: PutFields, expects_continue: bool },
     /// Send the response in [`Responder::output`], and remove this number of bytes from the front.
     Respond(WrittenResponse, usize),
     /// Open the file at [`Responder::path`].
     Open,
     /// Wait for the open of that path, which is in progress.
     Join,
+}
+
+/// Properties of an upload that follow from the fields of its request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PutFields {
+    /// A file of that name may be replaced.
+    pub(crate) replace: bool,
+    /// Format of the content, if it has a content coding.
+    pub(crate) coding: Option<CompressionFormat>,
 }
 
 /// The service of a listener.
@@ -254,12 +264,12 @@ impl Responder {
             RequestContentState::Unread => {
                 let path = upload_path(request.target, &mut self.path);
                 match path.and_then(|()| check_upload(request)) {
-                    Ok(replace) => {
+                    Ok(put) => {
                         let (framing, expects) = (request.content, request.expects_continue);
                         return Some(RequestDecision::Upload {
                             head_bytes,
                             framing,
-                            replace,
+                            put,
                             expects_continue: expects,
                         });
                     }
@@ -290,7 +300,13 @@ impl Responder {
     /// Writes the response to an upload that was refused. The connection is closed, because content
     /// may be unread.
     fn write_upload_refusal(&mut self, refusal: UploadRefusal) -> WrittenResponse {
-        let extra = ExtraField::Reason(refusal.reason());
+        let reason = refusal.reason();
+        let extra = match (refusal, &self.uploads) {
+            (UploadRefusal::Encoded, Some(uploads)) => {
+                ExtraField::Codings { reason, accepted: uploads.codings() }
+            }
+            _ => ExtraField::Reason(reason),
+        };
         self.write_final_error(refusal.status(), extra, ResponseContent::Full)
     }
 
@@ -303,9 +319,10 @@ impl Responder {
         host: &mut S,
         owner: OpenWaiter,
         order: UploadOrder,
+        rules: ConnectionRules,
     ) -> Result<UploadId, UploadRefusal> {
         let uploads = self.uploads.as_mut().ok_or(UploadRefusal::Denied)?;
-        uploads.begin(host, owner, &self.path, order)
+        uploads.begin(host, owner, &self.path, order, rules)
     }
 
     /// Writes an error response after which the connection is closed.
@@ -676,23 +693,21 @@ const fn persistence(request: &HttpRequest<'_, '_>, ends: bool) -> ConnectionPer
     }
 }
 
-/// Checks the fields of a PUT. Returns whether it may replace a file.
-fn check_upload(request: &HttpRequest<'_, '_>) -> Result<bool, UploadRefusal> {
+/// Checks the fields of a PUT.
+fn check_upload(request: &HttpRequest<'_, '_>) -> Result<PutFields, UploadRefusal> {
     // RFC 9110 section 14.5.
     if request.has(KnownField::ContentRange) {
         return Err(UploadRefusal::Partial);
     }
-    let mut codings = request.values(KnownField::ContentEncoding).flat_map(list);
-    if codings.any(|coding| !coding.eq_ignore_ascii_case(b"identity")) {
-        return Err(UploadRefusal::Encoded);
-    }
+    let codings = request.values(KnownField::ContentEncoding).flat_map(list);
+    let coding = upload_format(codings).ok_or(UploadRefusal::Encoded)?;
     // RFC 9110 section 13.2.1: a condition must not be ignored.
     if request.has(KnownField::IfMatch) || request.has(KnownField::IfUnmodifiedSince) {
         return Err(UploadRefusal::Condition);
     }
     match request.single(KnownField::IfNoneMatch) {
-        Some(b"*") => Ok(false),
-        None if !request.has(KnownField::IfNoneMatch) => Ok(true),
+        Some(b"*") => Ok(PutFields { replace: false, coding }),
+        None if !request.has(KnownField::IfNoneMatch) => Ok(PutFields { replace: true, coding }),
         _ => Err(UploadRefusal::Condition),
     }
 }

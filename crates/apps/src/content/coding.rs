@@ -1,7 +1,10 @@
-//! Content codings: which of them a client prefers (RFC 9110 section 12.5.3).
+//! Content codings: which of them a client prefers (RFC 9110 section 12.5.3), and which an upload
+//! has.
 //!
 //! [`super::answer`] looks for a file with the coding's suffix beside the requested file. Nothing
-//! is compressed here.
+//! is compressed or decompressed here.
+
+use abi::decompress::CompressionFormat;
 
 use super::request::list;
 
@@ -73,6 +76,24 @@ pub(crate) fn preferred<'b>(values: impl Iterator<Item = &'b [u8]>) -> [Option<C
     if gzip > brotli { [gzip_taken, brotli_taken] } else { [brotli_taken, gzip_taken] }
 }
 
+/// Returns the format of content from the elements of its Content-Encoding field: `Some(None)` for
+/// content without a coding, `None` for another coding or several.
+pub(crate) fn upload_format<'b>(
+    codings: impl Iterator<Item = &'b [u8]>,
+) -> Option<Option<CompressionFormat>> {
+    let mut codings = codings.filter(|coding| !coding.eq_ignore_ascii_case(b"identity"));
+    let Some(coding) = codings.next() else { return Some(None) };
+    let is = |text: &[u8]| coding.eq_ignore_ascii_case(text);
+    match codings.next() {
+        Some(_) => None,
+        // RFC 9110 section 8.4.1.3: x-gzip is the same.
+        None if is(b"gzip") || is(b"x-gzip") => Some(Some(CompressionFormat::Gzip)),
+        // RFC 8878 section 7.2.
+        None if is(b"zstd") => Some(Some(CompressionFormat::Zstd)),
+        None => None,
+    }
+}
+
 /// Parses a weight (RFC 9110 section 12.4.2): at most 1, with at most three decimals.
 fn weight(parameter: &[u8]) -> Option<Quality> {
     let (b"q=" | b"Q=", value) = parameter.split_at_checked(2)? else { return None };
@@ -135,6 +156,18 @@ mod tests {
             assert_eq!(of(&[value]), expected, "{value}");
         }
         assert_eq!(of(&["gzip", "br"]), "br gzip", "two lines are one list");
+    }
+
+    #[test]
+    fn formats_of_uploads() {
+        use CompressionFormat::{Gzip, Zstd};
+        let of = |value: &str| upload_format(list(value.as_bytes()));
+        assert_eq!((of(""), of("identity, Identity")), (Some(None), Some(None)));
+        assert_eq!((of("gzip"), of("X-GZIP, identity")), (Some(Some(Gzip)), Some(Some(Gzip))));
+        assert_eq!(of("zstd"), Some(Some(Zstd)));
+        for other in ["br", "deflate", "gzip, gzip", "zstd, gzip", "gzip;q=1", "*"] {
+            assert_eq!(of(other), None, "{other}");
+        }
     }
 
     proptest! {

@@ -373,8 +373,8 @@ impl<I: Copy + Eq> HttpConnection<I> {
             RequestDecision::Content { head_bytes, discard, expects_continue } => {
                 self.begin_content(cx, head_bytes, discard, expects_continue)
             }
-            RequestDecision::Upload { head_bytes, framing, replace, expects_continue } => {
-                let parts = UploadParts { framing, replace, expects_continue };
+            RequestDecision::Upload { head_bytes, framing, put, expects_continue } => {
+                let parts = UploadParts { framing, put, expects_continue };
                 self.begin_upload(cx, head_bytes, parts)
             }
             RequestDecision::Incomplete if self.partial.is_none() => {

@@ -48,7 +48,7 @@ pub use counters::ContentCounters;
 pub use http3::client as http3_client;
 pub use operator_fields::{AddedField, CacheControl};
 pub use response::ErrorPage;
-pub use upload::{UploadConfig, UploadCounters, UploadQuota};
+pub use upload::{UploadConfig, UploadCounters, UploadDecompression, UploadQuota};
 
 use crate::pattern_rules::PatternRules;
 use answer::ListenerService;

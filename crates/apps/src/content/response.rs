@@ -80,6 +80,12 @@ pub(crate) enum ExtraField<'a> {
     },
     /// Says in the content why the request failed.
     Reason(&'static str),
+    /// Says in the content why the request failed, and in Accept-Encoding which codings its content
+    /// may have: for 415.
+    Codings {
+        reason: &'static str,
+        accepted: &'static str,
+    },
     /// Says in the content that the port is for TLS: for 400.
     NeedsTls,
     /// Time after which to retry: for 503.
@@ -326,6 +332,10 @@ impl ResponseWriter {
         self.begin(status);
         match extra {
             ExtraField::None | ExtraField::NeedsTls | ExtraField::Reason(_) => {}
+            // RFC 9110 section 12.5.3.
+            ExtraField::Codings { accepted, .. } => {
+                self.field(format_args!("Accept-Encoding: {accepted}"));
+            }
             // RFC 9110 section 15.5.6.
             ExtraField::Allow { put: false } => self.field(format_args!("Allow: GET, HEAD")),
             ExtraField::Allow { put: true } => self.field(format_args!("Allow: GET, HEAD, PUT")),
@@ -356,7 +366,7 @@ impl ResponseWriter {
             _ => status.line(),
         };
         let reason = match extra {
-            ExtraField::Reason(reason) => [": ", reason],
+            ExtraField::Reason(reason) | ExtraField::Codings { reason, .. } => [": ", reason],
             _ => [""; 2],
         };
         let text_bytes = text.len() + reason.concat().len() + 1;

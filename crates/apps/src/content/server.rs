@@ -153,8 +153,13 @@ impl<I: Copy + Eq> HttpServer<I> {
         host: &mut S,
         user: DiskUser,
     ) {
-        if let Some(uploads) = &mut self.responder.uploads {
-            uploads.handle_disk(host, user);
+        let Responder { uploads, inspection, counters, .. } = &mut self.responder;
+        if let Some(uploads) = uploads {
+            uploads.handle_disk(host, user, &mut |content, bytes| {
+                let admitted = inspection.admits_content(content, bytes);
+                counters.http_denied += u64::from(!admitted);
+                admitted
+            });
             self.finish_turn(now, host);
         }
     }
@@ -268,6 +273,9 @@ impl<I: Copy + Eq> HttpServer<I> {
                     }
                 }
             }
+        }
+        if let Some(uploads) = &mut self.responder.uploads {
+            uploads.begin_decoding(host);
         }
         self.responder.expire_published();
         self.close_files(host);

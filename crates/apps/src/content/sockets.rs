@@ -4,9 +4,10 @@
 //! tests, whose disk answers when a test says so. No other code is meant to implement the trait.
 
 use abi::aligned::AlignedBuf;
+use abi::decompress::DecompressJob;
 use abi::{FileFault, FileId, FileStat};
 use base::Instant;
-use host::{DiskToken, DiskUser, ExtentDone, Host, SendError, SocketId};
+use host::{DecompressDone, DiskToken, DiskUser, ExtentDone, Host, SendError, SocketId};
 
 use crate::connections::Connections;
 
@@ -33,6 +34,9 @@ pub(crate) trait ContentSockets: Connections {
     fn upload_flush(&mut self, token: DiskToken, file: FileId);
     fn upload_publish(&mut self, token: DiskToken, file: FileId, replace: bool);
     fn poll_upload_done(&mut self, user: DiskUser) -> Option<ExtentDone>;
+    /// Begins a decompression.
+    fn decompress(&mut self, token: DiskToken, job: DecompressJob);
+    fn poll_decompressed(&mut self, user: DiskUser) -> Option<DecompressDone>;
 }
 
 impl ContentSockets for Host {
@@ -87,5 +91,13 @@ impl ContentSockets for Host {
 
     fn poll_upload_done(&mut self, user: DiskUser) -> Option<ExtentDone> {
         self.poll_extent_done(user)
+    }
+
+    fn decompress(&mut self, token: DiskToken, job: DecompressJob) {
+        Self::decompress(self, token, job);
+    }
+
+    fn poll_decompressed(&mut self, user: DiskUser) -> Option<DecompressDone> {
+        Self::poll_decompressed(self, user)
     }
 }

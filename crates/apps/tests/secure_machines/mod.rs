@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crypto::Provider;
 use host::Cidr;
-use nic::{DeviceConfig, L5oConfig, QuicConfig};
+use nic::{DecompressConfig, DeviceConfig, L5oConfig, QuicConfig};
 use quic::QuicEndpointConfig;
 use testkit::{MemDisk, PLAIN_LINK, TestMachine};
 
@@ -12,7 +12,7 @@ pub(crate) fn quic_config(number: u8) -> QuicEndpointConfig {
     QuicEndpointConfig::new(Arc::new(Provider), io::clock::std_epoch(), [number; 32])
 }
 
-/// Returns a machine whose device decrypts TLS and QUIC, or does neither.
+/// Returns a machine whose device decrypts TLS and QUIC and decompresses, or does none of this.
 pub(crate) fn decrypting_machine(number: u8, offload: bool) -> TestMachine<MemDisk> {
     let crypto = Arc::new(Provider);
     let device = DeviceConfig {
@@ -22,6 +22,7 @@ pub(crate) fn decrypting_machine(number: u8, offload: bool) -> TestMachine<MemDi
             ..L5oConfig::new(Arc::clone(&crypto) as Arc<_>)
         }),
         quic: offload.then(|| QuicConfig::new(crypto)),
+        decompress: offload.then(DecompressConfig::default),
         ..DeviceConfig::new([2, 0, 0, 0, 0, number])
     };
     let config = host::HostConfig {

@@ -13,6 +13,7 @@
 //! | [`UdpSockets`] | UDP sockets |
 //! | [`Files`] | file handles, reads and writes of the host's own disk |
 //! | [`Extents`] | users of that disk other than the send streams |
+//! | [`Decompression`] | jobs of these users that the device decompresses |
 //!
 //! `receive` dispatches received packets; `connect`, `sockets`, `storage`, `udp`, `splice` and
 //! `nvme` are the application's calls; `shutdown` is the shutdown.
@@ -41,6 +42,7 @@ use crate::hash::KeyedHashBuilder;
 use crate::net::arp;
 use crate::net::outbox::Outbox;
 use crate::splice::Splices;
+use crate::storage::decompress::Decompression;
 use crate::storage::extents::Extents;
 use crate::storage::files::{DiskOwner, FileCompletion, Files};
 use crate::stream::Streams;
@@ -77,6 +79,7 @@ use shutdown::ShutdownStage;
 ///     teardown: Err(Refusal::NotSupported),
 ///     splice: Err(Refusal::NotSupported),
 ///     quic: Err(Refusal::NotSupported),
+///     decompress: Err(Refusal::NotSupported),
 /// };
 /// let addrs = vec![Cidr { addr: [10, 0, 0, 1].into(), prefix_len: 24 }];
 /// let config = HostConfig { addrs, ..HostConfig::default() };
@@ -103,6 +106,7 @@ pub(crate) struct Services {
     splices: Splices,
     udp: UdpSockets,
     extents: Extents,
+    decompression: Decompression,
     ending: ShutdownStage,
     /// Local ports of active opens.
     ports: RangeInclusive<u16>,
@@ -141,6 +145,7 @@ impl Host {
                 splices: Splices::new(config.splice_offload.and(capabilities.splice)),
                 udp: UdpSockets::new(&config, capabilities),
                 extents: Extents::default(),
+                decompression: Decompression::new(&config, capabilities),
                 ending: ShutdownStage::default(),
                 ports: config.ports,
                 ports_tried: 0,
@@ -241,7 +246,7 @@ impl Host {
 
     /// Calls `f` with the name and value of each counter and gauge.
     pub fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
-        let Services { streams, splices, udp, .. } = &self.services;
+        let Services { streams, splices, udp, decompression, .. } = &self.services;
         self.out.counters.visit(f);
         f("connections", streams.table.len() as u64);
         f("connections_quasi", streams.table.lazy_tcb_count() as u64);
@@ -249,6 +254,7 @@ impl Host {
         f("connections_half_open", streams.table.syn_cache.len() as u64);
         f("connections_time_wait", streams.table.time_wait.len() as u64);
         f("udp_receive_queue", udp.queued() as u64);
+        f("decompress_jobs_on_device", decompression.in_device() as u64);
         splices.visit(f);
     }
 
@@ -303,6 +309,9 @@ impl Services {
             Event::QuicStatus(status) => cx.out.notices.push_back(Notice::Quic(status)),
             // The host counts its flows itself.
             Event::FlowCounted { .. } => {}
+            Event::Decompressed(done) => {
+                self.decompression.handle_answer(&mut self.extents, cx.out, *done);
+            }
             Event::Load(load) => streams.teardown.handle_load(&mut cx.out.counters, load),
             Event::LinkChanged { mtu } => self.handle_link_change(cx, mtu),
             Event::Quiesced => self.handle_quiesced(),

@@ -2,14 +2,15 @@
 
 use abi::FileExtent;
 use abi::aligned::AlignedBuf;
+use abi::decompress::DecompressJob;
 use abi::disk::{DiskCompletion, DiskFile, DiskRequestId};
 use abi::{FileFault, FileId, FileStat, Refusal};
 use base::Instant;
 use bytes::Bytes;
 
-use super::Host;
+use super::{Host, Services};
 use crate::api::{ContentRequest, DiskToken, DiskUser};
-use crate::storage::extents::{ExtentDone, ExtentRead};
+use crate::storage::extents::{DecompressDone, ExtentDone, ExtentRead};
 use crate::storage::namespaces::NamespaceChange;
 
 impl Host {
@@ -154,6 +155,18 @@ impl Host {
     /// Returns the next completed write, flush, zeroing or publication of a user.
     pub fn poll_extent_done(&mut self, user: DiskUser) -> Option<ExtentDone> {
         self.services.extents.poll_change(user)
+    }
+
+    /// Begins a job of decompression, by the device if it can; [`crate::Notice::DiskDone`] reports
+    /// the completion, and [`Self::poll_decompressed`] returns the job.
+    pub fn decompress(&mut self, token: DiskToken, job: DecompressJob) {
+        let Services { decompression, extents, .. } = &mut self.services;
+        decompression.begin(extents, &mut self.out, token, job);
+    }
+
+    /// Returns the next completed job of decompression of a user.
+    pub fn poll_decompressed(&mut self, user: DiskUser) -> Option<DecompressDone> {
+        self.services.extents.poll_decompressed(user)
     }
 
     /// Returns the next request for content: see [`crate::ContentSource::Application`].

@@ -10,6 +10,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use abi::aligned::AlignedBuf;
+use abi::decompress::{DecodeFault, DecodeProgress, DecompressJob};
 use abi::{FileExtent, FileFault, FileId};
 use bytes::Bytes;
 
@@ -42,6 +43,17 @@ pub struct ExtentDone {
     pub replaced_bytes: Option<u64>,
 }
 
+/// A completed job of decompression.
+#[derive(Debug)]
+pub struct DecompressDone {
+    /// The number in the token of [`crate::Host::decompress`].
+    pub number: u64,
+    /// The job, with its decoder and its buffers.
+    pub job: DecompressJob,
+    /// The progress of the decoder, within the ranges of the job.
+    pub result: Result<DecodeProgress, DecodeFault>,
+}
+
 /// Reads and changes of the users of the disk.
 #[derive(Debug, Default)]
 pub(crate) struct Extents {
@@ -56,6 +68,7 @@ pub(crate) struct Extents {
 struct CompletedDiskOps {
     reads: VecDeque<ExtentRead>,
     changes: VecDeque<ExtentDone>,
+    decompressed: VecDeque<DecompressDone>,
 }
 
 impl Extents {
@@ -143,6 +156,25 @@ impl Extents {
     ) {
         if let Some(ended) = self.users.get_mut(usize::from(user.0)) {
             ended.reads.push_back(ExtentRead { number, result });
+            out.notices.push_back(Notice::DiskDone(user));
+        }
+    }
+
+    /// Removes and returns the next completed decompression of a user.
+    pub(crate) fn poll_decompressed(&mut self, user: DiskUser) -> Option<DecompressDone> {
+        self.users.get_mut(usize::from(user.0))?.decompressed.pop_front()
+    }
+
+    /// Completes a decompression.
+    pub(crate) fn finish_decompression(
+        &mut self,
+        out: &mut Outbox,
+        DiskToken { user, number }: DiskToken,
+        job: DecompressJob,
+        result: Result<DecodeProgress, DecodeFault>,
+    ) {
+        if let Some(ended) = self.users.get_mut(usize::from(user.0)) {
+            ended.decompressed.push_back(DecompressDone { number, job, result });
             out.notices.push_back(Notice::DiskDone(user));
         }
     }

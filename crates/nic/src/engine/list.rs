@@ -8,6 +8,7 @@ use abi::{Capabilities, Op, PacketHeader};
 use base::Instant;
 
 use super::count::CountEngine;
+use super::decompress::DecompressEngine;
 use super::file::FileEngine;
 use super::l5o::L5oEngine;
 use super::quic::QuicEngine;
@@ -220,4 +221,5 @@ engines! {
     l5o: L5oEngine,
     files: FileEngine,
     quic: QuicEngine,
+    decompress: DecompressEngine,
 }

@@ -22,6 +22,7 @@ use crate::pipeline::Egress;
 use crate::pipeline::rx::OfferedRxFrame;
 
 mod count;
+mod decompress;
 mod encrypt_buffers;
 pub(crate) mod file;
 mod inspect;

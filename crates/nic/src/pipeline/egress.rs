@@ -191,8 +191,8 @@ impl Egress {
         self.echoes > 0
     }
 
-    /// Drops everything queued and reports the reset to every host. Registered buffers are kept:
-    /// memory of a host is never lost.
+    /// Drops everything queued and reports the reset to every host. Registered buffers and
+    /// decompression jobs are kept: memory of a host is never lost.
     pub(crate) fn reset(&mut self) {
         self.runs.clear();
         self.echoes = 0;
@@ -202,7 +202,9 @@ impl Egress {
             for event in waiting {
                 match event {
                     Event::Received(received) => self.pool.put(received.packet),
-                    Event::DdpTeardownDone(_) => events.push_back(event),
+                    Event::DdpTeardownDone(_) | Event::Decompressed(_) => {
+                        events.push_back(event);
+                    }
                     _ => {}
                 }
             }

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use apps::content::{UploadConfig, UploadQuota};
+use apps::content::{UploadConfig, UploadDecompression, UploadQuota};
 use cli::Failure;
 use io::clock;
 use io::disk::UploadDirectory;
@@ -21,7 +21,7 @@ pub(super) fn open(
     args: &ServeArgs,
     is_remote: bool,
 ) -> Result<Option<(Arc<UploadDirectory>, UploadConfig)>, Failure> {
-    let UploadArgs { upload_dir, upload_quota, upload_max_size } = &args.uploads;
+    let UploadArgs { upload_dir, upload_quota, upload_max_size, upload_max_ratio } = &args.uploads;
     let Some(path) = upload_dir else { return Ok(None) };
     if is_remote {
         let line = "--upload-dir: not available with remote storage, which is read-only";
@@ -45,6 +45,10 @@ pub(super) fn open(
         quota: Arc::new(UploadQuota::new(bytes_max, used)),
         file_bytes_max: upload_max_size.unwrap_or(u64::MAX),
         served_as: served_as(args.dir(), path),
+        decompression: Some(UploadDecompression {
+            decoders: Arc::new(decompress::Provider),
+            ratio_max: *upload_max_ratio,
+        }),
     };
     Ok(Some((Arc::new(directory), config)))
 }

@@ -373,6 +373,7 @@ fn node(
             true => Ok(QuicLimits { entries_max: 100, waiting_max: 100 }),
             false => Err(Refusal::NotSupported),
         },
+        decompress: Err(Refusal::NotSupported),
     };
     let addr = core::net::IpAddr::from([10, 77, 0, last]);
     let host_config = host::HostConfig {

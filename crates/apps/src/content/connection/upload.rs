@@ -9,7 +9,7 @@ use bytes::Bytes;
 use super::{
     CONTINUE, ConnAction, HttpConnection, HttpConnectionEnv, HttpConnectionPhase, RequestProgress,
 };
-use crate::content::answer::RequestContentState;
+use crate::content::answer::{PutFields, RequestContentState};
 use crate::content::reader::ContentReader;
 use crate::content::request::ContentFraming;
 use crate::content::response::ResponsePiece;
@@ -24,7 +24,7 @@ const CODING_BYTES_MAX: usize = 16 * 1024;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct UploadParts {
     pub(super) framing: ContentFraming,
-    pub(super) replace: bool,
+    pub(super) put: PutFields,
     pub(super) expects_continue: bool,
 }
 
@@ -47,7 +47,7 @@ impl<I: Copy + Eq> HttpConnection<I> {
         &mut self,
         cx: &mut HttpConnectionEnv<'_, S>,
         head_bytes: usize,
-        UploadParts { framing, replace, expects_continue }: UploadParts,
+        UploadParts { framing, put, expects_continue }: UploadParts,
     ) -> RequestProgress {
         let (reader, declared) = match framing {
             ContentFraming::None => (ContentReader::length(0), Some(0)),
@@ -55,8 +55,9 @@ impl<I: Copy + Eq> HttpConnection<I> {
             ContentFraming::Chunked => (ContentReader::chunked(), None),
         };
         let owner = self.waiter::<S>();
-        let order = UploadOrder { declared, replace };
-        let begun = cx.responder.begin_upload(cx.host, owner, order);
+        let PutFields { replace, coding } = put;
+        let order = UploadOrder { declared, replace, coding };
+        let begun = cx.responder.begin_upload(cx.host, owner, order, self.rules.clone());
         let partial = self.keep_head(cx, head_bytes);
         match begun {
             Ok(id) => {

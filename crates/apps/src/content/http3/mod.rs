@@ -489,8 +489,8 @@ impl Http3 {
         }
         match cx.responder.decide(cx.now, head, about) {
             RequestDecision::Respond(plan, _) => self.respond(cx, handle, stream, &plan),
-            RequestDecision::Upload { replace, expects_continue, .. } => {
-                self.begin_upload(cx, (handle, stream), replace, expects_continue);
+            RequestDecision::Upload { put, expects_continue, .. } => {
+                self.begin_upload(cx, (handle, stream), put, expects_continue);
             }
             // Cannot occur: the head is complete and declares no content.
             RequestDecision::Incomplete | RequestDecision::Content { .. } => {

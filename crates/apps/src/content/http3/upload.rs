@@ -8,7 +8,7 @@ use bytes::Bytes;
 use quic::{QuicHandle, StreamId};
 
 use super::{Http3, Http3Env, READ_BYTES, frame, message};
-use crate::content::answer::RequestContentState;
+use crate::content::answer::{PutFields, RequestContentState};
 use crate::content::file_cache::OpenWaiter;
 use crate::content::upload::{UploadId, UploadOrder, UploadStatus};
 
@@ -30,16 +30,17 @@ impl Http3 {
         &mut self,
         cx: &mut Http3Env<'_>,
         (handle, stream): (QuicHandle, StreamId),
-        replace: bool,
+        PutFields { replace, coding }: PutFields,
         expects_continue: bool,
     ) {
         self.next_serial = self.next_serial.wrapping_add(1);
         let serial = self.next_serial;
-        let connection = self.connections.get_mut(&handle);
-        let Some(request) = connection.and_then(|c| c.requests.get_mut(&stream)) else { return };
-        let order = UploadOrder { declared: request.message.declared(), replace };
+        let Some(connection) = self.connections.get_mut(&handle) else { return };
+        let rules = connection.rules.clone();
+        let Some(request) = connection.requests.get_mut(&stream) else { return };
+        let order = UploadOrder { declared: request.message.declared(), replace, coding };
         let owner = OpenWaiter::Request(serial);
-        match cx.responder.begin_upload(cx.host, owner, order) {
+        match cx.responder.begin_upload(cx.host, owner, order, rules) {
             Ok(id) => {
                 let deadline = cx.now + self.times.open();
                 request.upload = Some(Http3Upload { id, serial, deadline, expects_continue });

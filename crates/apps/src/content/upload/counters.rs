@@ -9,7 +9,11 @@ base::counters! {
         uploads_completed,
         /// Of those, uploads that failed or were given up by the client.
         uploads_failed,
-        /// Bytes of content that were written to the disk.
+        /// Of those begun, uploads whose content had a content coding.
+        uploads_encoded,
+        /// Bytes of encoded content that were received.
+        upload_encoded_bytes,
+        /// Bytes of content, decompressed if it was encoded, that were written to the disk.
         upload_bytes,
         /// Times that an upload waited for the disk or for memory, with its content held back.
         upload_waits,
@@ -17,7 +21,7 @@ base::counters! {
         upload_refused_path,
         /// 412: the file exists, or the condition is not supported.
         upload_refused_condition,
-        /// 413: larger than the maximum size of a file.
+        /// 413: larger than the maximum size of a file, or compressed too much.
         upload_refused_size,
         /// 507: the quota was used up.
         upload_refused_quota,
@@ -25,7 +29,7 @@ base::counters! {
         upload_refused_no_space,
         /// 503: too many uploads or open files.
         upload_refused_busy,
-        /// Refusals because of the content: its coding, its length, a range, its slowness.
+        /// Refusals because of the content: its coding, damage, a range, its slowness.
         upload_refused_content,
         /// 500 and 503: the disk failed, or did not answer.
         upload_disk_errors: alarm,

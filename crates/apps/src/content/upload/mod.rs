@@ -6,12 +6,17 @@
 //! large pieces by the same path as the namespaces of the NVMe/TCP target, flushed and renamed. An
 //! owner without room does not read, so the receive window closes and the client waits.
 //!
+//! Content with a content coding is decompressed on its way to the buffer (`encoded`), in jobs that
+//! the host passes to the device or runs itself.
+//!
 //! Invariants: at most [`WRITES_MAX`] buffers of an upload are at the disk, and all buffers are
 //! within one budget, in which every upload has room for one. Bytes are reserved in the quota
 //! before they are taken. An upload that has ended stays in the table until the disk has returned
 //! its buffers. Nothing here knows HTTP's framing, a socket or a clock.
 
 mod counters;
+mod decode;
+mod encoded;
 mod path;
 mod quota;
 mod refusal;
@@ -20,21 +25,27 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use abi::aligned::AlignedBuf;
+use abi::decompress::{CompressionFormat, DecoderProvider};
 use abi::{FileFault, FileId, FileStat};
 use host::{DiskToken, DiskUser, ExtentDone};
 use structures::slab::{Slab, SlabKey};
 
 use super::file_cache::OpenWaiter;
 use super::sockets::ContentSockets;
+use crate::pattern_inspection::ConnectionRules;
 use crate::write_buffers::{WriteBufferLease, WriteBufferPool};
 
 pub use counters::UploadCounters;
+pub(crate) use decode::ContentFilter;
+use encoded::EncodedContent;
 pub(crate) use path::upload_path;
 pub use quota::UploadQuota;
 pub(crate) use refusal::UploadRefusal;
 
 /// Maximum number of uploads in progress; 503 above.
 const UPLOADS_MAX: usize = 512;
+/// Maximum number of these with encoded content, each of which may need the largest window.
+const DECODERS_MAX: usize = 32;
 /// Bytes of a write, unless the content is shorter.
 const WRITE_BYTES: usize = 128 << 10;
 /// Maximum number of writes of an upload that the disk has at a time.
@@ -54,6 +65,24 @@ pub struct UploadConfig {
     /// Path of the directory for uploads below the served root, without slashes around it, so that
     /// an upload replaces cached files at once; `None` if it is not below the root.
     pub served_as: Option<Vec<u8>>,
+    /// Decompression of content with a content coding; 415 without.
+    pub decompression: Option<UploadDecompression>,
+}
+
+/// Configuration of the decompression of uploads.
+#[derive(Clone, Debug)]
+pub struct UploadDecompression {
+    /// The decoders of gzip and Zstandard.
+    pub decoders: Arc<dyn DecoderProvider>,
+    /// Bytes to which a byte may decompress, on average over the content so far and above the first
+    /// MiB of output; 413 above.
+    pub ratio_max: u64,
+}
+
+/// Returns the number of bytes that the content of a file of at most `file_bytes_max` bytes may
+/// have: content that cannot be compressed becomes a little longer.
+const fn encoded_bytes_max(file_bytes_max: u64) -> u64 {
+    file_bytes_max.saturating_add(file_bytes_max / 64).saturating_add(64 * 1024)
 }
 
 /// Identifies an upload.
@@ -67,6 +96,8 @@ pub(crate) struct UploadOrder {
     pub(crate) declared: Option<u64>,
     /// True if a file of that name may be replaced.
     pub(crate) replace: bool,
+    /// Format of the content, if it has a content coding.
+    pub(crate) coding: Option<CompressionFormat>,
 }
 
 /// State of an upload for its owner.
@@ -89,6 +120,8 @@ pub(crate) enum UploadStatus {
 enum UploadState {
     Opening,
     Receiving,
+    /// All content was taken; the last of it is being decompressed.
+    Decoding,
     /// The last bytes are being written.
     Writing,
     Flushing,
@@ -118,6 +151,8 @@ struct Upload {
     path: Box<[u8]>,
     order: UploadOrder,
     state: UploadState,
+    /// The decoder, if the content has a content coding.
+    encoded: Option<Box<EncodedContent>>,
     /// The buffer that is being filled, and the bytes in it.
     buffer: Option<(AlignedBuf, WriteBufferLease)>,
     filled: usize,
@@ -140,10 +175,29 @@ struct Upload {
     waits_for_room: bool,
 }
 
+impl UploadOrder {
+    /// Returns the bytes to reserve before the first content. The length of a file is not known
+    /// from that of encoded content.
+    fn reserved(self) -> u64 {
+        self.declared.filter(|_| self.coding.is_none()).unwrap_or(0)
+    }
+}
+
 impl Upload {
     /// Returns the token of the upload with this key, for a change of its file.
     fn token(&self, key: SlabKey) -> DiskToken {
         DiskToken { user: self.user, number: key.to_u64() }
+    }
+
+    /// Returns the number of bytes of the file.
+    fn file_bytes(&self) -> u64 {
+        self.encoded.as_ref().map_or(self.received, |encoded| encoded.produced())
+    }
+
+    /// Returns whether the disk or a decompression has something of it.
+    fn is_in_use(&self) -> bool {
+        let decodes = self.encoded.as_ref().is_some_and(|encoded| !encoded.is_idle());
+        decodes || self.change.is_some() || !self.leases.is_empty()
     }
 }
 
@@ -157,6 +211,10 @@ pub(crate) struct Uploads {
     /// Uploads that wait for a buffer, in order. May contain uploads that have ended.
     waiting: VecDeque<SlabKey>,
     resumed: VecDeque<OpenWaiter>,
+    /// Uploads whose content may be decompressed further. May contain others.
+    decodable: VecDeque<SlabKey>,
+    /// Number of uploads with encoded content.
+    decoders: usize,
     close: Vec<FileId>,
     /// Paths below the served root of files that were published.
     published: Vec<Vec<u8>>,
@@ -173,16 +231,25 @@ impl Uploads {
             buffers: WriteBufferPool::new(BUFFER_BYTES_MAX),
             waiting: VecDeque::new(),
             resumed: VecDeque::new(),
+            decodable: VecDeque::new(),
+            decoders: 0,
             close: Vec::new(),
             published: Vec::new(),
             counters: UploadCounters::default(),
         }
     }
 
-    /// Calls `f` with each counter and with gauges: uploads, bytes of buffers, bytes of the quota.
+    /// Returns the content codings that are decoded, as a list of a field.
+    pub(crate) const fn codings(&self) -> &'static str {
+        if self.config.decompression.is_some() { "gzip, zstd" } else { "identity" }
+    }
+
+    /// Calls `f` with each counter and with gauges: uploads, decoders, bytes of buffers, bytes of
+    /// the quota.
     pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.counters.visit(f);
         f("uploads_open", self.uploads.len() as u64);
+        f("upload_decoders", self.decoders as u64);
         f("upload_buffer_bytes", self.buffers.used_bytes() as u64);
         f("upload_quota_used_bytes", self.config.quota.used_bytes());
     }
@@ -202,9 +269,14 @@ impl Uploads {
         owner: OpenWaiter,
         path: &[u8],
         order: UploadOrder,
+        rules: ConnectionRules,
     ) -> Result<UploadId, UploadRefusal> {
-        let begun = self.admit(host, path, order);
-        let (user, file) = begun.inspect_err(|refusal| refusal.count(&mut self.counters))?;
+        let encoded = self.new_decoder(order, rules);
+        let begun = encoded.and_then(|encoded| Ok((self.admit(host, path, order)?, encoded)));
+        let begun = begun.inspect_err(|refusal| refusal.count(&mut self.counters))?;
+        let ((user, file), encoded) = begun;
+        self.decoders += usize::from(encoded.is_some());
+        self.counters.uploads_encoded += u64::from(encoded.is_some());
         self.counters.uploads_begun += 1;
         let key = self.uploads.insert(Upload {
             owner,
@@ -213,6 +285,7 @@ impl Uploads {
             path: path.into(),
             order,
             state: UploadState::Opening,
+            encoded,
             buffer: None,
             filled: 0,
             leases: Vec::new(),
@@ -220,12 +293,36 @@ impl Uploads {
             received: 0,
             checked: 0,
             submitted: 0,
-            reserved: order.declared.unwrap_or(0),
+            reserved: order.reserved(),
             waits_for_buffer: false,
             waits_for_room: false,
         });
         self.by_file.insert(file, key);
         Ok(UploadId(key))
+    }
+
+    /// Creates the decoder of an upload with a content coding.
+    fn new_decoder(
+        &self,
+        order: UploadOrder,
+        rules: ConnectionRules,
+    ) -> Result<Option<Box<EncodedContent>>, UploadRefusal> {
+        let Some(format) = order.coding else { return Ok(None) };
+        let config = self.config.decompression.as_ref().ok_or(UploadRefusal::Encoded)?;
+        if self.decoders >= DECODERS_MAX {
+            return Err(UploadRefusal::TooManyUploads);
+        }
+        let decoder = config.decoders.decoder(format).ok_or(UploadRefusal::TooManyUploads)?;
+        let encoded = EncodedContent::new(decoder, order.declared, config.ratio_max, rules);
+        Ok(Some(Box::new(encoded)))
+    }
+
+    /// Returns the number of bytes that the content may have.
+    const fn content_bytes_max(&self, order: UploadOrder) -> u64 {
+        match order.coding {
+            Some(_) => encoded_bytes_max(self.config.file_bytes_max),
+            None => self.config.file_bytes_max,
+        }
     }
 
     /// Checks the limits, reserves the declared length, and opens the file.
@@ -235,10 +332,10 @@ impl Uploads {
         path: &[u8],
         order: UploadOrder,
     ) -> Result<(DiskUser, FileId), UploadRefusal> {
-        let declared = order.declared.unwrap_or(0);
-        if declared > self.config.file_bytes_max {
+        if order.declared.unwrap_or(0) > self.content_bytes_max(order) {
             return Err(UploadRefusal::TooLarge);
         }
+        let declared = order.reserved();
         if self.uploads.len() >= UPLOADS_MAX {
             return Err(UploadRefusal::TooManyUploads);
         }
@@ -258,9 +355,12 @@ impl Uploads {
         match self.uploads.get(key).map(|upload| upload.state) {
             Some(UploadState::Opening) => UploadStatus::Opening,
             Some(UploadState::Receiving) => UploadStatus::Receiving,
-            Some(UploadState::Writing | UploadState::Flushing | UploadState::Publishing) => {
-                UploadStatus::Finishing
-            }
+            Some(
+                UploadState::Decoding
+                | UploadState::Writing
+                | UploadState::Flushing
+                | UploadState::Publishing,
+            ) => UploadStatus::Finishing,
             Some(UploadState::Stored { replaced }) => UploadStatus::Stored { replaced },
             Some(UploadState::Failed(refusal)) => UploadStatus::Failed(refusal),
             Some(UploadState::Ended) | None => UploadStatus::Failed(UploadRefusal::DiskFailed),
@@ -296,20 +396,36 @@ impl Uploads {
         if upload.state != UploadState::Receiving {
             return 0;
         }
-        if upload.buffer.is_none() && upload.leases.len() < WRITES_MAX as usize {
-            let left = upload.order.declared.map(|bytes| bytes.saturating_sub(upload.received));
-            let left = left.and_then(|left| usize::try_from(left).ok()).unwrap_or(WRITE_BYTES);
-            upload.buffer = self.buffers.take(left.clamp(1, WRITE_BYTES));
-            upload.filled = 0;
-            if upload.buffer.is_none() && !upload.waits_for_buffer {
-                upload.waits_for_buffer = true;
-                self.waiting.push_back(key);
-            }
+        if upload.encoded.is_none() {
+            self.take_buffer(key);
         }
-        let room = upload.buffer.as_ref().map_or(0, |(buffer, _)| buffer.len() - upload.filled);
+        let Some(upload) = self.uploads.get_mut(key) else { return 0 };
+        let room = match (&upload.encoded, &upload.buffer) {
+            (Some(encoded), _) => encoded.room(),
+            (None, Some((buffer, _))) => buffer.len() - upload.filled,
+            (None, None) => 0,
+        };
         self.counters.upload_waits += u64::from(room == 0 && !upload.waits_for_room);
         upload.waits_for_room = room == 0;
         room
+    }
+
+    /// Takes a buffer for an upload that has none, if it may have one. If there is none, the upload
+    /// waits for it.
+    fn take_buffer(&mut self, key: SlabKey) {
+        let Some(upload) = self.uploads.get_mut(key) else { return };
+        if upload.buffer.is_some() || upload.leases.len() >= WRITES_MAX as usize {
+            return;
+        }
+        let declared = upload.order.declared.filter(|_| upload.encoded.is_none());
+        let left = declared.map(|bytes| bytes.saturating_sub(upload.received));
+        let left = left.and_then(|left| usize::try_from(left).ok()).unwrap_or(WRITE_BYTES);
+        upload.buffer = self.buffers.take(left.clamp(1, WRITE_BYTES));
+        upload.filled = 0;
+        if upload.buffer.is_none() && !upload.waits_for_buffer {
+            upload.waits_for_buffer = true;
+            self.waiting.push_back(key);
+        }
     }
 
     /// Takes content, of at most [`Self::room`] bytes. A violated limit is reported by
@@ -317,10 +433,18 @@ impl Uploads {
     pub(crate) fn push(&mut self, UploadId(key): UploadId, bytes: &[u8]) {
         let Some(upload) = self.uploads.get_mut(key) else { return };
         let received = upload.received + bytes.len() as u64;
-        let missing = received.saturating_sub(upload.reserved);
-        if received > self.config.file_bytes_max {
+        let order = upload.order;
+        if received > self.content_bytes_max(order) {
             return self.fail(key, UploadRefusal::TooLarge);
         }
+        let Some(upload) = self.uploads.get_mut(key) else { return };
+        if let Some(encoded) = &mut upload.encoded {
+            encoded.push(bytes);
+            upload.received = received;
+            self.counters.upload_encoded_bytes += bytes.len() as u64;
+            return;
+        }
+        let missing = received.saturating_sub(upload.reserved);
         if !self.config.quota.reserve(missing) {
             return self.fail(key, UploadRefusal::Quota);
         }
@@ -334,25 +458,29 @@ impl Uploads {
         upload.received = received;
     }
 
-    /// Passes a buffer that is full to the disk.
+    /// Passes a buffer that is full to the disk, or to the decoder.
     pub(crate) fn write_if_full<S: ContentSockets>(
         &mut self,
         host: &mut S,
         UploadId(key): UploadId,
     ) {
-        let upload = self.uploads.get(key);
-        let is_full = |upload: &Upload| {
-            upload.buffer.as_ref().is_some_and(|(buffer, _)| buffer.len() == upload.filled)
-        };
-        if upload.is_some_and(is_full) {
-            self.write(host, key);
+        let Some(upload) = self.uploads.get(key) else { return };
+        let is_full =
+            || upload.buffer.as_ref().is_some_and(|(buffer, _)| buffer.len() == upload.filled);
+        match &upload.encoded {
+            Some(encoded) if encoded.room() == 0 => self.decodable.push_back(key),
+            None if is_full() => self.write(host, key),
+            _ => {}
         }
     }
 
     /// Ends the content: the file is written completely and published.
     pub(crate) fn finish<S: ContentSockets>(&mut self, host: &mut S, UploadId(key): UploadId) {
         let Some(upload) = self.uploads.get_mut(key) else { return };
-        if upload.state == UploadState::Receiving {
+        if upload.state == UploadState::Receiving && upload.encoded.is_some() {
+            upload.state = UploadState::Decoding;
+            self.decodable.push_back(key);
+        } else if upload.state == UploadState::Receiving {
             upload.state = UploadState::Writing;
             self.write(host, key);
             self.advance(host, key);
@@ -412,13 +540,22 @@ impl Uploads {
         true
     }
 
-    /// Handles the completed operations of the disk, if they are of uploads.
-    pub(crate) fn handle_disk<S: ContentSockets>(&mut self, host: &mut S, user: DiskUser) {
+    /// Handles the completed operations of the disk, and completed decompressions, if they are of
+    /// uploads. `admits` inspects decompressed bytes, and returns whether they may be stored.
+    pub(crate) fn handle_disk<S: ContentSockets>(
+        &mut self,
+        host: &mut S,
+        user: DiskUser,
+        admits: &mut ContentFilter<'_>,
+    ) {
         if self.user != Some(user) {
             return;
         }
         while let Some(done) = host.poll_upload_done(user) {
             self.handle_done(host, done);
+        }
+        while let Some(done) = host.poll_decompressed(user) {
+            self.handle_decompressed(host, done, admits);
         }
     }
 
@@ -450,7 +587,9 @@ impl Uploads {
                 host.upload_publish(upload.token(key), upload.file, upload.order.replace);
             }
             (_, Ok(())) => {
-                if upload.waits_for_room {
+                if upload.encoded.is_some() {
+                    self.decodable.push_back(key);
+                } else if upload.waits_for_room {
                     self.resumed.push_back(upload.owner);
                 }
                 self.advance(host, key);
@@ -475,7 +614,7 @@ impl Uploads {
         if !may_exist {
             return;
         }
-        let unused = upload.reserved.saturating_sub(upload.received);
+        let unused = upload.reserved.saturating_sub(upload.file_bytes());
         upload.reserved = 0;
         self.config.quota.release(unused.saturating_add(replaced_bytes.unwrap_or(0)));
         if let Some(folder) = &self.config.served_as {
@@ -527,12 +666,13 @@ impl Uploads {
         self.buffers.release(lease, buffer);
         while let Some(key) = self.waiting.pop_front() {
             let upload = self.uploads.get_mut(key);
-            let Some(upload) = upload.filter(|upload| upload.state == UploadState::Receiving)
-            else {
-                continue;
-            };
+            let takes = |state| matches!(state, UploadState::Receiving | UploadState::Decoding);
+            let Some(upload) = upload.filter(|upload| takes(upload.state)) else { continue };
             upload.waits_for_buffer = false;
-            self.resumed.push_back(upload.owner);
+            match &upload.encoded {
+                Some(_) => self.decodable.push_back(key),
+                None => self.resumed.push_back(upload.owner),
+            }
             break;
         }
     }
@@ -540,8 +680,9 @@ impl Uploads {
     /// Removes an upload that has ended, once the disk has nothing of it.
     fn remove_if_done(&mut self, key: SlabKey) {
         let Some(upload) = self.uploads.get(key) else { return };
-        if upload.leases.is_empty() && upload.change.is_none() {
+        if !upload.is_in_use() {
             self.config.quota.release(upload.reserved);
+            self.decoders -= usize::from(upload.encoded.is_some());
             self.uploads.remove(key);
         }
     }

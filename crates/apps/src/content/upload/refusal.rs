@@ -23,8 +23,14 @@ pub(crate) enum UploadRefusal {
     Exists,
     /// Content-Range: only whole files are uploaded.
     Partial,
-    /// The content has a coding.
+    /// The content has codings that are not decoded.
     Encoded,
+    /// The encoded content is malformed, or breaks off.
+    Damaged,
+    /// The encoded content needs more memory than a decoder may have.
+    Window,
+    /// The content decompresses to too many times its length.
+    Ratio,
     TooLarge,
     Quota,
     /// The disk has no space left.
@@ -49,12 +55,14 @@ impl UploadRefusal {
             | Self::PathNotNormal
             | Self::PathIsDirectory
             | Self::Partial
+            | Self::Damaged
+            | Self::Window
             | Self::Coding => HttpStatus::BadRequest,
             Self::PathHidden | Self::Denied | Self::Pattern => HttpStatus::Forbidden,
             Self::NoDirectory => HttpStatus::NotFound,
             Self::Condition | Self::Exists => HttpStatus::PreconditionFailed,
             Self::Encoded => HttpStatus::UnsupportedMediaType,
-            Self::TooLarge => HttpStatus::ContentTooLarge,
+            Self::TooLarge | Self::Ratio => HttpStatus::ContentTooLarge,
             Self::Quota | Self::NoSpace => HttpStatus::InsufficientStorage,
             Self::Slow => HttpStatus::RequestTimeout,
             Self::TooManyUploads | Self::DiskSlow => HttpStatus::ServiceUnavailable,
@@ -74,7 +82,10 @@ impl UploadRefusal {
             Self::Condition => "the only condition of uploads is If-None-Match: *; omit others",
             Self::Exists => "the file exists; omit If-None-Match to replace it",
             Self::Partial => "parts of files cannot be uploaded; omit Content-Range",
-            Self::Encoded => "the content is encoded; omit Content-Encoding, and send it decoded",
+            Self::Encoded => "the content coding is not decoded here; use one of Accept-Encoding",
+            Self::Damaged => "the encoded content is damaged or incomplete; encode it again",
+            Self::Window => "the window is larger than 8 MiB; compress with a smaller one",
+            Self::Ratio => "the content decompresses to too much; send it without coding",
             Self::TooLarge => "the file is larger than the server accepts; send a smaller one",
             Self::Quota => "the quota for uploads is used up; send less, or ask for more room",
             Self::NoSpace => "the server's disk is full; try again later",
@@ -97,14 +108,18 @@ impl UploadRefusal {
             | Self::NoDirectory
             | Self::Denied => counters.upload_refused_path += 1,
             Self::Condition | Self::Exists => counters.upload_refused_condition += 1,
-            Self::TooLarge => counters.upload_refused_size += 1,
+            Self::TooLarge | Self::Ratio => counters.upload_refused_size += 1,
             Self::Quota => counters.upload_refused_quota += 1,
             Self::NoSpace => counters.upload_refused_no_space += 1,
             Self::TooManyUploads => counters.upload_refused_busy += 1,
             Self::DiskFailed | Self::DiskSlow => counters.upload_disk_errors += 1,
-            Self::Partial | Self::Encoded | Self::Coding | Self::Slow | Self::Pattern => {
-                counters.upload_refused_content += 1
-            }
+            Self::Partial
+            | Self::Encoded
+            | Self::Damaged
+            | Self::Window
+            | Self::Coding
+            | Self::Slow
+            | Self::Pattern => counters.upload_refused_content += 1,
         }
     }
 }

@@ -270,6 +270,7 @@ mod tests {
             teardown: Err(Refusal::Disabled),
             splice: Err(Refusal::Disabled),
             quic: Err(Refusal::Disabled),
+            decompress: Err(Refusal::Disabled),
         }
     }
 

@@ -4,9 +4,10 @@ use core::ops::Deref;
 use std::collections::{BTreeMap, VecDeque};
 
 use abi::aligned::AlignedBuf;
+use abi::decompress::DecompressJob;
 use abi::{FileFault, FileId, FileKind, FileStat};
 use base::{Duration, Instant};
-use host::{DiskToken, DiskUser, ExtentDone, SendError, SocketError};
+use host::{DecompressDone, DiskToken, DiskUser, ExtentDone, SendError, SocketError};
 use wire::Endpoint;
 
 use super::super::HttpServer;
@@ -32,6 +33,7 @@ pub(crate) struct FakeFiles {
     /// Disk operations of uploads that were not completed, and those that were.
     pub(crate) changes: VecDeque<FakeChange>,
     done: VecDeque<ExtentDone>,
+    decompressed: VecDeque<DecompressDone>,
     /// Number of handles; opens beyond it fail.
     pub(crate) files_max: usize,
 }
@@ -186,6 +188,16 @@ impl ContentSockets for FakeSockets {
     fn poll_upload_done(&mut self, user: DiskUser) -> Option<ExtentDone> {
         assert_eq!(user, DiskUser(3));
         self.app_state.done.pop_front()
+    }
+
+    fn decompress(&mut self, token: DiskToken, mut job: DecompressJob) {
+        let result = job.run();
+        let done = DecompressDone { number: token.number, job, result };
+        self.app_state.decompressed.push_back(done);
+    }
+
+    fn poll_decompressed(&mut self, _: DiskUser) -> Option<DecompressDone> {
+        self.app_state.decompressed.pop_front()
     }
 }
 

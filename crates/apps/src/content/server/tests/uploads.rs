@@ -5,7 +5,7 @@ use std::sync::Arc;
 use abi::FileFault;
 
 use super::*;
-use crate::content::{UploadConfig, UploadQuota};
+use crate::content::{UploadConfig, UploadDecompression, UploadQuota};
 
 const CHUNKED: &str = "Transfer-Encoding: chunked\r\n";
 /// Bytes of a write to the disk.
@@ -13,7 +13,10 @@ const WRITE: usize = 128 << 10;
 
 fn bed_with(quota: u64, file_bytes_max: u64) -> ContentTestBed {
     let quota = Arc::new(UploadQuota::new(quota, 0));
-    let uploads = UploadConfig { quota, file_bytes_max, served_as: Some(Vec::new()) };
+    let decoders = Arc::new(decompress::Provider);
+    let decompression = Some(UploadDecompression { decoders, ratio_max: 100 });
+    let served_as = Some(Vec::new());
+    let uploads = UploadConfig { quota, file_bytes_max, served_as, decompression };
     ContentTestBed::with(ContentServerConfig {
         uploads: Some(uploads),
         ..ContentServerConfig::default()
@@ -124,7 +127,8 @@ fn refusals_say_why() {
         ("/.outboard-upload-1-1", "", 403, "upload_refused_path"),
         ("/none/a", "", 404, "upload_refused_path"),
         ("/a", "Content-Range: bytes 0-1/2\r\n", 400, "upload_refused_content"),
-        ("/a", "Content-Encoding: gzip\r\n", 415, "upload_refused_content"),
+        ("/a", "Content-Encoding: br\r\n", 415, "upload_refused_content"),
+        ("/a", "Content-Encoding: gzip, zstd\r\n", 415, "upload_refused_content"),
         ("/a", "If-Match: \"x\"\r\n", 412, "upload_refused_condition"),
         ("/a", "If-None-Match: \"x\"\r\n", 412, "upload_refused_condition"),
         ("/a", big, 413, "upload_refused_size"),
