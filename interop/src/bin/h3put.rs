@@ -15,7 +15,7 @@ async fn put(args: &[String]) -> Result<(), Failure> {
     let endpoint = client()?;
     let (mut send, drive) = connect(&endpoint, addr.parse()?).await?;
     for (nth, name) in names.iter().enumerate() {
-        let (name, coding) = name.split_once('=').unwrap_or((name, ""));
+        let (name, coding) = name.split_once('=').unwrap_or((name.as_str(), ""));
         let content = Bytes::from(std::fs::read(std::path::Path::new(folder).join(name))?);
         let mut request = http::Request::put(format!("https://localhost/{name}"));
         if nth % 2 == 0 {
