@@ -374,6 +374,8 @@ pub struct SocketInfo {
     pub delivery_rate: u64,
     /// True if the application, and not the path, limited `delivery_rate`.
     pub delivery_rate_app_limited: bool,
+    /// Pacing rate of BBR in bytes per second; 0 with another congestion control, which has none.
+    pub pacing_rate: u64,
     /// Bytes of files sent by the device.
     pub file_bytes_offloaded: u64,
     /// Bytes retransmitted.

@@ -145,6 +145,8 @@ pub enum CongestionAlgorithm {
     Cubic,
     /// NewReno (RFC 5681 and RFC 6582).
     NewReno,
+    /// BBR version 3 (draft-ietf-ccwg-bbr). TCP only; it always paces.
+    Bbr,
 }
 
 /// Configuration of TCP. The defaults follow Linux.
@@ -187,7 +189,7 @@ pub struct TcpConfig {
     pub resets_per_s_max: u32,
     /// Accept ECN, and request it on active opens.
     pub ecn: bool,
-    /// Pace transmits: spread a window over its round-trip time.
+    /// Pace transmits: spread a window over its round-trip time. BBR paces in any case.
     pub pacing: bool,
     /// Default of [`SocketOption::Defer`](crate::SocketOption): short transmits wait briefly for an
     /// acknowledgment that makes them longer.

@@ -136,6 +136,8 @@ pub enum CongestionControl {
     Cubic,
     /// NewReno (RFC 5681, RFC 6582)
     Newreno,
+    /// BBR version 3 (draft-ietf-ccwg-bbr)
+    Bbr,
 }
 
 /// Engines of the device that may be used.
@@ -248,6 +250,7 @@ impl StackOptions {
         config.tcp.algorithm = match self.congestion {
             CongestionControl::Cubic => CongestionAlgorithm::Cubic,
             CongestionControl::Newreno => CongestionAlgorithm::NewReno,
+            CongestionControl::Bbr => CongestionAlgorithm::Bbr,
         };
         config.tcp.defer = self.tcp_defer == Switch::On;
         config.tcp.hystart = self.tcp_hystart == Switch::On;

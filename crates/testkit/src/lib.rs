@@ -4,11 +4,13 @@
 //!
 //! [`ScriptedTcpPeer`] is one host under test and a scripted peer: the test writes down every
 //! segment, as in packetdrill. [`TransferPair`] is two hosts that exchange data over a path that
-//! delays, loses, reorders and duplicates packets. Both run on virtual time: nothing sleeps or
+//! delays, loses, reorders and duplicates packets. [`SharedBottleneck`] is connections that compete
+//! for the rate and the queue of a link. All run on virtual time: nothing sleeps or
 //! reads a clock. This crate is for tests only. A failed expectation panics with the expected and
 //! the actual value.
 #![forbid(unsafe_code)]
 
+mod bottleneck;
 mod disk;
 mod machine;
 mod network;
@@ -20,6 +22,7 @@ mod seg;
 pub mod state_diagram;
 mod tls;
 
+pub use bottleneck::{BottleneckConfig, FlowConfig, FlowSource, SharedBottleneck};
 pub use disk::{DiskCompletionOrder, MemDisk, MemFile};
 pub use machine::{
     LinkFrame, MachineHalf, NoticeRecorder, PLAIN_LINK, ReadAllApp, TestDisk, TestMachine, count,

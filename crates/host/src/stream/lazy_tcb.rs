@@ -387,6 +387,7 @@ impl LazyTcb {
             min_rtt: Duration::ZERO,
             delivery_rate: 0,
             delivery_rate_app_limited: true,
+            pacing_rate: 0,
             send_queue: u64::from(self.reply_bytes),
             receive_queue: self.peek().len() as u64,
             cwnd: config.initial_window * u32::from(mss),

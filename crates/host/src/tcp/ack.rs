@@ -9,8 +9,9 @@ use base::{Instant, SeqNum, low32};
 use wire::tcp::{SackBlock, TcpFlags, TcpHeader};
 
 use super::conn::{AckedFileRange, TcpConnection, TcpEnv};
+use super::rack::Rack;
 use super::recovery::{CongestionEpisode, CwndReduction, CwndUndo, TailLossProbe};
-use super::scoreboard::DeliveredBytes;
+use super::scoreboard::{DeliveredBytes, SentRange};
 use super::state::TcpState;
 use super::timers::TcpTimer;
 use super::transform::TxTransforms;
@@ -104,6 +105,7 @@ impl<T: TxTransforms> TcpConnection<T> {
         if ack.progressed {
             self.advance_una(cx, una);
         }
+        self.begin_bbr_ack(cx.now, &ack.delivered);
         self.snd.rate.on_ack(cx.now, ack.delivered.bytes, self.snd.una, self.snd.nxt);
         self.process_tail_probe(cx, &ack);
         let undone = self.try_undo(cx, &ack);
@@ -112,7 +114,7 @@ impl<T: TxTransforms> TcpConnection<T> {
         let is_cwr = matches!(self.snd.episode.as_deref(), Some(CongestionEpisode::Cwr(_)));
         if is_cwr && self.snd.flight.is_empty() {
             // No acknowledgment is on its way that could repeat the echo.
-            self.snd.cc.cwnd = self.snd.cc.ssthresh;
+            self.snd.cc.end_reduction();
             self.snd.episode = None;
         }
         self.advance_state(cx);
@@ -141,16 +143,20 @@ impl<T: TxTransforms> TcpConnection<T> {
     fn mark_delivered(&mut self, now: Instant, segment: &TcpHeader, ack: &mut AckEffects) {
         let offset = self.options.ts_offset;
         let (una_before, iss) = (self.snd.una, self.snd.iss);
-        let super::conn::TcpSendState { flight, rack, rtt, nxt, .. } = &mut self.snd;
+        let super::conn::TcpSendState { flight, rack, rtt, nxt, bbr, .. } = &mut self.snd;
         // RFC 8985 section 6.2 step 2: a timestamp echo older than the retransmission belongs to
         // the original.
-        let spurious = |sent: &super::scoreboard::SentRange, echo: Option<u32>| {
+        let spurious = |sent: &SentRange, echo: Option<u32>| {
             echo.is_some_and(|e| SeqNum(e).lt(SeqNum(timestamp(sent.xmit, offset))))
         };
         let echo = ack.ts_echo;
-        flight.acknowledge(ack.una, now, &mut ack.delivered, |sent| {
+        let mut arrived = |rack: &mut Rack, sent: &SentRange| {
             rack.on_delivered(now, sent, rtt, spurious(sent, echo));
-        });
+            if let Some(bbr) = bbr {
+                bbr.note_delivered(sent.tag);
+            }
+        };
+        flight.acknowledge(ack.una, now, &mut ack.delivered, |sent| arrived(rack, sent));
         if !self.options.sack {
             return;
         }
@@ -172,9 +178,7 @@ impl<T: TxTransforms> TcpConnection<T> {
                 ack.dsack_bytes = end - start;
                 rack.on_dsack(ack.una, *nxt);
             } else if start >= ack.una {
-                flight.sack(start, end, now, &mut ack.delivered, |sent| {
-                    rack.on_delivered(now, sent, rtt, spurious(sent, echo));
-                });
+                flight.sack(start, end, now, &mut ack.delivered, |sent| arrived(rack, sent));
             }
         }
     }
@@ -265,7 +269,8 @@ impl<T: TxTransforms> TcpConnection<T> {
             self.snd.probe = None;
             cx.out.counters.tcp_tail_probe_repairs += 1;
             if self.snd.is_open() {
-                self.begin_reduction(CongestionEpisode::Cwr, ack.delivered.bytes);
+                self.report_repaired_loss_to_bbr(cx.now);
+                self.begin_reduction(cx.now, CongestionEpisode::Cwr, ack.delivered.bytes);
             }
         } else if !ack.progressed && !ack.with_payload {
             // The original had arrived: the peer, without SACK, answers the probe by a duplicate
@@ -300,6 +305,7 @@ impl<T: TxTransforms> TcpConnection<T> {
         let before = undo.cc;
         self.snd.undo = None;
         self.snd.cc.undo(before);
+        self.undo_bbr(cx.now);
         self.snd.flight.clear_loss_marks();
         self.snd.rtt.backoff = 0;
         self.snd.episode = None;
@@ -324,6 +330,7 @@ impl<T: TxTransforms> TcpConnection<T> {
             (!self.options.sack && self.detect_without_sack(ack), None)
         };
         if lost {
+            self.report_losses_to_bbr(cx.now);
             self.enter_recovery(cx, ack.delivered.bytes);
         }
         if ack.echoes_mark {
@@ -372,6 +379,9 @@ impl<T: TxTransforms> TcpConnection<T> {
     /// Sets the window during a reduction (RFC 6937), after `delivered` bytes have arrived.
     pub(crate) fn reduce_in_proportion(&mut self, delivered: u64, safe: bool) {
         let (pipe, mss, ssthresh) = (self.snd.flight.pipe(), self.snd.mss, self.snd.cc.ssthresh);
+        if self.snd.bbr.is_some() {
+            return;
+        }
         if let Some(reduction) = self.snd.reduction() {
             let window = reduction.window(delivered, pipe, ssthresh, mss, safe);
             self.snd.cc.cwnd = window.max(mss);
@@ -390,11 +400,11 @@ impl<T: TxTransforms> TcpConnection<T> {
         };
         let Some(episode) = self.snd.episode.take_if(over) else { return };
         if !matches!(*episode, CongestionEpisode::Loss(_)) {
-            // RFC 6937 section 3: the window at the end of recovery.
-            self.snd.cc.cwnd = self.snd.cc.ssthresh;
+            self.snd.cc.end_reduction();
         }
         if !matches!(*episode, CongestionEpisode::Cwr(_)) {
             self.snd.rack.on_recovery_end();
+            self.restore_bbr_cwnd(cx.now);
         }
         self.snd.recover = una;
         if matches!(*episode, CongestionEpisode::Recovery(_)) && self.snd.flight.has_lost() {
@@ -409,7 +419,7 @@ impl<T: TxTransforms> TcpConnection<T> {
         match self.snd.episode.as_deref_mut() {
             None => {
                 cx.out.counters.tcp_recoveries += 1;
-                self.begin_reduction(CongestionEpisode::Recovery, delivered);
+                self.begin_reduction(cx.now, CongestionEpisode::Recovery, delivered);
             }
             // The window is being reduced already: one reduction per round trip is enough.
             Some(episode @ &mut CongestionEpisode::Cwr(reduction)) => {
@@ -423,10 +433,12 @@ impl<T: TxTransforms> TcpConnection<T> {
     /// Begins a reduction of the window at an acknowledgment that delivered `delivered` bytes.
     fn begin_reduction(
         &mut self,
+        now: Instant,
         episode: impl FnOnce(CwndReduction) -> CongestionEpisode,
         delivered: u64,
     ) {
         self.save_undo_state();
+        self.save_bbr_state(now);
         let snd = &mut self.snd;
         snd.cc.on_congestion(snd.mss);
         // RFC 9937 section 6.1, RecoverFS: bytes that were selectively acknowledged before are not
@@ -446,11 +458,15 @@ impl<T: TxTransforms> TcpConnection<T> {
     fn process_ecn_echo(&mut self, cx: &mut TcpEnv<'_>, delivered: u64) {
         if self.snd.is_open() {
             cx.out.counters.tcp_ecn_reductions += 1;
-            self.begin_reduction(CongestionEpisode::Cwr, delivered);
+            self.report_mark_to_bbr(cx.now);
+            self.begin_reduction(cx.now, CongestionEpisode::Cwr, delivered);
         }
     }
 
     fn grow_cwnd(&mut self, now: Instant, ack: &AckEffects) {
+        if self.finish_bbr_ack(now) {
+            return;
+        }
         let open = matches!(self.snd.episode.as_deref(), None | Some(CongestionEpisode::Loss(_)));
         if !open || !ack.progressed {
             return;

@@ -3,7 +3,8 @@
 //!
 //! Owns the congestion window and the slow-start threshold. Called by the sender for
 //! acknowledgments, and for losses, ECN marks and time-outs that indicate congestion. During
-//! recovery, PRR sets the window ([`super::recovery`]).
+//! recovery, PRR sets the window ([`super::recovery`]). With BBR, [`super::bbr`] sets the window, and
+//! nothing here changes it.
 
 use base::{Duration, Instant};
 
@@ -51,6 +52,11 @@ impl CwndUsage {
         }
     }
 
+    /// Returns whether the window limited sending in the last round trip.
+    pub(crate) const fn is_limited(&self) -> bool {
+        self.limited
+    }
+
     /// Returns whether the window may grow. In slow start it grows to twice the bytes that were
     /// outstanding.
     pub(crate) fn allows_growth(&self, cc: &Congestion) -> bool {
@@ -84,6 +90,8 @@ impl RenoGrowth {
 enum CongestionLaw {
     NewReno,
     Cubic(CubicState),
+    /// A model of the path sets the window: [`super::bbr`].
+    Model,
 }
 
 /// State of CUBIC. Connections are small: 32 bits suffice for values that are not accumulated.
@@ -113,6 +121,7 @@ impl Congestion {
         let law = match config.algorithm {
             CongestionAlgorithm::NewReno => CongestionLaw::NewReno,
             CongestionAlgorithm::Cubic => CongestionLaw::Cubic(CubicState::default()),
+            CongestionAlgorithm::Bbr => CongestionLaw::Model,
         };
         let hystart = HyStart::new(config.hystart);
         Self { cwnd: config.initial_window * mss, ssthresh: u32::MAX, credit: 0, law, hystart }
@@ -143,6 +152,9 @@ impl Congestion {
     /// Grows the window for `acked` newly acknowledged bytes. Called outside recovery, while the
     /// window limits sending.
     pub fn on_ack(&mut self, now: Instant, acked: u32, mss: u32, srtt: Duration) {
+        if matches!(self.law, CongestionLaw::Model) {
+            return;
+        }
         let mut acked = acked;
         if self.in_slow_start() {
             // RFC 5681 section 3.1 with the byte counting of RFC 3465, without its limit, as in
@@ -156,7 +168,7 @@ impl Congestion {
             return;
         }
         let per_increase = match &mut self.law {
-            CongestionLaw::NewReno => self.cwnd,
+            CongestionLaw::NewReno | CongestionLaw::Model => self.cwnd,
             CongestionLaw::Cubic(cubic) => {
                 cubic.bytes_per_segment(now, self.cwnd, acked, mss, srtt)
             }
@@ -176,9 +188,17 @@ impl Congestion {
             // RFC 5681 equation 4; the window is used for the flight size, as in Linux.
             CongestionLaw::NewReno => (self.cwnd / 2).max(floor),
             CongestionLaw::Cubic(cubic) => cubic.reduce(self.cwnd, mss).max(floor),
+            CongestionLaw::Model => self.ssthresh,
         };
         self.credit = 0;
         self.hystart.stop();
+    }
+
+    /// Sets the window at the end of a reduction: RFC 6937 section 3.
+    pub(crate) const fn end_reduction(&mut self) {
+        if !matches!(self.law, CongestionLaw::Model) {
+            self.cwnd = self.ssthresh;
+        }
     }
 
     /// Handles a retransmission time-out, whether or not it set the threshold again, or a
@@ -380,7 +400,7 @@ mod tests {
         cc.cwnd = cc.ssthresh;
         let estimate = |cc: &Congestion| match &cc.law {
             CongestionLaw::Cubic(cubic) => cubic.w_est,
-            CongestionLaw::NewReno => 0.0,
+            CongestionLaw::NewReno | CongestionLaw::Model => 0.0,
         };
         let mut now = Instant::ZERO;
         let mut last = 0.0;

@@ -16,6 +16,8 @@ use tcp_rules::challenge::ChallengeLimiter;
 use tcp_rules::paws::TsRecent;
 use wire::Tuple;
 
+use super::bbr::Bbr;
+use super::bbr_feedback::new_bbr;
 use super::congestion::{Congestion, CwndUsage};
 use super::delivery::DeliveryRate;
 use super::rack::Rack;
@@ -28,7 +30,7 @@ use super::state::{TcpState, TcpStateEvent};
 use super::timers::{RetransmitPurpose, TcpTimers};
 use super::transform::TxTransforms;
 use crate::api::SocketError;
-use crate::config::TcpConfig;
+use crate::config::{CongestionAlgorithm, TcpConfig};
 use crate::net::outbox::Outbox;
 use crate::storage::files::Files;
 use crate::storage::source::StreamSource;
@@ -122,6 +124,8 @@ pub(crate) struct TcpSendState<T: TxTransforms> {
     pub(crate) rtt: TcpRttEstimator,
     pub(crate) rack: Rack,
     pub(crate) cc: Congestion,
+    /// Sets the window and the pacing rate if BBR was chosen.
+    pub(crate) bbr: Option<Box<Bbr>>,
     /// Boxed, since most connections never need it.
     pub(crate) episode: Option<Box<CongestionEpisode>>,
     /// Congestion state before the last reduction. Boxed, since most connections never need it.
@@ -290,6 +294,9 @@ impl<T: TxTransforms> TcpConnection<T> {
     pub(crate) fn new(begin: ConnParams, config: &TcpConfig, now: Instant) -> Self {
         let ConnParams { tuple, flow, iss, irs, window, scale, peer_window, options, mtu } = begin;
         let mss = segment_size(mtu, &tuple, &options);
+        let cc = Congestion::new(config, mss);
+        let bbr =
+            (config.algorithm == CongestionAlgorithm::Bbr).then(|| new_bbr(iss.0, cc.cwnd, now));
         Self {
             tuple,
             flow,
@@ -312,7 +319,8 @@ impl<T: TxTransforms> TcpConnection<T> {
                 flight: RetransmitQueue::new(),
                 rtt: TcpRttEstimator::new(),
                 rack: Rack::new(),
-                cc: Congestion::new(config, mss),
+                cc,
+                bbr,
                 episode: None,
                 undo: None,
                 probe: None,
@@ -537,7 +545,9 @@ impl<T: TxTransforms> TcpConnection<T> {
             TransmitOutcome::Sent => {
                 self.handle_carried_ack_sent(tag);
                 self.snd.rate.on_departed(cx.now, self.snd.nxt);
+                let in_network = self.snd.flight.in_network();
                 if self.snd.flight.echo(tag, delay) {
+                    self.note_bbr_departure(tag, in_network);
                     self.rearm_retransmit(cx);
                 }
             }
@@ -636,6 +646,9 @@ impl<T: TxTransforms> TcpConnection<T> {
     pub(crate) fn apply_negotiated_options(&mut self, cx: &TcpEnv<'_>) {
         self.snd.mss = segment_size(cx.out.net.mtu, &self.tuple, &self.options);
         self.snd.cc.cwnd = cx.config.initial_window * self.snd.mss;
+        if let Some(bbr) = &mut self.snd.bbr {
+            bbr.set_initial_cwnd(self.snd.cc.cwnd.into());
+        }
     }
 
     /// Lowers the segment size to what fits `mtu` (RFC 1191, RFC 8201). Returns whether it was

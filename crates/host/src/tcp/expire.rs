@@ -90,9 +90,11 @@ impl<T: TxTransforms> TcpConnection<T> {
             let mss = self.snd.mss;
             self.snd.cc.on_congestion(mss);
         }
+        self.save_bbr_state(cx.now);
         self.snd.cc.on_timeout();
         self.snd.send_cwr = self.options.ecn;
         self.snd.flight.mark_all_lost();
+        self.report_losses_to_bbr(cx.now);
         let expiry = RtoExpiry { end: self.snd.nxt, una };
         self.snd.episode = Some(Box::new(CongestionEpisode::Loss(expiry)));
         let pipe = u32::try_from(self.snd.flight.pipe()).unwrap_or(u32::MAX);
@@ -139,6 +141,7 @@ impl<T: TxTransforms> TcpConnection<T> {
         let snd = &mut self.snd;
         let (lost, wait) = snd.rack.detect(cx.now, &mut snd.flight, &snd.rtt, snd.mss, recovering);
         if lost {
+            self.report_losses_to_bbr(cx.now);
             self.enter_recovery(cx, 0);
             self.reduce_in_proportion(0, false);
         }
@@ -178,6 +181,7 @@ impl<T: TxTransforms> TcpConnection<T> {
         let quiet = self.rcv.time_since_arrival(cx.now);
         if self.snd.flight.is_empty() && quiet >= SHRINK_AFTER {
             self.snd.flight.reset();
+            self.shrink_bbr();
             self.snd.spans.shrink();
             self.rcv.shrink();
         } else if self.snd.flight.is_empty() {

@@ -16,6 +16,7 @@
 //! | [`rack`] | loss detection (RACK) |
 //! | [`recovery`] | phases of congestion, proportional rate reduction, undo |
 //! | [`congestion`], [`hystart`] | congestion window: NewReno and CUBIC; the end of slow start |
+//! | [`bbr`], [`bbr_feedback`] | BBR; the events of a connection that it needs |
 //! | [`delivery`] | delivery rate for `SocketInfo` |
 //! | [`rtt`], [`timers`], [`state`] | round-trip estimator, timer table, state machine |
 //! | [`listen`] | listeners, SYN cache |
@@ -31,6 +32,8 @@
 //! for the device.
 
 pub(crate) mod ack;
+mod bbr;
+mod bbr_feedback;
 pub(crate) mod congestion;
 pub(crate) mod conn;
 pub(crate) mod delivery;

@@ -10,6 +10,7 @@ use base::{Duration, Instant, SeqNum};
 use wire::tcp::{TcpFlags, TcpHeader, TcpOptions, TcpTimestamps};
 
 use super::ack::timestamp;
+use super::bbr_feedback::HandedOverTransmit;
 use super::conn::{TcpConnection, TcpEnv};
 use super::scoreboard::SentRangeInfo;
 use super::spans::CollectedSpans;
@@ -205,8 +206,11 @@ impl<T: TxTransforms> TcpConnection<T> {
     }
 
     /// Reduces a congestion window that was not used for longer than the time-out: RFC 5681 section
-    /// 4.1.
+    /// 4.1. BBR keeps its window, and paces.
     fn restart_after_idle(&mut self, now: Instant, config: &crate::config::TcpConfig) {
+        if self.prepare_bbr(now) {
+            return;
+        }
         let snd = &mut self.snd;
         let rto = snd.rtt.rto(config);
         let idle = now.since(snd.last_sent);
@@ -268,17 +272,18 @@ impl<T: TxTransforms> TcpConnection<T> {
     /// Sends new data within both windows, pacing and Nagle's algorithm.
     fn send_new(&mut self, cx: &mut TcpEnv<'_>) {
         self.snd.cwnd_limited = false;
-        let mut sent = false;
+        let (mut sent, mut starved) = (false, false);
         while self.snd.nxt < self.send_end() {
             let Some(len) = self.new_data_len(cx) else { break };
             let nxt = self.snd.nxt;
             if self.transmit(cx, nxt, nxt + len, false) == 0 {
+                starved = true;
                 break;
             }
             sent = true;
         }
         self.snd.pacing_limited = self.timers.is_set(TcpTimer::Pace);
-        self.note_window_use(sent);
+        self.note_window_use(sent, starved);
         // RFC 6298 (5.1), RFC 8985 section 7.2; or for zero-window probes.
         if sent || self.snd.flight.is_empty() && self.snd.nxt < self.send_end() {
             self.rearm_retransmit(cx);
@@ -286,16 +291,21 @@ impl<T: TxTransforms> TcpConnection<T> {
     }
 
     /// Notes how much of the congestion window is used. It also counts as the limit if the last
-    /// segments filled it and nothing more is queued.
-    fn note_window_use(&mut self, sent: bool) {
+    /// segments filled it and nothing more is queued. `starved` is true if bytes that are queued
+    /// have yet to be read.
+    fn note_window_use(&mut self, sent: bool, starved: bool) {
         let snd = &mut self.snd;
         let full = snd.flight.pipe() + u64::from(snd.mss) > u64::from(snd.cc.cwnd);
         let limited = snd.cwnd_limited || sent && full;
-        if !limited && snd.nxt == snd.spans.end() + u64::from(snd.fin) {
+        let all = snd.nxt == snd.spans.end() + u64::from(snd.fin);
+        if !limited && all {
             snd.rate.on_app_limited();
         }
         if sent || limited {
             snd.usage.note(limited, snd.flight.total(), snd.una, snd.nxt);
+        }
+        if !limited && (all || starved) {
+            self.note_bbr_app_limited();
         }
     }
 
@@ -314,10 +324,15 @@ impl<T: TxTransforms> TcpConnection<T> {
         let pipe = snd.flight.pipe();
         let cwnd = (u64::from(snd.cc.cwnd) + snd.limited_transmit()).saturating_sub(pipe);
         let allowed = window.min(cwnd);
-        if data > cwnd && cwnd <= window {
+        // With BBR, pacing limits sending as long as a segment fits the window.
+        let room = if snd.bbr.is_some() { mss - 1 } else { data };
+        if data > cwnd && cwnd <= window.min(room) {
             snd.cwnd_limited = true;
         }
         if allowed >= data && data <= burst {
+            if self.snd.bbr.is_some() && self.is_paced(cx) {
+                return None;
+            }
             // All data, and the FIN after it.
             if data % mss == 0 || queued > data || self.may_send_small() {
                 return Some(queued);
@@ -377,6 +392,9 @@ impl<T: TxTransforms> TcpConnection<T> {
         let mss = self.snd.mss;
         let max = cx.out.offloads.transmit_bytes_max / mss * mss;
         let srtt = self.snd.rtt.srtt();
+        if let Some(quantum) = self.bbr_send_quantum() {
+            return (quantum / mss * mss).min(max).max(mss);
+        }
         if !cx.config.pacing || self.snd.rtt.min() < PACE_RTT_MIN {
             return max.max(mss);
         }
@@ -388,10 +406,13 @@ impl<T: TxTransforms> TcpConnection<T> {
 
     /// Returns whether pacing holds the next transmit back; sets the timer if so.
     fn is_paced(&mut self, cx: &TcpEnv<'_>) -> bool {
-        if !cx.config.pacing || self.snd.pace_at <= cx.now + PACE_BURST {
+        // BBR's runs follow each other at the pacing rate; others may be early by a run.
+        let early = if self.snd.bbr.is_some() { Duration::ZERO } else { PACE_BURST };
+        let paces = cx.config.pacing || self.snd.bbr.is_some();
+        if !paces || self.snd.pace_at <= cx.now + early {
             return false;
         }
-        self.timers.set(TcpTimer::Pace, self.snd.pace_at - PACE_BURST);
+        self.timers.set(TcpTimer::Pace, self.snd.pace_at - early);
         true
     }
 
@@ -399,6 +420,10 @@ impl<T: TxTransforms> TcpConnection<T> {
     /// and 1.2 times in congestion avoidance, as Linux does.
     fn pace(&mut self, cx: &TcpEnv<'_>, len: u64) {
         let srtt = self.snd.rtt.srtt();
+        if let Some(time) = self.bbr_pacing_time(len) {
+            self.snd.pace_at = self.pace_from(cx.now) + time;
+            return;
+        }
         if !cx.config.pacing || self.snd.rtt.min() < PACE_RTT_MIN {
             return;
         }
@@ -408,9 +433,10 @@ impl<T: TxTransforms> TcpConnection<T> {
     }
 
     /// Returns the time that pacing counts from: now, or the time at which it permitted the next
-    /// segment if this thread was late, but at most a round trip ago.
+    /// segment if this thread was late, but at most a round trip ago, with BBR a millisecond.
     fn pace_from(&self, now: Instant) -> Instant {
-        let late = if self.snd.pacing_limited { self.snd.rtt.srtt() } else { Duration::ZERO };
+        let most = if self.snd.bbr.is_some() { PACE_BURST } else { self.snd.rtt.srtt() };
+        let late = if self.snd.pacing_limited { most } else { Duration::ZERO };
         self.snd.pace_at.max(now - late)
     }
 
@@ -459,6 +485,7 @@ impl<T: TxTransforms> TcpConnection<T> {
         if pending {
             self.snd.transforms.note_handed_over(start, tag, &parts, again);
         }
+        let in_network_before = self.snd.flight.in_network();
         if again {
             self.snd.flight.resend(start, start + sent, cx.now, sending);
         } else {
@@ -466,6 +493,7 @@ impl<T: TxTransforms> TcpConnection<T> {
             self.snd.nxt = start + sent;
             cx.out.counters.tcp_out_bytes += u64::from(len);
         }
+        self.note_bbr_transmit(cx.now, HandedOverTransmit { tag, pending, in_network_before });
         self.note_sent(cx, start, len, &parts, again);
         let payload = TcpPayload {
             segment_size: if len > self.snd.mss { self.segment_size() } else { 0 },

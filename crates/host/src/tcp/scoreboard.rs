@@ -22,7 +22,7 @@ pub(crate) struct SentRange {
     pub(crate) tag: u32,
     /// Payload bytes of the full segments, counted from `start`.
     segment_size: u16,
-    /// Flags: [`SACKED`], [`LOST`], [`RESENT`], [`EVER_RESENT`], [`PENDING`].
+    /// Flags: [`SACKED`], [`LOST`], [`RESENT`], [`EVER_RESENT`], [`PENDING`], [`LOSS_TAKEN`].
     bits: u8,
 }
 
@@ -47,6 +47,8 @@ const RESENT: u8 = 4;
 const EVER_RESENT: u8 = 8;
 /// The last transmit of the range has not been echoed.
 const PENDING: u8 = 16;
+/// The loss was passed to congestion control; only together with `LOST`.
+const LOSS_TAKEN: u8 = 32;
 
 impl SentRange {
     const fn len(&self) -> u64 {
@@ -157,6 +159,26 @@ impl Scoreboard {
     /// Returns the bytes thought to be in the network: RFC 6675's pipe.
     pub(crate) const fn pipe(&self) -> u64 {
         self.total - self.sacked - self.lost + self.resent
+    }
+
+    /// Returns the bytes in the network, without transmits that wait in the device.
+    pub(crate) const fn in_network(&self) -> u64 {
+        self.pipe().saturating_sub(self.pending)
+    }
+
+    /// Returns the number of entries.
+    pub(crate) fn ranges(&self) -> usize {
+        self.list.len()
+    }
+
+    /// Returns the tags of the entries that are not known to have arrived.
+    pub(crate) fn unacknowledged_tags(&self) -> impl Iterator<Item = u32> {
+        self.list.iter().filter(|sent| !sent.has(SACKED)).map(|sent| sent.tag)
+    }
+
+    /// Returns the time at which the transmit that was echoed last left.
+    pub(crate) const fn last_departure(&self) -> Instant {
+        self.departed
     }
 
     /// Returns the selectively acknowledged bytes.
@@ -351,11 +373,21 @@ impl Scoreboard {
                 } else {
                     self.lost += sent.len();
                 }
-                self.list[index].bits = (sent.bits & !RESENT) | LOST;
+                self.list[index].bits = (sent.bits & !(RESENT | LOSS_TAKEN)) | LOST;
                 any = true;
             }
         }
         any
+    }
+
+    /// Calls `seen` with each range that was found lost since the last call.
+    pub(crate) fn take_losses(&mut self, mut seen: impl FnMut(&SentRange)) {
+        for sent in self.list.iter_mut() {
+            if sent.has(LOST) && !sent.has(LOSS_TAKEN) {
+                sent.bits |= LOSS_TAKEN;
+                seen(sent);
+            }
+        }
     }
 
     /// Marks the first `len` bytes lost. Returns false if they were known to be lost or have not
@@ -418,7 +450,7 @@ impl Scoreboard {
     /// Clears all loss marks, after a time-out that turned out to be spurious.
     pub(crate) fn clear_loss_marks(&mut self) {
         for sent in self.list.iter_mut() {
-            sent.bits &= !(LOST | RESENT);
+            sent.bits &= !(LOST | RESENT | LOSS_TAKEN);
         }
         self.lost = 0;
         self.resent = 0;

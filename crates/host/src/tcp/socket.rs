@@ -74,6 +74,7 @@ impl<T: TxTransforms> TcpConnection<T> {
             min_rtt: self.snd.rtt.min(),
             delivery_rate,
             delivery_rate_app_limited,
+            pacing_rate: self.bbr_pacing_rate(),
             local: self.tuple.local,
             remote: self.tuple.remote,
             state: self.state.name(),

@@ -81,6 +81,7 @@ fn describe(info: &SocketInfo, queue: usize) -> Value {
         "min_rtt_us": info.min_rtt.as_micros(),
         "delivery_rate_bytes_per_s": info.delivery_rate,
         "delivery_rate_app_limited": info.delivery_rate_app_limited,
+        "pacing_rate_bytes_per_s": info.pacing_rate,
         "file_bytes_offloaded": info.file_bytes_offloaded,
         "retransmitted_bytes": info.retransmitted_bytes,
         "tls": info.tls.map(|tls| json!({
