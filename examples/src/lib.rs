@@ -185,7 +185,7 @@ impl DevicePorts for Ports {
 }
 
 impl HostPorts for Ports {
-    fn pop_event(&mut self, _device: usize) -> Option<Event> {
+    fn pop_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 

@@ -95,8 +95,6 @@ pub enum Refusal {
     DoesNotFit,
     /// The TCP options of the two connections differ in a way that cannot be translated.
     OptionsDiffer,
-    /// With several queues, packets of one connection may reach different devices.
-    ManyQueues,
     /// One of the connections ended, or was closed, before the device could take it.
     Ended,
     /// The device is overloaded.
@@ -132,7 +130,6 @@ impl fmt::Display for Refusal {
             Self::KeysChangeTooOften => "the peer changes its keys too often",
             Self::DoesNotFit => "more than the device's engine takes",
             Self::OptionsDiffer => "the connections' TCP options differ",
-            Self::ManyQueues => "packets may reach another queue's device",
             Self::Ended => "the connection ended before",
             Self::Overloaded => "the device is busy",
             Self::DeviceReset => "the device was reset",

@@ -36,6 +36,7 @@ pub mod quic;
 pub mod ring;
 pub mod setup;
 pub mod splice;
+pub mod steering;
 pub mod teardown;
 
 pub use caps::{Capabilities, ExtentCount, FileLimits, Refusal};

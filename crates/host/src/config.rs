@@ -9,6 +9,7 @@ use core::ops::RangeInclusive;
 use core::str::FromStr;
 
 use abi::Refusal;
+use abi::steering::OwnQueue;
 use base::{Duration, Instant};
 
 /// A local address and the length of its on-link prefix.
@@ -62,6 +63,9 @@ pub struct HostConfig {
     /// True if this host answers ARP requests, neighbor solicitations and echo requests. All hosts
     /// of a device receive the packets that belong to no flow, so exactly one of them answers.
     pub answers: bool,
+    /// The queue whose flows this host owns, if there are several: active opens use only ports that
+    /// lead to it. `None` if the host owns all flows of its addresses.
+    pub own_queue: Option<OwnQueue>,
     /// Local ports of active opens; Linux's `ip_local_port_range`.
     pub ports: RangeInclusive<u16>,
     /// Maximum number of connections, not counting half-open ones.
@@ -106,6 +110,7 @@ impl Default for HostConfig {
             addrs: Vec::new(),
             gateways: Vec::new(),
             answers: true,
+            own_queue: None,
             // Dynamic port range of RFC 6335.
             ports: 49152..=65535,
             connections_max: 65_536,

@@ -1,9 +1,13 @@
 //! Connection establishment: RFC 9293 section 3.5, RFC 7323 section 2, RFC 2018 section 2, RFC
 //! 4987.
 
-use base::Duration;
+use std::sync::Arc;
+
+use abi::steering::{FlowSteering, OwnQueue};
+use base::{Duration, Instant};
 use outboard_host::SocketError;
 use testkit::{ScriptedTcpPeer, seg};
+use wire::{Endpoint, Tuple};
 
 /// RFC 9293 section 3.7.1, RFC 7323 sections 2.2 and 3.2, RFC 2018 section 2: every option in the
 /// SYN is accepted.
@@ -439,4 +443,20 @@ fn over_ipv6() {
     t.accepted();
     t.app_write_zeros(3000);
     t.expect(seg!(ACK seq 1 len 3000 run 1428));
+}
+
+/// With several queues, the answers to an active open reach the queue of the host that opened.
+#[test]
+fn active_opens_use_ports_that_lead_to_their_own_queue() {
+    let steering = Arc::new(FlowSteering::new(3, 3));
+    for index in 0..3 {
+        let own = OwnQueue { steering: Arc::clone(&steering), index };
+        let mut t = ScriptedTcpPeer::server_with(|config| config.own_queue = Some(own));
+        for last in 2..40 {
+            let remote = Endpoint { addr: [10, 77, 0, last].into(), port: 80 };
+            let socket = t.host.connect(Instant::ZERO, remote).expect("a port is free");
+            let local = t.host.local(socket).expect("it is open");
+            assert_eq!(steering.queue_of(&Tuple { local, remote }), index);
+        }
+    }
 }

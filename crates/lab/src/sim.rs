@@ -188,7 +188,7 @@ struct Totals {
 }
 
 /// Counters of the summary, with their descriptions: injected faults, and their effects.
-const SUMMARY_COUNTERS: [(&str, &str); 157] = [
+const SUMMARY_COUNTERS: [(&str, &str); 158] = [
     ("responses", "responses, verified byte by byte"),
     ("bytes", "bytes read by clients"),
     ("errors", "connections that failed"),
@@ -217,6 +217,8 @@ const SUMMARY_COUNTERS: [(&str, &str); 157] = [
     ("file_offload_bytes", "file bytes sent by devices"),
     ("file_fallback_bytes", "file bytes read by hosts"),
     ("file_memory_waits", "transmits that waited for device memory"),
+    ("worlds_with_queues", "runs with several queues"),
+    ("rx_steered_in", "frames handed over between devices"),
     ("setup_accepted", "connections that devices set up"),
     ("quasi_tcbs_promoted", "of those, quasi-TCBs promoted"),
     ("handed_over", "connections torn down by devices"),

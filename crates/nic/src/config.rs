@@ -31,6 +31,10 @@ pub struct DeviceConfig {
     pub mac: [u8; 6],
     /// Queues of hosts, at least one. RSS spreads received flows over them.
     pub queues: usize,
+    /// The device's own queue, if each queue has a device: received frames of other queues are
+    /// handed over to their devices before any engine sees them ([`crate::Device::poll_steered`]).
+    /// `None` if this device serves all queues.
+    pub own_queue: Option<usize>,
     /// The file engine; `None` disables it.
     pub file: Option<FileConfig>,
     /// The layer-5 engine; `None` disables it.
@@ -81,6 +85,7 @@ impl DeviceConfig {
         Self {
             mac,
             queues: 1,
+            own_queue: None,
             file: Some(FileConfig::default()),
             l5o: None,
             setup: Some(SetupConfig::default()),

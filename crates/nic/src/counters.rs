@@ -70,6 +70,18 @@ base::counters! {
 }
 
 base::counters! {
+    /// Frames handed over between the devices of several queues.
+    pub(crate) struct SteeringCounters {
+        /// Received frames of other queues, for their devices.
+        rx_steered_out,
+        /// Frames of the device's own queue that other devices received.
+        rx_steered_in,
+        /// Dropped: the device of the frame's queue had no room for it.
+        rx_steered_dropped,
+    }
+}
+
+base::counters! {
     /// Received frames that are for a host.
     pub(crate) struct DeliveryCounters {
         /// Frames delivered to a host queue.

@@ -4,6 +4,7 @@
 //! call that reaches engines ends by fulfilling their requests (`Device::with_engines`).
 
 mod quiesce;
+mod steering;
 mod transmit;
 mod workers;
 
@@ -22,6 +23,7 @@ use crate::engine::{Engines, teardown};
 use crate::flow::FlowTable;
 use crate::pipeline::rx::{OfferedRxFrame, ParsedRxFrame, RxPipeline, RxTransport};
 use crate::pipeline::{Egress, TimestampGuard, TxRun};
+use steering::Steering;
 use workers::HeldFrames;
 
 /// Interval of polling for memory that a transmit waits for and that frames on the link still hold.
@@ -41,7 +43,8 @@ const LOAD_LOW_PERMILLE: u16 = 700;
 ///    that were sent and polls until `None`: only then can the memory of file blocks that the
 ///    frames shared be reused.
 /// 2. [`poll_disk`](Self::poll_disk): requests for the disk.
-/// 3. [`poll_event`](Self::poll_event), or [`poll_queue_event`](Self::poll_queue_event) for one
+/// 3. [`poll_steered`](Self::poll_steered): frames for the devices of other queues.
+/// 4. [`poll_event`](Self::poll_event), or [`poll_queue_event`](Self::poll_queue_event) for one
 ///    queue: events for the host.
 ///
 /// No frame is returned while the echo of a transmit is queued, so that the host learns that a
@@ -89,6 +92,7 @@ pub struct Device {
     /// Encryption and decryption by workers; `None` if there are none.
     crypto: Option<CryptoQueue>,
     held: HeldFrames,
+    steering: Steering,
     /// Maximum number of payload bytes of a TCP run that the link takes as one frame, as known so
     /// far.
     run_bytes_max: u32,
@@ -116,13 +120,14 @@ impl Device {
         let pool = PacketPool::new(config.pool_buffers_max);
         Self {
             receiver: RxPipeline::new(config.mac, config.queues, config.rss_seed)
-                .with_steering(config.quic_steering),
+                .with_quic_steering(config.quic_steering),
             timestamp_guard: config.correct_timestamps.then(TimestampGuard::new),
             flows: FlowTable::new(config.rss_seed),
             engines: Engines::new(&config),
             egress: Egress::new(config.queues, config.queue_events_max, link, pool),
             crypto: None,
             held: HeldFrames::default(),
+            steering: Steering::new(config.own_queue, config.queues),
             run_bytes_max: config.run_bytes_max.max(RUN_BYTES_MAX),
             unsent: VecDeque::new(),
             next_queue: 0,
@@ -167,18 +172,31 @@ impl Device {
         result
     }
 
-    /// Processes a frame from the link.
+    /// Processes a frame from the link. If its flow belongs to the queue of another device, it
+    /// waits for [`Self::poll_steered`].
     pub fn handle_frame(&mut self, now: Instant, frame: RxFrame) {
         match self.receiver.handle(frame) {
-            Ok(arrived) if self.crypto.is_some() => self.handle_with_workers(now, arrived),
-            Ok(arrived) => self.handle_parsed(now, arrived),
+            Ok(arrived) => {
+                if let Some(own) = self.steer(arrived) {
+                    self.handle_own(now, own);
+                }
+            }
             Err(packet) => self.egress.recycle(packet),
+        }
+    }
+
+    /// Processes a frame of a flow that this device serves.
+    fn handle_own(&mut self, now: Instant, arrived: ParsedRxFrame) {
+        if self.crypto.is_some() {
+            self.handle_with_workers(now, arrived);
+        } else {
+            self.handle_parsed(now, arrived);
         }
     }
 
     fn handle_parsed(&mut self, now: Instant, arrived: ParsedRxFrame) {
         let ParsedRxFrame { queue, mut received, transport } = arrived;
-        if matches!(transport, RxTransport::Other) {
+        if matches!(transport, RxTransport::Other) && self.config.own_queue.is_none() {
             self.copy_to_other_queues(queue, &received);
         }
         self.with_engines(now, |engines, egress| {
@@ -382,7 +400,8 @@ impl Device {
     }
 
     /// Loses all state: waiting transmits, open files, file content, unpolled events, waiting QUIC
-    /// packets. Each queue gets [`Event::Reset`]. Counters keep their values.
+    /// packets. The host of its own queue gets [`Event::Reset`], or each host if the device serves
+    /// all queues. Counters keep their values.
     pub fn reset(&mut self) {
         self.resets += 1;
         self.discard_jobs();
@@ -390,7 +409,8 @@ impl Device {
         self.quiescing.clear();
         self.unsent.clear();
         self.flows.clear();
-        self.egress.reset();
+        self.steering.clear(&mut self.egress);
+        self.egress.reset(self.config.own_queue);
         self.engines.reset(&mut self.egress);
         // The event of a change may have been lost.
         if self.link_has_changed {
@@ -410,7 +430,7 @@ impl Device {
             return;
         }
         self.load_is_high = high;
-        for queue in 0..self.queues() {
+        for queue in (0..self.queues()).filter(|&queue| self.steering.serves(queue)) {
             self.egress.emit(queue, Event::Load(DeviceLoad { permille, high }));
         }
     }
@@ -452,6 +472,7 @@ impl Device {
         self.egress.internal.visit(f);
         self.receiver.counters.visit(f);
         self.egress.delivered.visit(f);
+        self.steering.counters.visit(f);
         f("rx_returned", self.returned);
         self.egress.pool.visit(f);
         self.egress.tx.visit(f);

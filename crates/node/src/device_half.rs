@@ -22,7 +22,7 @@ pub trait DevicePorts: DiskPort {
     /// Returns the next operation of the host.
     fn pop_op(&mut self) -> Option<Op>;
 
-    /// Returns the next buffer that the host has returned.
+    /// Returns the next buffer that the host or another device has returned.
     fn pop_recycled(&mut self) -> Option<PacketBuf>;
 
     /// Puts an event into the ring of a queue's host. Drops it if that host has ended.
@@ -34,6 +34,26 @@ pub trait DevicePorts: DiskPort {
 
     /// Wakes the host of a queue, which has new events.
     fn wake_host(&mut self, _queue: usize) {}
+
+    /// Hands a received frame over to the device of another queue.
+    ///
+    /// # Errors
+    /// Returns the frame if that device has no room for it.
+    fn push_steered(&mut self, _queue: usize, frame: RxFrame) -> Result<(), RxFrame> {
+        Err(frame)
+    }
+
+    /// Wakes the device of a queue, which has new frames.
+    fn wake_device(&mut self, _queue: usize) {}
+
+    /// Returns the next frame that another device has handed over, and the queue of that device.
+    fn pop_steered(&mut self) -> Option<(usize, RxFrame)> {
+        None
+    }
+
+    /// Gives a free buffer to the device of a queue, in exchange for that of a frame. If the ring
+    /// is full the buffer is freed, and that device allocates another.
+    fn push_spare(&mut self, _queue: usize, _packet: PacketBuf) {}
 }
 
 /// A device with its driver.
@@ -55,7 +75,9 @@ impl DeviceHalf {
     pub fn turn(&mut self, now: Instant, ports: &mut impl DevicePorts) -> TurnResult {
         let mut turn = TurnResult::default();
         self.take_frames(now, ports, &mut turn);
+        self.take_steered(now, ports, &mut turn);
         self.take_ops(now, ports, &mut turn);
+        self.push_steered(ports, &mut turn);
         self.take_completions(now, ports, &mut turn);
         // The echo of a transmit precedes the acknowledgment of its bytes.
         self.push_events(ports, &mut turn);
@@ -78,6 +100,36 @@ impl DeviceHalf {
             turn.worked = true;
         }
         turn.more = true;
+    }
+
+    /// Takes the frames that other devices received for this one.
+    fn take_steered(&mut self, now: Instant, ports: &mut impl DevicePorts, turn: &mut TurnResult) {
+        for _ in 0..BATCH {
+            let Some((from, frame)) = ports.pop_steered() else { return };
+            if let Some(spare) = self.device.handle_steered(now, frame) {
+                ports.push_spare(from, spare);
+            }
+            turn.worked = true;
+        }
+        turn.more = true;
+    }
+
+    /// Hands over the frames that this device received for others.
+    fn push_steered(&mut self, ports: &mut impl DevicePorts, turn: &mut TurnResult) {
+        for queue in 0..self.device.queues() {
+            let mut any = false;
+            while let Some(frame) = self.device.poll_steered(queue) {
+                match ports.push_steered(queue, frame) {
+                    Ok(()) => any = true,
+                    // As if the queue of the link had been full.
+                    Err(frame) => self.device.drop_steered(frame),
+                }
+            }
+            if any {
+                ports.wake_device(queue);
+                turn.worked = true;
+            }
+        }
     }
 
     fn take_ops(&mut self, now: Instant, ports: &mut impl DevicePorts, turn: &mut TurnResult) {

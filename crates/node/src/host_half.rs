@@ -7,18 +7,13 @@ use host::{Application, Host};
 
 use crate::{DiskPort, TurnResult};
 
-/// Maximum number of events of a device, and most completions, that are taken in a turn.
+/// Maximum number of events, and of completions, that are taken in a turn.
 const BATCH: usize = 256;
 
 /// A host's rings, and its disk for files that the device does not read.
 pub trait HostPorts: DiskPort {
-    /// Returns the number of devices whose events this host takes.
-    fn devices(&self) -> usize {
-        1
-    }
-
-    /// Returns the next event of a device.
-    fn pop_event(&mut self, device: usize) -> Option<Event>;
+    /// Returns the next event of the device.
+    fn pop_event(&mut self) -> Option<Event>;
 
     /// Returns whether the device's ring has room for an operation.
     fn has_op_room(&mut self) -> bool;
@@ -103,18 +98,12 @@ impl HostHalf {
     }
 
     fn take_events(&mut self, now: Instant, ports: &mut impl HostPorts, turn: &mut TurnResult) {
-        for device in 0..ports.devices() {
-            let mut room = BATCH;
-            while let Some(event) = ports.pop_event(device) {
-                self.host.handle_event(now, event);
-                turn.worked = true;
-                room -= 1;
-                if room == 0 {
-                    turn.more = true;
-                    break;
-                }
-            }
+        for _ in 0..BATCH {
+            let Some(event) = ports.pop_event() else { return };
+            self.host.handle_event(now, event);
+            turn.worked = true;
         }
+        turn.more = true;
     }
 
     fn take_completions(

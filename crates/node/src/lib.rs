@@ -16,7 +16,7 @@
 //!   line, and [`TurnResult::blocked`] asks for another turn soon.
 //! - No half takes more than a batch from one source in a turn, so that no source starves another.
 //! - Buffers return: those of sent frames to the device's pool, those of read packets over the
-//!   ring.
+//!   ring, and for each frame handed over between devices a free buffer of the same size.
 //!
 //! The driver reads no clock, does no I/O, never sleeps and starts no thread: these are the
 //! caller's.

@@ -1,6 +1,6 @@
 //! Signals that end the subcommands which do their work and then end, as clients do.
 //!
-//! A thread waits for signals; at the first one it sends the application a message to close, and
+//! A thread waits for signals; at the first one it sends each application a message to close, and
 //! the main thread, which waits for results of the application, reports the signal as its failure.
 
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use stack::{MessageSender, Signals, spawn};
 pub(crate) struct Interrupt(Arc<AtomicI32>);
 
 impl Interrupt {
-    /// Sends `close` to an application at the first signal, and ends the program at the second.
+    /// Sends `close` to the applications at the first signal, and ends the program at the second.
     ///
     /// # Errors
     /// Fails if no thread can be started.
     pub(crate) fn watch<M: Send + 'static>(
         &self,
         signals: Signals,
-        sender: MessageSender<M>,
+        senders: Vec<MessageSender<M>>,
         close: fn() -> M,
     ) -> Result<(), Failure> {
         let seen = Arc::clone(&self.0);
@@ -33,7 +33,7 @@ impl Interrupt {
                     // The default action of the signal.
                     let _failed = signal_hook::low_level::emulate_default_handler(signal);
                 }
-                sender.send(close());
+                senders.iter().for_each(|sender| sender.send(close()));
             }
         };
         spawn("interrupts".to_owned(), watch).map(drop)

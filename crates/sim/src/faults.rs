@@ -16,6 +16,7 @@ use crate::calm::Disturbance;
 use crate::numbers::Numbers;
 use crate::patterns::PatternScenario;
 use crate::proxy_scenario::ProxyScenario;
+use crate::queues;
 use crate::quic::QuicScenario;
 use crate::remote_scenario::RemoteScenario;
 use crate::storage::{self, StorageScenario};
@@ -336,6 +337,8 @@ pub(crate) struct Scenario {
     pub(crate) lost_contexts: u64,
     /// Hosts answer resynchronization requests late and twice.
     pub(crate) late_answers: bool,
+    /// Number of queues of the machine to which clients connect.
+    pub(crate) queues: usize,
     /// The node whose program terminates in the middle and starts again.
     pub(crate) terminates: Option<usize>,
     /// Sequence numbers and the like that begin just below their limits.
@@ -411,13 +414,24 @@ impl Scenario {
             lost_contexts: 0,
             late_answers: false,
             numbers: None,
+            queues: 1,
             terminates: None,
         };
         scenario.shape(storage);
         scenario.draw_files((calm_net, calm_disk));
         scenario.draw_oddities();
         scenario.draw_end();
+        // A program that terminates has one queue, and so has a target of NVMe/TCP.
+        if scenario.terminates.is_none() && scenario.storage.is_none() {
+            scenario.queues = queues::draw(seed);
+        }
         scenario
+    }
+
+    /// Returns the number of queues of a machine.
+    pub(crate) fn queues_of(&self, machine: usize) -> usize {
+        // Bounds of performance hold for each queue; runs that measure them have one.
+        if machine == self.front() && self.calm.is_none() { self.queues } else { 1 }
     }
 
     /// Draws few ports, old SYNs, first numbers and lost contexts from generators of their own: the

@@ -53,6 +53,7 @@ mod node;
 mod numbers;
 mod patterns;
 mod proxy_scenario;
+mod queues;
 mod quic;
 mod remote_scenario;
 mod report;
@@ -301,6 +302,8 @@ fn counters_of(sim: &mut SimRun) -> BTreeMap<&'static str, u64> {
     add("worlds_with_patterns", u64::from(sim.scenario.patterns.is_some()));
     add("pattern_claims_checked", sim.nodes.iter().map(|node| node.watch.claims.claims).sum());
     add("worlds_with_quic", u64::from(sim.scenario.quic.is_some()));
+    let queues = sim.scenario.queues_of(sim.scenario.front());
+    add("worlds_with_queues", u64::from(queues > 1));
     counters
 }
 

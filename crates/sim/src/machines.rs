@@ -21,6 +21,7 @@ use crate::net::SimNet;
 use crate::node::{App, SimNode};
 use crate::numbers;
 use crate::patterns::PatternScenario;
+use crate::queues::SimQueue;
 use crate::quic;
 use crate::tls;
 use crate::uploads::DIRECTORY;
@@ -98,9 +99,9 @@ pub(crate) struct ServerStart {
     pub(crate) now: Instant,
 }
 
-/// Builds a server.
+/// Builds a server, or a queue of it.
 pub(crate) fn server(
-    node: usize,
+    (node, queue): (usize, SimQueue),
     scenario: &Scenario,
     net: &SimNet,
     rng: &mut Prng,
@@ -108,7 +109,7 @@ pub(crate) fn server(
 ) -> SimNode {
     // Without offload: either a device without the engine, or a host that does not use it.
     let engine = rng.chance(0.5) || scenario.offload;
-    let mut config = DeviceConfig {
+    let mut device = DeviceConfig {
         file: engine.then(|| scenario.device.clone()),
         l5o: match scenario.patterns_of(node) {
             Some(patterns) => patterns.engine(tls_engine(scenario, node)),
@@ -126,9 +127,8 @@ pub(crate) fn server(
         ..device_base(scenario, node)
     };
     if let Some(remote) = &scenario.remote {
-        (config.file, config.l5o) = (None, Some(remote.server_engine(scenario)));
+        (device.file, device.l5o) = (None, Some(remote.server_engine(scenario)));
     }
-    let device = Device::new(config, net.link_caps());
     let ahead = Duration::from_millis(scenario.clock_ahead_ms);
     let mut config = HostConfig {
         addrs: addresses(node),
@@ -143,10 +143,15 @@ pub(crate) fn server(
     if let Some(remote) = &scenario.remote {
         remote.configure_host(&mut config);
     }
+    queue.configure(scenario, &mut device, &mut config);
+    let device = Device::new(device, net.link_caps());
     let mut host = Host::new(config, &device.capabilities(), rng.next_u64());
     let mut content = scenario.content.clone();
     content.tls = scenario.tls.as_ref().map(tls::server);
     content.http3 = quic::config(scenario, node, start.life);
+    if let (Some(http3), Some(steering)) = (&mut content.http3, queue.quic_steering(scenario)) {
+        http3.steering = Some((steering, queue.index));
+    }
     content.uploads = scenario.uploads.as_ref().map(|uploads| UploadConfig {
         quota: Arc::new(UploadQuota::new(uploads.quota, start.upload_bytes)),
         file_bytes_max: uploads.file_bytes_max,
@@ -169,6 +174,7 @@ pub(crate) fn server(
     };
     SimNode::new(device, host, app, ahead, scenario.rings.slots)
         .with_patterns(scenario.patterns_of(node).map(PatternScenario::rules))
+        .on_queue(queue)
 }
 
 /// Builds a client.

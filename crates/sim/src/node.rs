@@ -28,6 +28,7 @@ use crate::client::{ClientEnv, SimClient};
 use crate::disk::SimDisk;
 use crate::events::{NodeHalf, SentFrame, SimLinkFrame};
 use crate::misbehaving_host::MisbehavingHost;
+use crate::queues::SimQueue;
 use crate::report::RunReport;
 use crate::storage::rogue::Rogue;
 use crate::storage::user::User;
@@ -84,6 +85,11 @@ pub(crate) struct TurnEnv<'a> {
     pub(crate) port_room: usize,
     /// The port has refused a frame.
     pub(crate) port_refused: bool,
+    /// Number of frames that the device of each queue of the machine has room for.
+    pub(crate) steering_room: Vec<usize>,
+    /// Frames for the devices of other queues, and free buffers in return for theirs.
+    pub(crate) steered: Vec<(usize, RxFrame)>,
+    pub(crate) spares: Vec<(usize, PacketBuf)>,
 }
 
 /// The rings between the halves of a machine, and the inputs of each half from outside.
@@ -96,6 +102,8 @@ struct NodeRings {
     events: VecDeque<Event>,
     /// Frames that have arrived.
     received: VecDeque<SimLinkFrame>,
+    /// Frames that other devices of the machine have handed over, with their queues.
+    steered: VecDeque<(usize, RxFrame)>,
     device_disk: VecDeque<DiskCompletion>,
     host_disk: VecDeque<DiskCompletion>,
     slots: usize,
@@ -109,6 +117,7 @@ impl NodeRings {
             recycle_overruns: 0,
             events: VecDeque::new(),
             received: VecDeque::new(),
+            steered: VecDeque::new(),
             device_disk: VecDeque::new(),
             host_disk: VecDeque::new(),
             slots,
@@ -136,6 +145,7 @@ pub(crate) struct SimNode {
     pub(crate) watch: ContractWatch,
     pub(crate) odd: MisbehavingHost,
     pub(crate) receive_overruns: u64,
+    pub(crate) queue: SimQueue,
     /// Times of the next turns of device and host.
     pub(crate) turns: [Instant; 2],
     /// Lead of the node's clock over simulated time.
@@ -160,6 +170,7 @@ impl SimNode {
             watch: ContractWatch::default(),
             odd: MisbehavingHost::default(),
             receive_overruns: 0,
+            queue: SimQueue::ONLY,
             turns: [Instant::FAR_FUTURE; 2],
             ahead,
             stopped: false,
@@ -167,6 +178,11 @@ impl SimNode {
             life: 0,
             frozen_counters: BTreeMap::new(),
         }
+    }
+
+    /// Makes the node one of several queues of its machine.
+    pub(crate) fn on_queue(self, queue: SimQueue) -> Self {
+        Self { device: DeviceHalf::new(self.device.device, queue.index), queue, ..self }
     }
 
     /// Compares the claims of the device about these rules' patterns with the results of software.
@@ -205,6 +221,21 @@ impl SimNode {
         } else {
             self.receive_overruns += 1;
         }
+    }
+
+    /// Returns the number of frames of other devices that the node has room for.
+    pub(crate) fn steering_room(&self) -> usize {
+        self.rings.slots.saturating_sub(self.rings.steered.len())
+    }
+
+    /// Queues a frame that the device of another queue has received.
+    pub(crate) fn take_steered(&mut self, from: usize, frame: RxFrame) {
+        self.rings.steered.push_back((from, frame));
+    }
+
+    /// Queues a free buffer of another device.
+    pub(crate) fn take_spare(&mut self, spare: PacketBuf) {
+        self.rings.recycle.push_back(spare);
     }
 
     /// Queues a disk completion for one half.
@@ -260,11 +291,12 @@ impl SimNode {
 
     /// Returns whether nothing waits between the halves.
     pub(crate) fn is_idle(&self) -> bool {
-        let NodeRings { ops, events, received, device_disk, host_disk, .. } = &self.rings;
+        let NodeRings { ops, events, received, steered, device_disk, host_disk, .. } = &self.rings;
         self.host.is_idle()
             && ops.is_empty()
             && events.is_empty()
             && received.is_empty()
+            && steered.is_empty()
             && device_disk.is_empty()
             && host_disk.is_empty()
     }
@@ -278,10 +310,11 @@ impl SimNode {
             SimDevicePorts { rings, watch, around, turned: NodeTurnResult::default(), full: None };
         let TurnResult { more, blocked, .. } = self.device.turn(now, &mut ports);
         let (mut turned, full) = (ports.turned, ports.full);
-        let NodeRings { received, device_disk, ops, events, .. } = &self.rings;
+        let NodeRings { received, steered, device_disk, ops, events, .. } = &self.rings;
         let takes_ops = self.device.device.can_take_op();
         let more = more
             || !received.is_empty()
+            || !steered.is_empty()
             || !device_disk.is_empty()
             || (takes_ops && !ops.is_empty());
         // A busy link reports when it accepts frames again.
@@ -564,6 +597,25 @@ impl DevicePorts for SimDevicePorts<'_, '_> {
     fn wake_host(&mut self, _: usize) {
         self.turned.ring = true;
     }
+
+    fn push_steered(&mut self, queue: usize, frame: RxFrame) -> Result<(), RxFrame> {
+        match self.around.steering_room.get_mut(queue) {
+            Some(room) if *room > 0 => *room -= 1,
+            _ => return Err(frame),
+        }
+        self.around.steered.push((queue, frame));
+        Ok(())
+    }
+
+    fn pop_steered(&mut self) -> Option<(usize, RxFrame)> {
+        let frame = self.rings.steered.pop_front()?;
+        self.turned.taken[0] += 1;
+        Some(frame)
+    }
+
+    fn push_spare(&mut self, queue: usize, packet: PacketBuf) {
+        self.around.spares.push((queue, packet));
+    }
 }
 
 /// Ports of a host: rings and disk.
@@ -588,7 +640,7 @@ impl DiskPort for SimHostPorts<'_> {
 }
 
 impl HostPorts for SimHostPorts<'_> {
-    fn pop_event(&mut self, _: usize) -> Option<Event> {
+    fn pop_event(&mut self) -> Option<Event> {
         let event = self.rings.events.pop_front()?;
         self.turned.taken[0] += 1;
         Some(event)

@@ -20,6 +20,7 @@ use crate::net::SimNet;
 use crate::node::{App, SimNode};
 use crate::numbers;
 use crate::patterns::PatternScenario;
+use crate::queues::SimQueue;
 
 /// `Server` field of the proxy's own responses.
 pub(crate) const NAME: &str = "proxy";
@@ -213,9 +214,10 @@ fn draw_check(r: &mut Prng, mode: ProxyMode) -> HealthCheckConfig {
     }
 }
 
-/// Builds the proxy's machine.
+/// Builds the proxy's machine, or a queue of it.
 pub(crate) fn machine(
     node: usize,
+    queue: SimQueue,
     scenario: &Scenario,
     proxied: &ProxyScenario,
     net: &SimNet,
@@ -231,7 +233,7 @@ pub(crate) fn machine(
         time_wait_max: scenario.hand_over.time_wait_max,
         ..TeardownConfig::default()
     };
-    let config = DeviceConfig {
+    let mut device = DeviceConfig {
         file: None,
         l5o: scenario.patterns_of(node).and_then(|patterns| patterns.engine(None)),
         setup: proxied.set_up.then(SetupConfig::default),
@@ -241,14 +243,15 @@ pub(crate) fn machine(
         rss_seed: rng.next_u64(),
         ..device_base(scenario, node)
     };
-    let device = Device::new(config, net.link_caps());
     let ahead = Duration::from_millis(scenario.clock_ahead_ms.wrapping_mul(node as u64 + 1));
-    let config = host::HostConfig {
+    let mut config = host::HostConfig {
         addrs: addresses(node),
         lazy_tcb: scenario.hand_over.lazy_tcb,
         tcp: numbers::tcp(scenario, node, &proxied.tcp, ahead),
         ..host::HostConfig::default()
     };
+    queue.configure(scenario, &mut device, &mut config);
+    let device = Device::new(device, net.link_caps());
     let mut host = Host::new(config, &device.capabilities(), rng.next_u64());
     let config = ProxyConfig {
         pattern_rules: scenario.patterns_of(node).map(PatternScenario::rules),
@@ -266,4 +269,5 @@ pub(crate) fn machine(
     };
     SimNode::new(device, host, App::Proxy(Box::new(proxy)), ahead, scenario.rings.slots)
         .with_patterns(scenario.patterns_of(node).map(PatternScenario::rules))
+        .on_queue(queue)
 }

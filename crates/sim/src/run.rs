@@ -6,6 +6,7 @@
 //! alone.
 
 mod kills;
+mod queues;
 mod terminations;
 
 use std::collections::BTreeMap;
@@ -29,6 +30,7 @@ use crate::net::SimNet;
 use crate::node::{App, NodeTurnResult, SimNode, TurnEnv};
 use crate::numbers;
 use crate::proxy_scenario;
+use crate::queues::SimQueue;
 use crate::remote_scenario;
 use crate::report::RunReport;
 use crate::storage::StorageScenario;
@@ -57,7 +59,9 @@ pub(crate) struct SimRun {
     pub(crate) scenario: Scenario,
     pub(crate) now: Instant,
     queue: SimEventQueue,
+    /// The machines, then the further queues of the one with several.
     pub(crate) nodes: Vec<SimNode>,
+    machines: usize,
     pub(crate) net: SimNet,
     pub(crate) disk: SimDisk,
     pub(crate) report: RunReport,
@@ -103,21 +107,29 @@ impl SimRun {
         }
         let mut nodes = match &scenario.storage {
             Some(storage) => kills::storage_nodes(&scenario, storage, &net, &mut disk, &mut rng),
-            None => vec![server(SERVER, &scenario, &net, &mut rng, ServerStart::default())],
+            None => {
+                let queue = first_queue(&scenario, SERVER);
+                let start = ServerStart::default();
+                vec![server((SERVER, queue), &scenario, &net, &mut rng, start)]
+            }
         };
         for node in nodes.len()..=clients {
             nodes.push(client(node, &scenario, &net, &disk, &mut rng));
         }
         if let Some(proxied) = &scenario.proxied {
-            nodes.push(proxy_scenario::machine(nodes.len(), &scenario, proxied, &net, &mut rng));
+            let node = nodes.len();
+            let queue = first_queue(&scenario, node);
+            nodes.push(proxy_scenario::machine(node, queue, &scenario, proxied, &net, &mut rng));
             for node in scenario.servers().filter(|&node| node != SERVER) {
-                let start = ServerStart::default();
-                nodes.push(server(node, &scenario, &net, &mut rng, start));
+                let only = (node, SimQueue::ONLY);
+                nodes.push(server(only, &scenario, &net, &mut rng, ServerStart::default()));
             }
         }
         if let Some(remote) = &scenario.remote {
             nodes.push(remote.target(nodes.len(), &scenario, &net, &mut rng));
         }
+        let machines = nodes.len();
+        nodes.extend(further_queues(&scenario, &net));
         nodes.iter_mut().for_each(|node| node.odd.late_answers = scenario.late_answers);
         let mut report = RunReport::new(options.trace);
         if let Some(proxied) = &scenario.proxied {
@@ -141,6 +153,7 @@ impl SimRun {
             now: Instant::ZERO,
             queue: SimEventQueue::default(),
             nodes,
+            machines,
             net,
             disk,
             report,
@@ -214,13 +227,14 @@ impl SimRun {
         let scenario = &self.scenario;
         let everybody =
             scenario.tls.is_some() || scenario.quic.is_some() || scenario.storage.is_some();
-        let (proxy, nodes) = (self.scenario.proxy(), self.nodes.len() as u64);
+        let (proxy, nodes) = (self.scenario.proxy(), self.machines as u64);
         let is_remote = self.scenario.remote.is_some();
         let (queue, r) = (&mut self.queue, &mut self.rng);
         let at = |r: &mut Prng| Instant::ZERO + Duration::from_nanos(r.below(end.as_nanos()));
         for _ in 0..self.scenario.disk.changes {
             queue.push(at(r), SimEvent::Change);
         }
+        let (front, front_queues) = (scenario.front(), scenario.queues_of(scenario.front()) as u64);
         for reset in 0..self.scenario.resets {
             let node = match proxy {
                 // The proxy's device holds the most state; those of the other nodes hold some.
@@ -230,6 +244,9 @@ impl SimRun {
                 None if everybody => reset % (clients + 1),
                 None => 0,
             };
+            // The devices of a machine with several are reset in turn.
+            let further = if node as usize == front { reset % front_queues } else { 0 };
+            let node = if further > 0 { nodes + further - 1 } else { node };
             queue.push(at(r), SimEvent::Reset(node as usize));
         }
         for _ in 0..self.scenario.net.partitions {
@@ -331,7 +348,7 @@ impl SimRun {
             }
             SimEvent::Rebind(node) => {
                 self.note(node, TraceKind::Fault, [5, node as u64, 1, 0, 0]);
-                self.quic_encrypted_before = Some(self.nodes[SERVER].counter("quic_tx_sealed"));
+                self.quic_encrypted_before = Some(self.sum_of(SERVER, "quic_tx_sealed"));
                 self.net.rebind(node, self.scenario.quic.as_ref().is_some_and(|q| q.forgets));
             }
             SimEvent::Vanish(node) => {
@@ -372,7 +389,7 @@ impl SimRun {
         if let Some((proxied, proxy)) = self.scenario.proxied.as_ref().zip(self.scenario.proxy()) {
             at = self.now + proxied.idle_timeout + LAST_PROXIED;
             self.net.cut(SERVER, false);
-            self.spliced_before = self.nodes[proxy].counter("proxy_spliced");
+            self.spliced_before = self.sum_of(proxy, "proxy_spliced");
             self.queue.push(at, SimEvent::StopChecks);
         }
         if self.scenario.remote.is_some() {
@@ -389,7 +406,7 @@ impl SimRun {
             if self.nodes[node].stopped {
                 continue;
             }
-            self.net.cut(node, false);
+            self.net.cut(self.machine_of(node), false);
             let calm = self.scenario.calm.is_some();
             if let App::Client(client) = &mut self.nodes[node].app
                 && !calm
@@ -420,19 +437,23 @@ impl SimRun {
             return;
         };
         let table = proxied.table(&self.scenario, false);
-        self.nodes[proxy].apply(self.now, table);
-        self.wake_soon(proxy, NodeHalf::Host);
+        let now = self.now;
+        self.for_nodes_of(proxy, |node| node.apply(now, table.clone()));
+        for node in self.nodes_of(proxy) {
+            self.wake_soon(node, NodeHalf::Host);
+        }
     }
 
     fn arrive(&mut self, to: usize, frame: SimLinkFrame) {
-        if to >= self.nodes.len() || self.nodes[to].stopped {
+        if to >= self.machines || self.nodes[to].stopped {
             return;
         }
+        let (machine, to) = (to, self.node_of_arrival(to, &frame.bytes));
         let tcp = crate::trace::hash_bytes(0, &frame.bytes[..frame.bytes.len().min(100)]);
         let fields = [0, tcp, 0, frame.bytes.len() as u64, frame.from as u64];
         self.note(to, TraceKind::Arrive, fields);
         let paths = (&self.scenario, &self.net);
-        let node = (to, &self.nodes[to]);
+        let node = (machine, &self.nodes[to]);
         let bounded = self.performance.arrived(self.now, node, paths, &frame.bytes);
         self.report_performance(to, bounded);
         self.nodes[to].receive(frame);
@@ -504,11 +525,13 @@ impl SimRun {
         }
         let disk_room = self.disk.room((index, side));
         let port_room = self.port_room(side);
+        let (machine, steering_room) = (self.machine_of(index), self.steering_room(index));
         let node = &mut self.nodes[index];
+        let queue = node.queue.index;
         let mut around = TurnEnv {
             now: self.now,
             node: index,
-            port_ready: self.net.ready_at(self.now, index),
+            port_ready: self.net.ready_at(self.now, machine),
             disk: &mut self.disk,
             report: &mut self.report,
             requests: Vec::new(),
@@ -518,6 +541,9 @@ impl SimRun {
             disk_room,
             port_room,
             port_refused: false,
+            steering_room,
+            steered: Vec::new(),
+            spares: Vec::new(),
         };
         let turn = match side {
             NodeHalf::Device => node.device_turn(&mut around),
@@ -525,20 +551,23 @@ impl SimRun {
         };
         self.net.counters.net_port_full += u64::from(around.port_refused);
         let (requests, frames, spliced) = (around.requests, around.frames, around.spliced);
-        around.unspliced.iter().for_each(|id| self.frame_checker.splice_closed(index, *id));
+        let (steered, spares) = (around.steered, around.spares);
+        let unspliced = around.unspliced;
+        unspliced.iter().for_each(|id| self.frame_checker.splice_closed(machine, queue, *id));
         self.note_turn(index, side, &turn, frames.len());
         for splice in &spliced {
             self.note(index, TraceKind::Splice, [splice.id.0, 0, 0, 0, 0]);
-            self.frame_checker.spliced(splice);
+            self.frame_checker.spliced(queue, splice);
         }
         let paths = (&self.scenario, &self.net);
         let node = &self.nodes[index];
         let bounded = match side {
             NodeHalf::Device => self.performance.device_worked(node, &self.scenario),
-            NodeHalf::Host => self.performance.host_worked((index, node), paths),
+            NodeHalf::Host => self.performance.host_worked((machine, node), paths),
         };
         self.report_performance(index, bounded);
-        let worked = turn.taken != [0; 3] || !frames.is_empty() || !requests.is_empty();
+        let handed = !steered.is_empty() || !spares.is_empty();
+        let worked = turn.taken != [0; 3] || !frames.is_empty() || !requests.is_empty() || handed;
         self.progress.turn(self.now, index, side, worked, turn.next, &mut self.report);
         for request in requests {
             if let Some((after, work)) = self.disk.submit((index, side), request) {
@@ -546,6 +575,7 @@ impl SimRun {
                 self.queue.push(self.now + after, SimEvent::Disk((index, side), life, work));
             }
         }
+        self.hand_over(index, steered, spares);
         for frame in frames {
             self.transmit(index, frame);
         }
@@ -570,14 +600,15 @@ impl SimRun {
         }
     }
 
-    fn transmit(&mut self, node: usize, frame: SentFrame) {
+    fn transmit(&mut self, index: usize, frame: SentFrame) {
+        let node = self.machine_of(index);
         let [flags, seq, ack, sum] = {
             let known = &self.disk.catalogue;
             self.frame_checker.sent(self.now, node, &frame, known, &mut self.report)
         };
         let fields = [flags, seq, ack, frame.bytes.len() as u64, sum];
-        self.note(node, TraceKind::Send, fields);
-        let from = (node, &self.nodes[node]);
+        self.note(index, TraceKind::Send, fields);
+        let from = (node, &self.nodes[index]);
         let bounded = self.performance.sent(self.now, from, &self.scenario, &frame.bytes);
         self.report_performance(node, bounded);
         if self.scenario.hostile.interval.is_some() {
@@ -601,7 +632,7 @@ impl SimRun {
     /// Returns the number of QUIC packets that the server's device encrypted since the last NAT
     /// rebinding.
     pub(crate) fn encrypted_after_rebinding(&self) -> u64 {
-        let now = self.nodes[SERVER].counter("quic_tx_sealed");
+        let now = self.sum_of(SERVER, "quic_tx_sealed");
         self.quic_encrypted_before.map_or(0, |before| now.saturating_sub(before))
     }
 
@@ -643,7 +674,7 @@ impl SimRun {
             Some((Some(local), Some(remote))) => (Some((client_mac, local)), remote),
             _ => (None, v4_server),
         };
-        let from = self.nodes.len();
+        let from = self.machines;
         let numbers =
             victim_end.and_then(|(_, client)| self.frame_checker.expected((client, server)));
         let target = attacker::AttackTarget {
@@ -688,8 +719,9 @@ impl SimRun {
             if !node.is_idle() {
                 self.report.fail(now, "progress", format!("n{index}: something lies in a ring"));
             }
-            counters::check(now, index, node, &self.scenario, &mut self.report);
-            alarms::check(now, index, node, &self.scenario, &mut self.report);
+            let machine = self.machine_of(index);
+            counters::check(now, machine, node, &self.scenario, &mut self.report);
+            alarms::check(now, machine, node, &self.scenario, &mut self.report);
         }
         self.check_proxy();
         storage::check(now, &self.scenario, &self.nodes, &self.disk, &mut self.report);
@@ -715,11 +747,30 @@ impl SimRun {
         let asked = asks_again && self.nodes.iter().any(asks);
         let reset = self.frame_checker.pairs_reset();
         let known = proxy::ProxyExpectations { before: self.spliced_before, asked, reset };
-        let Some(node) = self.scenario.proxy().and_then(|proxy| self.nodes.get(proxy)) else {
-            return;
-        };
-        proxy::check(self.now, node, &self.scenario, proxied, &known, &mut self.report);
+        let Some(machine) = self.scenario.proxy() else { return };
+        let nodes: Vec<_> = self.nodes_of(machine).map(|node| &self.nodes[node]).collect();
+        let value = |name: &str| nodes.iter().map(|node| node.counter(name)).sum::<u64>();
+        proxy::check(self.now, value, &self.scenario, proxied, &known, &mut self.report);
     }
+}
+
+/// Returns the first queue of a machine.
+fn first_queue(scenario: &Scenario, machine: usize) -> SimQueue {
+    SimQueue { index: 0, count: scenario.queues_of(machine) }
+}
+
+/// Builds the further queues of the machine to which clients connect.
+fn further_queues(scenario: &Scenario, net: &SimNet) -> Vec<SimNode> {
+    let (front, count) = (scenario.front(), scenario.queues_of(scenario.front()));
+    let build = |index| {
+        let queue = SimQueue { index, count };
+        let rng = &mut Prng::new(scenario.seed ^ ((index as u64) << 40));
+        match &scenario.proxied {
+            Some(proxied) => proxy_scenario::machine(front, queue, scenario, proxied, net, rng),
+            None => server((front, queue), scenario, net, rng, ServerStart::default()),
+        }
+    };
+    (1..count).map(build).collect()
 }
 
 /// Returns whether a frame is a UDP datagram.

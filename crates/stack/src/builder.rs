@@ -215,13 +215,10 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
             None => open_links(&self.options, &clock)?,
         };
         let queues = ring_mesh(links.len())?;
-        // One seed for all devices: a flow must belong to the same host whichever device receives a
-        // packet.
-        let rss_seed = clock::entropy();
         let reopened = Arc::default();
         let mut threads = Threads::new(clock, self.options.shares_thread());
         for (link, queue) in links.into_iter().zip(queues) {
-            self.start_queue(&mut threads, queue, link, (rss_seed, &reopened))?;
+            self.start_queue(&mut threads, queue, link, &reopened)?;
         }
         let probes = threads.probes().to_vec();
         let metrics = self
@@ -241,10 +238,10 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
         threads: &mut Threads<M>,
         queue: QueueRings,
         link: Box<dyn Link>,
-        (rss_seed, reopened): (u64, &Arc<AtomicUsize>),
+        reopened: &Arc<AtomicUsize>,
     ) -> Result<(), Failure> {
         let index = queue.device.index;
-        let mut device_config = self.options.device_config(rss_seed);
+        let mut device_config = self.options.device_config(index);
         let mut host_config = self.options.host_config(index);
         if link.capabilities().segmentation {
             device_config.run_bytes_max = self.options.link.run_bytes_max();

@@ -118,7 +118,9 @@ fn watch_config(options: &StackOptions) -> WatchConfig {
         LinkName::Tap(name) => {
             let prefix = |cidr: &host::Cidr| IpPrefix { addr: cidr.addr, prefix: cidr.prefix_len };
             let peer = options.peer.iter().map(prefix).collect();
-            let config = TapConfig { name: name.clone(), queues, peer, mtu: None, offloads };
+            let steering = (queues > 1).then(|| options.flow_steering());
+            let config =
+                TapConfig { name: name.clone(), queues, steering, peer, mtu: None, offloads };
             (name.clone(), Box::new(move || tap::open(&config)))
         }
         LinkName::Macvtap { lower, mode } => {

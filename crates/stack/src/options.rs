@@ -9,8 +9,10 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use abi::Refusal;
+use abi::steering::{FlowSteering, OwnQueue};
 use base::Duration;
 use clap::{Args, Parser, ValueEnum};
 use host::{Cidr, CongestionAlgorithm};
@@ -40,6 +42,10 @@ pub struct StackOptions {
     /// of file, tls-tx, tls-rx, setup, teardown, splice, quic, nvme, inspect, decompress
     #[arg(long, default_value = "all", value_name = "LIST")]
     pub offload: Offloads,
+    /// Seed of the keys that spread flows over queues and hash tables; drawn for each run, and the
+    /// same for all devices and hosts of a stack.
+    #[arg(skip = io::clock::entropy())]
+    pub rss_seed: u64,
     /// Number of queues, each with a host and a device
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub queues: u8,
@@ -213,38 +219,45 @@ impl StackOptions {
         mac
     }
 
-    /// Returns the configuration of a device, without the engines that need a disk or crypto.
-    pub(crate) fn device_config(&self, rss_seed: u64) -> DeviceConfig {
+    /// Returns the configuration of a queue's device, without the engines that need a disk or
+    /// crypto.
+    pub(crate) fn device_config(&self, queue: usize) -> DeviceConfig {
         DeviceConfig {
             queues: usize::from(self.queues),
+            own_queue: (self.queues > 1).then_some(queue),
             file: None,
             decompress: self.offload.decompress.then(nic::DecompressConfig::default),
             transmit_bytes_max: nic::LONG_TRANSMIT_BYTES,
-            rss_seed,
+            rss_seed: self.rss_seed,
             ..DeviceConfig::new(self.link_address())
         }
+    }
+
+    /// Returns the function that all devices and hosts, and the link if it can, spread flows by.
+    pub(crate) fn flow_steering(&self) -> Arc<FlowSteering> {
+        Arc::new(FlowSteering::new(self.rss_seed, usize::from(self.queues)))
     }
 
     /// Returns the configuration of the host of a queue.
     pub(crate) fn host_config(&self, queue: usize) -> host::HostConfig {
         let asked = |on: bool| if on { Ok(()) } else { Err(Refusal::Disabled) };
-        // A device that owns a connection must see all of its packets, but with several queues the
-        // kernel chooses the TAP queue on which a packet is received.
-        let one_queue = if self.queues == 1 { Ok(()) } else { Err(Refusal::ManyQueues) };
+        let own_queue =
+            (self.queues > 1).then(|| OwnQueue { steering: self.flow_steering(), index: queue });
         let mut config = host::HostConfig {
             addrs: self.addr.clone(),
             gateways: self.gateway.clone(),
             connections_max: self.tcp_connections_max(),
             answers: queue == 0,
+            own_queue,
             file_offload: asked(self.offload.file),
             setup_offload: asked(self.offload.setup),
-            teardown_offload: one_queue.and_then(|()| asked(self.offload.teardown)),
+            teardown_offload: asked(self.offload.teardown),
             quic_offload: asked(self.offload.quic),
             decompress_offload: asked(self.offload.decompress),
             nvme_tcp_offload: asked(self.offload.nvme),
             // The device segments datagrams even if it has no QUIC offload.
             udp_segmentation: true,
-            splice_offload: one_queue.and_then(|()| asked(self.offload.splice)),
+            splice_offload: asked(self.offload.splice),
             ..host::HostConfig::default()
         };
         config.tcp.algorithm = match self.congestion {
@@ -384,7 +397,7 @@ mod tests {
     fn defaults_are_those_of_an_empty_command_line() {
         let options = StackOptions::default();
         assert_eq!((options.queues, options.drain, options.offload), (1, 30, Offloads::ALL));
-        let mac = options.device_config(1).mac;
+        let mac = options.device_config(0).mac;
         assert_eq!(mac, [0x02, b'o', b'b', 77, 0, 2], "derived from 10.77.0.2");
     }
 
@@ -400,13 +413,18 @@ mod tests {
     }
 
     #[test]
-    fn several_queues_keep_connections_on_the_host() {
+    fn each_queue_has_a_host_and_a_device_of_its_own() {
         let options = StackOptions { queues: 2, ..StackOptions::default() };
         let config = options.host_config(1);
-        assert_eq!(config.teardown_offload, Err(Refusal::ManyQueues));
-        assert_eq!(config.splice_offload, Err(Refusal::ManyQueues));
+        assert_eq!(config.teardown_offload, Ok(()));
+        assert_eq!(config.splice_offload, Ok(()));
         assert_eq!(config.setup_offload, Ok(()));
         assert!(!config.answers && options.host_config(0).answers);
+        assert_eq!(config.own_queue.map(|own| (own.index, own.steering.queues())), Some((1, 2)));
+        assert_eq!(options.device_config(1).own_queue, Some(1));
+        let single = StackOptions::default();
+        assert!(single.host_config(0).own_queue.is_none());
+        assert_eq!(single.device_config(0).own_queue, None);
     }
 
     #[test]

@@ -270,7 +270,7 @@ impl<D: TestDisk> DevicePorts for MachinePorts<'_, D> {
 }
 
 impl<D: TestDisk> HostPorts for MachinePorts<'_, D> {
-    fn pop_event(&mut self, _: usize) -> Option<Event> {
+    fn pop_event(&mut self) -> Option<Event> {
         self.queues.events.pop_front()
     }
 

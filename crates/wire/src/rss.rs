@@ -69,6 +69,13 @@ impl Toeplitz {
         }
     }
 
+    /// Returns the tables: for each nibble of the input, in order, the contribution of each value
+    /// to the hash.
+    #[must_use]
+    pub const fn tables(&self) -> &[[u32; 16]; INPUT_BYTES_MAX * 2] {
+        &self.tables
+    }
+
     fn feed(&self, bytes: &[u8]) -> u32 {
         let pairs = self.tables.chunks_exact(2).zip(bytes);
         pairs.fold(0, |hash, (pair, byte)| {

@@ -93,7 +93,8 @@ impl Services {
     /// peer that closed first keeps the tuple in TIME-WAIT, and a SYN with an older timestamp than
     /// it saw there costs a second. A tuple in TIME-WAIT on this host is free after a second if the
     /// old connection had timestamps, which distinguish the segments of both (RFC 6191; Linux's
-    /// `tcp_tw_reuse`).
+    /// `tcp_tw_reuse`). With several queues the port leads to this host's queue, so that its device
+    /// and no other receives the segments of the connection.
     fn pick_port(
         &mut self,
         now: Instant,
@@ -111,6 +112,9 @@ impl Services {
             let Ok(offset) = u16::try_from(place) else { continue };
             let local = Endpoint { port: first.saturating_add(offset), ..local };
             let tuple = Tuple { local, remote };
+            if self.own_queue.as_ref().is_some_and(|own| !own.owns(&tuple)) {
+                continue;
+            }
             match table.find(&tuple) {
                 None if self.splices.relays_tuple(&tuple) => {}
                 None => return Ok(tuple),

@@ -31,6 +31,7 @@ use alloc::collections::VecDeque;
 use core::ops::RangeInclusive;
 
 use abi::disk::{DiskCompletion, DiskRequest};
+use abi::steering::OwnQueue;
 use abi::{Capabilities, Event, FileFault, FileId, Op, PacketBuf, TransmitDone, TransmitOutcome};
 use base::{Duration, Instant, Prng};
 
@@ -108,6 +109,8 @@ pub(crate) struct Services {
     extents: Extents,
     decompression: Decompression,
     ending: ShutdownStage,
+    /// The queue that active opens must lead to.
+    own_queue: Option<OwnQueue>,
     /// Local ports of active opens.
     ports: RangeInclusive<u16>,
     /// Local ports tried for active opens, over all peers.
@@ -147,6 +150,7 @@ impl Host {
                 extents: Extents::default(),
                 decompression: Decompression::new(&config, capabilities),
                 ending: ShutdownStage::default(),
+                own_queue: config.own_queue,
                 ports: config.ports,
                 ports_tried: 0,
             },

@@ -9,6 +9,7 @@
 //! so for ours.
 #![expect(unsafe_code, reason = "ioctl")]
 
+mod steering;
 #[cfg(test)]
 mod tests;
 
@@ -16,6 +17,9 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
+use std::sync::Arc;
+
+use abi::steering::FlowSteering;
 
 use crate::interface::{InterfaceControl, ifreq, ioctl, low_word};
 use crate::netlink;
@@ -31,6 +35,8 @@ pub struct TapConfig {
     /// Descriptors to open, one per queue of the device, at least 1. The kernel keeps each flow on
     /// one.
     pub queues: usize,
+    /// The kernel selects the queue as this does, if it can; otherwise by a hash of its own.
+    pub steering: Option<Arc<FlowSteering>>,
     /// Addresses of the kernel's end.
     pub peer: Vec<IpPrefix>,
     /// MTU in bytes; `None` keeps that of the interface (1500 for a new one).
@@ -83,6 +89,10 @@ pub fn open(config: &TapConfig) -> Result<Vec<VnetLink>, OpenLinkError> {
     let files = (0..queues)
         .map(|queue| open_queue(&interface, queue, queues > 1, config.offloads))
         .collect::<Result<Vec<_>, _>>()?;
+    if let (Some(steering), Some((first, _))) = (&config.steering, files.first()) {
+        // Without the program devices hand frames over to each other.
+        let _selected_by_the_kernel = steering::attach(first, steering);
+    }
     let mtu = configure(config, &interface)?;
     let link = |(file, offloads)| VnetLink::new(file, &config.name, mtu, offloads);
     Ok(files.into_iter().map(link).collect())

@@ -48,7 +48,7 @@ fn config(queues: usize, offloads: bool) -> TapConfig {
         IpPrefix { addr: KERNEL4.into(), prefix: 24 },
         IpPrefix { addr: KERNEL6.into(), prefix: 64 },
     ];
-    TapConfig { name: "ob0".into(), queues, peer, mtu: None, offloads }
+    TapConfig { name: "ob0".into(), queues, steering: None, peer, mtu: None, offloads }
 }
 
 /// A TAP, with the learned link address of the kernel's end.

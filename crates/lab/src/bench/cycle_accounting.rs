@@ -291,7 +291,7 @@ impl DiskPort for HostSide {
 }
 
 impl HostPorts for HostSide {
-    fn pop_event(&mut self, _: usize) -> Option<Event> {
+    fn pop_event(&mut self) -> Option<Event> {
         let mut event = self.events.pop()?;
         if let Event::Received(received) = &mut event {
             self.packets += 1;

@@ -191,14 +191,17 @@ impl Egress {
         self.echoes > 0
     }
 
-    /// Drops everything queued and reports the reset to every host. Registered buffers and
-    /// decompression jobs are kept: memory of a host is never lost.
-    pub(crate) fn reset(&mut self) {
+    /// Drops everything queued and reports the reset to the host of the device's own queue, or to
+    /// every host if it serves all queues. Registered buffers and decompression jobs are kept:
+    /// memory of a host is never lost.
+    pub(crate) fn reset(&mut self, own: Option<usize>) {
         self.runs.clear();
         self.echoes = 0;
-        for EgressQueue { events, .. } in &mut self.queues {
+        for (index, EgressQueue { events, .. }) in self.queues.iter_mut().enumerate() {
             let waiting = core::mem::take(events);
-            events.push_back(Event::Reset);
+            if own.is_none_or(|own| own == index) {
+                events.push_back(Event::Reset);
+            }
             for event in waiting {
                 match event {
                     Event::Received(received) => self.pool.put(received.packet),

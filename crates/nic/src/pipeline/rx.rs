@@ -9,11 +9,11 @@ use core::ops::Range;
 
 use abi::link::RxFrame;
 use abi::quic::QuicSteering;
+use abi::steering::FlowSteering;
 use abi::{Checksum, PacketBuf, ReceivedFrame};
-use base::{Prng, SeqNum};
+use base::SeqNum;
 use wire::checksum::{ChecksumSum, pseudo_header};
 use wire::frame::{FrameHeaderError, IpPacket, ParsedFrame, parse, protocol};
-use wire::rss::Toeplitz;
 use wire::tcp::TcpFlags;
 use wire::{Endpoint, TCP_BYTES, Tuple, UDP_BYTES};
 
@@ -24,9 +24,8 @@ use crate::counters::RxCounters;
 #[derive(Debug)]
 pub(crate) struct RxPipeline {
     mac: [u8; 6],
-    queues: u32,
-    rss: Toeplitz,
-    steering: Option<QuicSteering>,
+    flows: FlowSteering,
+    quic: Option<QuicSteering>,
     pub(crate) counters: RxCounters,
 }
 
@@ -104,17 +103,16 @@ impl RxPipeline {
     pub(crate) fn new(mac: [u8; 6], queues: usize, seed: u64) -> Self {
         Self {
             mac,
-            queues: u32::try_from(queues).unwrap_or(u32::MAX).max(1),
-            rss: Toeplitz::random(&mut Prng::new(seed)),
-            steering: None,
+            flows: FlowSteering::new(seed, queues),
+            quic: None,
             counters: RxCounters::default(),
         }
     }
 
     /// Steers QUIC datagrams to the queues that their connection IDs lead to.
     #[must_use]
-    pub(crate) const fn with_steering(mut self, steering: Option<QuicSteering>) -> Self {
-        self.steering = steering;
+    pub(crate) const fn with_quic_steering(mut self, steering: Option<QuicSteering>) -> Self {
+        self.quic = steering;
         self
     }
 
@@ -142,7 +140,7 @@ impl RxPipeline {
             }
         };
         let RxFacts { checksum, flow_hash, transport } = facts;
-        let queue = (flow_hash % self.queues) as usize;
+        let queue = self.flows.queue_of_hash(flow_hash);
         let received = ReceivedFrame::new(packet, checksum, flow_hash, segment_size);
         Ok(ParsedRxFrame { queue, received, transport })
     }
@@ -181,14 +179,14 @@ impl RxPipeline {
             _ => None,
         };
         // With one queue no hash is needed, and a NIC computes none.
-        let spreads = tuple.filter(|_| self.queues > 1);
+        let spreads = tuple.filter(|_| self.flows.queues() > 1);
         let steered = match spreads {
             Some(tuple) if ip.protocol == protocol::UDP => self.steer(&tuple, bytes, ip),
             _ => None,
         };
         let flow_hash = match steered {
             Some(hash) => hash,
-            None => spreads.map_or(0, |tuple| self.rss.hash(&tuple)),
+            None => spreads.map_or(0, |tuple| self.flows.hash(&tuple)),
         };
         let IpPacket { l3, l4, end, .. } = *ip;
         let transport = match tuple {
@@ -203,7 +201,7 @@ impl RxPipeline {
 
     /// Returns the hash of a QUIC datagram's connection ID, if its destination is the steered port.
     fn steer(&self, tuple: &Tuple, bytes: &[u8], ip: &IpPacket) -> Option<u32> {
-        let steering = self.steering.as_ref().filter(|s| s.port == tuple.local.port)?;
+        let steering = self.quic.as_ref().filter(|s| s.port == tuple.local.port)?;
         steering.hash_of_datagram(bytes.get(ip.l4 + UDP_BYTES..ip.end)?)
     }
 
@@ -422,7 +420,7 @@ mod tests {
     fn a_connection_id_leads_to_one_queue_from_everywhere() {
         let port = 0x0101; // As `packet` has it.
         let steering = QuicSteering { port, id_bytes: 8, key: 5, queues: 4 };
-        let mut receiver = RxPipeline::new(MAC, 4, 1).with_steering(Some(steering));
+        let mut receiver = RxPipeline::new(MAC, 4, 1).with_quic_steering(Some(steering));
         let mut pool = PacketPool::new(1);
         let mut seen = [0; 4];
         for id in 0..50_u64 {
@@ -454,7 +452,7 @@ mod tests {
             (1..50).map(&mut queue_of).collect::<Vec<_>>()
         };
         let plain = queues(RxPipeline::new(MAC, 4, 1));
-        assert_eq!(queues(RxPipeline::new(MAC, 4, 1).with_steering(Some(other))), plain);
+        assert_eq!(queues(RxPipeline::new(MAC, 4, 1).with_quic_steering(Some(other))), plain);
         assert!(plain.iter().any(|queue| *queue != plain[0]));
     }
 

@@ -26,5 +26,6 @@ pub(crate) mod rig;
 mod setup;
 mod setup_listen;
 mod splice;
+mod steering;
 pub(crate) mod teardown;
 mod transfer;

@@ -1,6 +1,6 @@
 //! `outboard get`: fetches URLs over HTTP/1.1, HTTPS or HTTP/3 on a stack of its own.
 //!
-//! The stack's host thread receives ([`session`]); the main thread looks names up, writes files
+//! The stack's host threads receive ([`session`]); the main thread looks names up, writes files
 //! ([`part_file`]) and reports how much it has written, which bounds the memory. Options and exit
 //! codes are those of curl, if curl has them.
 
@@ -19,14 +19,14 @@ use apps::get::{GetError, GetEvent, GetOrder, GetTransport, GetUrl};
 use base::Duration;
 use io::clock::MonotonicClock;
 use serde_json::{Value, json};
-use stack::{MessageSender, Signals};
+use stack::Signals;
 
 use self::args::GetArgs;
 use crate::interrupt::Interrupt;
 use crate::progress::ProgressLine;
 use crate::tls::{self, ServerTrust, TrustedRoots};
 use cli::Failure;
-use session::GetMessage;
+use session::{GetMessage, GetSenders};
 use transfer::{GetOutput, RESOLVE_ERROR, TIMEOUT, TOO_MANY_REDIRECTS, Transfer};
 
 /// Maximum number of redirects that are followed.
@@ -54,9 +54,9 @@ pub(crate) fn run(args: &GetArgs) -> Result<(), Failure> {
         })?),
         false => None,
     };
-    let (stack, sender, events) = session::start(args)?;
+    let (stack, senders, events) = session::start(args)?;
     let interrupt = Interrupt::default();
-    interrupt.watch(signals, sender.clone(), || GetMessage::Stop)?;
+    interrupt.watch(signals, senders.all(), || GetMessage::Stop)?;
     let clock = MonotonicClock::new();
     let progress = match args.silent {
         true => ProgressLine::hidden(),
@@ -66,7 +66,7 @@ pub(crate) fn run(args: &GetArgs) -> Result<(), Failure> {
         args,
         clock,
         trust,
-        sender,
+        senders,
         transfers,
         waiting: VecDeque::new(),
         open: 0,
@@ -78,7 +78,7 @@ pub(crate) fn run(args: &GetArgs) -> Result<(), Failure> {
         run.end_all(failure);
     }
     let counters = stack.counters();
-    run.sender.send(GetMessage::Stop);
+    run.senders.stop();
     let stopped = stack.stop_when_closed(END_WAIT);
     if args.json {
         println!("{:#}", report(&run.transfers, counters));
@@ -138,7 +138,7 @@ struct GetRun<'a> {
     args: &'a GetArgs,
     clock: MonotonicClock,
     trust: Option<Arc<ServerTrust>>,
-    sender: MessageSender<GetMessage>,
+    senders: GetSenders,
     transfers: Vec<Transfer>,
     /// Transfers that were not begun.
     waiting: VecDeque<usize>,
@@ -184,7 +184,8 @@ impl GetRun<'_> {
         for at in 0..self.transfers.len() {
             let saved = self.transfers.get_mut(at).map(|transfer| transfer.save(now));
             if let Some(Err(failure)) = saved {
-                self.sender.send(GetMessage::Cancel(u32::try_from(at).unwrap_or(u32::MAX)));
+                let id = u32::try_from(at).unwrap_or(u32::MAX);
+                self.senders.send(id, GetMessage::Cancel(id));
                 self.end(at, Err(failure));
             }
         }
@@ -265,7 +266,7 @@ impl GetRun<'_> {
         let addrs = self.resolve(&url)?;
         let id = u32::try_from(at).unwrap_or(u32::MAX);
         let order = GetOrder { id, url, addrs, transport, parts_max, resume };
-        self.sender.send(GetMessage::Start(Box::new(order)));
+        self.senders.send(id, GetMessage::Start(Box::new(order)));
         Ok(())
     }
 
@@ -315,7 +316,7 @@ impl GetRun<'_> {
             }
             GetEvent::Content { offset, bytes, .. } => {
                 let written = transfer.write(now, offset, &bytes);
-                self.sender.send(GetMessage::Written(id, bytes.len()));
+                self.senders.send(id, GetMessage::Written(id, bytes.len()));
                 let done = self.transfers.iter().map(|t| t.received + t.resumed).sum();
                 self.progress.show(done);
                 written
@@ -326,7 +327,7 @@ impl GetRun<'_> {
             }
         };
         if let Err(failure) = result {
-            self.sender.send(GetMessage::Cancel(id));
+            self.senders.send(id, GetMessage::Cancel(id));
             self.end(at, Err(failure));
         }
     }

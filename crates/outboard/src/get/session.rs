@@ -1,9 +1,10 @@
-//! The stack of `outboard get`: a [`GetClient`] on threads, which sends its events to the main
-//! thread.
+//! The stack of `outboard get`: a [`GetClient`] for each queue, which sends its events to the main
+//! thread. Downloads are spread over the queues.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
+use abi::quic::QuicSteering;
 use apps::get::{GetClient, GetClientConfig, GetEvent, GetOrder};
 use base::{Duration, Instant};
 use host::{Application, Host, Notice};
@@ -85,26 +86,44 @@ impl Application for GetApp {
     }
 }
 
-/// A running client: its stack, the sender of its messages, and its events.
-pub(super) type GetSession = (Stack<GetMessage>, MessageSender<GetMessage>, Receiver<GetEvent>);
+/// Sends messages to the clients of all queues.
+pub(super) struct GetSenders(Vec<MessageSender<GetMessage>>);
 
-/// Starts the threads of a queue with a client.
+impl GetSenders {
+    /// Sends a message to the client of a download.
+    pub(super) fn send(&self, id: u32, message: GetMessage) {
+        let index = id as usize % self.0.len().max(1);
+        if let Some(sender) = self.0.get(index) {
+            sender.send(message);
+        }
+    }
+
+    /// Stops all clients.
+    pub(super) fn stop(&self) {
+        self.0.iter().for_each(|sender| sender.send(GetMessage::Stop));
+    }
+
+    /// Returns the senders.
+    pub(super) fn all(&self) -> Vec<MessageSender<GetMessage>> {
+        self.0.clone()
+    }
+}
+
+/// Running clients: their stack, the senders of their messages, and their events.
+pub(super) type GetSession = (Stack<GetMessage>, GetSenders, Receiver<GetEvent>);
+
+/// Starts the threads of all queues, each with a client.
 ///
 /// # Errors
 /// Fails if a resource is missing.
 pub(super) fn start(args: &GetArgs) -> Result<GetSession, Failure> {
-    if args.stack.queues != 1 {
-        // RSS chooses the queue of the server's packets, which need not be the one that opened the
-        // connection.
-        return Err(Failure::Usage("--queues: a client supports only one queue".to_owned()));
-    }
     let mut options = args.stack.clone();
     if options.gateway.is_empty() {
         // Servers are usually elsewhere, and the kernel forwards to them.
         options.gateway = options.peer.iter().map(|peer| peer.addr).collect();
     }
     let (sender, events) = channel();
-    let mut sender = Some(sender);
+    let steering = quic_steering(args);
     let stack = Stack::builder()
         .options(options)
         .configure(|_, device, host| {
@@ -116,18 +135,36 @@ pub(super) fn start(args: &GetArgs) -> Result<GetSession, Failure> {
             });
             let quic = quic && args.http3_only;
             device.quic = quic.then(|| QuicConfig::new(Arc::new(crypto::Provider)));
+            device.quic_steering = args.http3_only.then_some(steering);
             host.tcp.receive_bytes_max = TCP_WINDOW;
         })
-        .application(|queue| Ok(GetApp { client: client(args, queue)?, events: sender.take() }))
+        .application(|queue| {
+            let client = client(args, queue, steering)?;
+            Ok(GetApp { client, events: Some(sender.clone()) })
+        })
         .messages(GetApp::handle_message)
         .alarms(is_alarm)
         .start()?;
-    let sender = stack.senders().first().cloned();
-    let sender = sender.ok_or_else(|| Failure::System("the stack has no queue".to_owned()))?;
-    Ok((stack, sender, events))
+    let senders = GetSenders(stack.senders().to_vec());
+    Ok((stack, senders, events))
 }
 
-fn client(args: &GetArgs, queue: QueueSetup<'_>) -> Result<GetClient, Failure> {
+/// Returns the steering of the QUIC endpoints of all queues, which share a port.
+fn quic_steering(args: &GetArgs) -> QuicSteering {
+    let [low, high, ..] = clock::entropy().to_le_bytes();
+    QuicSteering {
+        port: u16::from_le_bytes([low, high]) % (u16::MAX - PORT_MIN) + PORT_MIN,
+        id_bytes: quic::CID_BYTES,
+        key: clock::entropy(),
+        queues: args.stack.queues.into(),
+    }
+}
+
+fn client(
+    args: &GetArgs,
+    queue: QueueSetup<'_>,
+    steering: QuicSteering,
+) -> Result<GetClient, Failure> {
     let config = GetClientConfig {
         user_agent: format!("outboard/{}", env!("CARGO_PKG_VERSION")),
         connect_timeout: Duration::from_secs(args.connect_timeout.into()),
@@ -137,9 +174,9 @@ fn client(args: &GetArgs, queue: QueueSetup<'_>) -> Result<GetClient, Failure> {
     if !args.http3_only {
         return Ok(GetClient::new(config, None));
     }
-    let [low, high, ..] = clock::entropy().to_le_bytes();
     let quic = quic::QuicEndpointConfig {
-        port: u16::from_le_bytes([low, high]) % (u16::MAX - PORT_MIN) + PORT_MIN,
+        port: steering.port,
+        steering: (steering.queues > 1).then_some((steering, queue.index)),
         unix_epoch: queue.clock.unix_epoch(),
         receive_windows: QUIC_WINDOWS,
         streams_max: 0,

@@ -206,7 +206,7 @@ impl InitiatorSession {
         };
         let (stack, handle) = start(&args.connect, make, InitiatorApp::handle_order)?;
         let interrupt = Interrupt::default();
-        interrupt.watch(signals, handle.clone(), || InitiatorOrder::Close)?;
+        interrupt.watch(signals, vec![handle.clone()], || InitiatorOrder::Close)?;
         let mut session = Self {
             stack: Some(stack),
             handle,
@@ -393,7 +393,7 @@ pub(super) fn discover(
     };
     let (stack, sender) = start(args, make, DiscoveryReader::close)?;
     let interrupt = Interrupt::default();
-    interrupt.watch(signals, sender, || ())?;
+    interrupt.watch(signals, vec![sender], || ())?;
     let log = log.recv();
     stack.stop_when_closed(END_WAIT)?;
     let log = log.map_err(|_| Failure::System("host thread ended unexpectedly".to_owned()))?;
@@ -414,8 +414,7 @@ fn start<A: Application + Send + 'static, M: Send + 'static>(
     handle: fn(&mut A, Instant, &mut Host, M),
 ) -> Result<(Stack<M>, MessageSender<M>), Failure> {
     if args.stack.queues != 1 {
-        // RSS chooses the queue of the target's packets, which need not be the one that opened the
-        // connection.
+        // An initiator with all its connections is an application of one host.
         return Err(Failure::Usage("--queues: an initiator supports only one queue".to_owned()));
     }
     let one_queue = || Failure::System("an initiator supports only one queue".to_owned());

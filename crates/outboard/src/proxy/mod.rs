@@ -93,11 +93,6 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
 
 /// Returns the plan of the options or the file, if a proxy can start with it.
 fn read_plan(args: &ProxyArgs) -> Result<ProxyPlan, Failure> {
-    if args.stack.queues != 1 {
-        // RSS chooses the queue of a backend's packets, which need not be the one that opened the
-        // connection.
-        return Err(Failure::Usage("--queues: a proxy supports only one queue".to_owned()));
-    }
     if args.backend_link.as_ref() == Some(&args.stack.link) {
         return Err(Failure::Usage("--backend-link is the same as --link; omit it".to_owned()));
     }
@@ -148,24 +143,26 @@ fn reload(args: &ProxyArgs, path: &Path, plans: &Sender<ProxyPlan>) {
     }
 }
 
-/// Opens the link to the clients, joined with the link to the backends if there is one.
+/// Opens the links to the clients, one for each queue, each joined with the link to the backends if
+/// there is one.
 fn open_links(
     args: &ProxyArgs,
     options: &StackOptions,
     clock: &MonotonicClock,
 ) -> Result<Vec<Box<dyn Link>>, Failure> {
-    let mut clients = stack::open_links(options, clock)?;
+    let clients = stack::open_links(options, clock)?;
     let Some(link) = args.backend_link.clone() else { return Ok(clients) };
     let pcap = options.pcap.clone().map(|mut path| {
         path.as_mut_os_string().push(".backend");
         path
     });
     let options = StackOptions { link, peer: args.backend_peer.clone(), pcap, ..options.clone() };
-    let mut backends = stack::open_links(&options, clock)?;
-    let (Some(first), Some(second)) = (clients.pop(), backends.pop()) else { return Ok(clients) };
-    let bridge = Bridge::new([first, second])
-        .map_err(|e| Failure::System(format!("cannot poll two links: {e}")))?;
-    Ok(vec![Box::new(bridge)])
+    let backends = stack::open_links(&options, clock)?;
+    let join = |(first, second)| match Bridge::new([first, second]) {
+        Ok(bridge) => Ok(Box::new(bridge) as Box<dyn Link>),
+        Err(e) => Err(Failure::System(format!("cannot poll two links: {e}"))),
+    };
+    clients.into_iter().zip(backends).map(join).collect()
 }
 
 /// Starts the thread that resolves names, and sends the proxy a table if addresses have changed.

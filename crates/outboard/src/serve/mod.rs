@@ -244,10 +244,6 @@ fn remote_files(args: &ServeArgs) -> Result<Option<RemoteFilesConfig>, Failure> 
         check_folder(args)?;
         return Ok(None);
     };
-    if args.stack.queues != 1 {
-        let line = "--queues: remote storage supports only one queue".to_owned();
-        return Err(Failure::Usage(line));
-    }
     args.files.check_absent()?;
     args.remote.configure(args.strict_files, &mut config);
     Ok(Some(config))
@@ -447,7 +443,7 @@ fn content_config(
         redirect_port: args.redirect_http.map(|_| args.port()),
         tls,
         setup_offload: args.stack.offload.setup,
-        teardown_offload: args.stack.offload.teardown && args.stack.queues == 1,
+        teardown_offload: args.stack.offload.teardown,
         unix_epoch: clock.unix_epoch(),
         seed: clock::entropy(),
         header_timeout: Duration::from_secs(args.header_timeout.into()),

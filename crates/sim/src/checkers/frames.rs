@@ -257,15 +257,15 @@ impl FrameChecker {
     }
 
     /// Notes that a proxy's device begins to relay between two connections.
-    pub(crate) fn spliced(&mut self, splice: &Splice) {
+    pub(crate) fn spliced(&mut self, queue: usize, splice: &Splice) {
         self.pairs += 1;
-        self.unwatched += u64::from(!super::splice::begin(self, splice));
+        self.unwatched += u64::from(!super::splice::begin(self, queue, splice));
     }
 
     /// Notes that a host was notified of the end of a pair, or of all pairs if `id` is `None`.
-    pub(crate) fn splice_closed(&mut self, node: usize, id: Option<SpliceId>) {
+    pub(crate) fn splice_closed(&mut self, node: usize, queue: usize, id: Option<SpliceId>) {
         if self.is(node, NodeRole::Proxy) {
-            super::splice::close(self, id);
+            super::splice::close(self, queue, id);
         }
     }
 

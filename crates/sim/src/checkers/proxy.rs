@@ -4,7 +4,6 @@
 use base::Instant;
 
 use crate::faults::Scenario;
-use crate::node::SimNode;
 use crate::proxy_scenario::ProxyScenario;
 use crate::report::RunReport;
 
@@ -30,10 +29,10 @@ pub(crate) struct ProxyExpectations {
     pub(crate) reset: u64,
 }
 
-/// Checks the proxy's machine.
+/// Checks the proxy's machine, whose counters `value` returns.
 pub(crate) fn check(
     now: Instant,
-    node: &SimNode,
+    value: impl Fn(&str) -> u64,
     scenario: &Scenario,
     proxied: &ProxyScenario,
     known: &ProxyExpectations,
@@ -41,7 +40,6 @@ pub(crate) fn check(
 ) {
     let &ProxyExpectations { before, asked, reset } = known;
     let mut fail = |what: String| report.fail(now, "proxy", what);
-    let value = |name| node.counter(name);
     let spliced = value("proxy_spliced");
     let ended: u64 = ENDS.iter().map(|name| value(name)).sum();
     let (given, heard) = (value("splice_handed_over"), value("splice_ends"));

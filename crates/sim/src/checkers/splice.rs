@@ -29,6 +29,8 @@ use super::frames::{Ends, FrameChecker, ObservedStream, position, window};
 pub(crate) struct SplicedStream {
     /// Number of the pair in this run.
     pub(super) number: u64,
+    /// Queue of the proxy's host, which numbers its pairs itself.
+    queue: usize,
     id: SpliceId,
     /// The proxy's host has been notified of the end: an acknowledgment may then be the host's own,
     /// of a SYN that the peer did not send.
@@ -50,7 +52,7 @@ struct Bases {
 }
 
 /// Begins a pair. Returns whether it can be watched.
-pub(super) fn begin(wire: &mut FrameChecker, splice: &Splice) -> bool {
+pub(super) fn begin(wire: &mut FrameChecker, queue: usize, splice: &Splice) -> bool {
     let [a, b] = &splice.sides;
     let found = [a, b].map(|side| {
         let ends = ends(wire, side);
@@ -62,8 +64,9 @@ pub(super) fn begin(wire: &mut FrameChecker, splice: &Splice) -> bool {
         let (here, there) = (this.1, other.1);
         let edge = here.peer + u64::from(side.own_window);
         let (id, other, other_serial) = (splice.id, other.0, other.2);
+        let closed = false;
         let spliced =
-            SplicedStream { number, id, closed: false, other, other_serial, here, there, edge };
+            SplicedStream { number, queue, id, closed, other, other_serial, here, there, edge };
         if let Some(flow) = wire.flows.get_mut(&this.0) {
             flow.spliced = Some(spliced);
             // The reset may still be on its way.
@@ -73,10 +76,10 @@ pub(super) fn begin(wire: &mut FrameChecker, splice: &Splice) -> bool {
     true
 }
 
-/// Ends a pair, or all pairs at a reset of the device, once the proxy's host is notified.
-pub(super) fn close(wire: &mut FrameChecker, id: Option<SpliceId>) {
+/// Ends a pair, or all pairs of a queue at a reset of its device, once the host is notified.
+pub(super) fn close(wire: &mut FrameChecker, queue: usize, id: Option<SpliceId>) {
     for spliced in wire.flows.values_mut().filter_map(|flow| flow.spliced.as_mut()) {
-        spliced.closed |= id.is_none_or(|id| spliced.id == id);
+        spliced.closed |= spliced.queue == queue && id.is_none_or(|id| spliced.id == id);
     }
 }
 

@@ -14,6 +14,7 @@ use crate::faults::Scenario;
 use crate::machines::{ServerStart, address, server};
 use crate::node::App;
 use crate::proxy_scenario;
+use crate::queues::SimQueue;
 use crate::trace::TraceKind;
 
 /// Deadline of a termination; reads of a disk may stall for seconds.
@@ -75,14 +76,19 @@ impl SimRun {
         let now = self.now;
         let start = ServerStart { life, upload_bytes: self.disk.start_uploads(), now };
         let mut fresh = match &self.scenario.proxied {
-            Some(proxied) if self.scenario.proxy() == Some(node) => {
-                proxy_scenario::machine(node, &self.scenario, proxied, &self.net, rng)
-            }
+            Some(proxied) if self.scenario.proxy() == Some(node) => proxy_scenario::machine(
+                node,
+                SimQueue::ONLY,
+                &self.scenario,
+                proxied,
+                &self.net,
+                rng,
+            ),
             _ => match &self.scenario.remote {
                 Some(remote) if self.scenario.target() == Some(node) => {
                     remote.target(node, &self.scenario, &self.net, rng)
                 }
-                _ => server(node, &self.scenario, &self.net, rng, start),
+                _ => server((node, SimQueue::ONLY), &self.scenario, &self.net, rng, start),
             },
         };
         std::mem::swap(&mut self.nodes[node].app, &mut fresh.app);

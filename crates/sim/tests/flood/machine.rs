@@ -202,7 +202,7 @@ impl DevicePorts for TimedRings {
 }
 
 impl HostPorts for TimedRings {
-    fn pop_event(&mut self, _: usize) -> Option<Event> {
+    fn pop_event(&mut self) -> Option<Event> {
         if self.spent >= self.limit {
             return None;
         }

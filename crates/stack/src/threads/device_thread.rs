@@ -60,7 +60,7 @@ impl DeviceThread {
         &mut self.ports.queue
     }
 
-    /// Runs until `stop` is set and the host has ended.
+    /// Runs until `stop` is set and all hosts have ended.
     pub(super) fn run(mut self, stop: &AtomicBool) {
         let mut poller = Poller::new();
         let bell = poller.add(self.queue().waker.fd());
@@ -89,19 +89,19 @@ impl DeviceThread {
         self.ports.disk.pollable().map(|fd| poller.add(fd));
     }
 
-    /// Returns whether the thread must end: the host has ended, or the time for it is over.
+    /// Returns whether the thread must end: all hosts have ended, or the time for it is over.
     pub(super) fn has_ended(&mut self, stop: &AtomicBool) -> bool {
         let now = self.clock.now();
         self.phase.enter_if_stopped(stop, now);
-        let host_ended = self.ports.queue.host_ended.is_set();
-        self.phase.is_ending() && (host_ended || self.phase.is_over(now))
+        let ended = self.ports.queue.have_hosts_ended();
+        self.phase.is_ending() && (ended || self.phase.is_over(now))
     }
 
     /// Returns whether another thread has set a flag that this thread has not seen yet, so that it
     /// must not sleep.
     pub(super) fn has_unseen_flag(&self, stop: &AtomicBool) -> bool {
         let told = stop.load(Ordering::Acquire);
-        told && (!self.phase.is_ending() || self.ports.queue.host_ended.is_set())
+        told && (!self.phase.is_ending() || self.ports.queue.have_hosts_ended())
     }
 
     /// Runs a turn of the device; returns whether there was any work.
@@ -173,18 +173,35 @@ impl DevicePorts for DeviceThreadPorts {
     }
 
     fn pop_recycled(&mut self) -> Option<PacketBuf> {
-        self.queue.recycle.pop()
+        self.queue.recycle.pop().or_else(|| self.queue.steering.pop_spare())
     }
 
     fn push_event(&mut self, queue: usize, event: Event) -> Result<(), Event> {
-        let ring = &mut self.queue.events[queue];
+        debug_assert_eq!(queue, self.queue.index, "a device has events for its own host only");
+        let ring = &mut self.queue.events;
         match ring.push(event) {
             Err(event) if !ring.is_abandoned() => Err(event),
             _ => Ok(()),
         }
     }
 
-    fn wake_host(&mut self, queue: usize) {
-        self.queue.host_wakers[queue].wake_if_asleep();
+    fn wake_host(&mut self, _: usize) {
+        self.queue.host_waker.wake_if_asleep();
+    }
+
+    fn push_steered(&mut self, queue: usize, frame: RxFrame) -> Result<(), RxFrame> {
+        self.queue.steering.frames_out[queue].push(frame)
+    }
+
+    fn wake_device(&mut self, queue: usize) {
+        self.queue.steering.wakers[queue].wake_if_asleep();
+    }
+
+    fn pop_steered(&mut self) -> Option<(usize, RxFrame)> {
+        self.queue.steering.pop_frame()
+    }
+
+    fn push_spare(&mut self, queue: usize, packet: PacketBuf) {
+        let _freed = self.queue.steering.spares_out[queue].push(packet);
     }
 }

@@ -12,7 +12,7 @@ use io::disk::Disk;
 use io::notify::Poller;
 use node::{DiskPort, HostHalf, HostPorts, RETRY};
 
-use super::queue::HostRings;
+use super::queue::{HostRings, ThreadWaker};
 use super::shutdown::ThreadPhase;
 use super::{HostMessage, HostSide, Messages};
 use crate::control::ProbeReceiver;
@@ -121,12 +121,12 @@ impl<A: Application, M> HostThread<A, M> {
         stop.load(Ordering::Acquire) && !self.phase.is_ending()
     }
 
-    /// Flushes the log, and lets the device thread end.
+    /// Flushes the log, and lets the device threads end.
     pub(super) fn finish(&mut self) {
         self.write_log();
         self.flush_log();
         self.ports.queue.ended.set();
-        self.ports.queue.device_waker.wake_if_asleep();
+        self.ports.queue.device_wakers.iter().for_each(ThreadWaker::wake_if_asleep);
     }
 
     /// Runs a turn of host and application; returns whether there was any work.
@@ -212,12 +212,8 @@ impl DiskPort for HostThreadPorts {
 }
 
 impl HostPorts for HostThreadPorts {
-    fn devices(&self) -> usize {
-        self.queue.events.len()
-    }
-
-    fn pop_event(&mut self, device: usize) -> Option<Event> {
-        self.queue.events[device].pop()
+    fn pop_event(&mut self) -> Option<Event> {
+        self.queue.events.pop()
     }
 
     fn has_op_room(&mut self) -> bool {

@@ -1,12 +1,14 @@
 //! Rings between host threads and device threads, with their wake-ups.
 //!
-//! Host `h` sends its operations to device thread `h`, whose file handles it uses. A received
-//! packet belongs to the host that its flow's hash selects, whichever device thread received it, so
-//! there is a ring of events for each pair of device and host.
+//! Host `h` sends its operations to device thread `h` and gets the events of that thread alone. A
+//! received frame belongs to the queue that its flow's hash selects, whichever device thread
+//! received it: that thread hands it over to the queue's device thread. So for each pair of device
+//! threads there is a ring of frames, and one of free buffers in return.
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
+use abi::link::RxFrame;
 use abi::ring::{RingConsumer, RingProducer, RingWaker, ring};
 use abi::{Event, Op, PacketBuf};
 use io::notify::Notifier;
@@ -69,17 +71,18 @@ impl ThreadWaker {
 pub(crate) struct HostRings {
     pub(crate) ops: RingProducer<Op>,
     pub(crate) recycle: RingProducer<PacketBuf>,
-    /// One ring from each device thread.
-    pub(crate) events: Vec<RingConsumer<Event>>,
+    pub(crate) events: RingConsumer<Event>,
     pub(crate) waker: ThreadWaker,
     pub(crate) device_waker: ThreadWaker,
+    /// Wakers of all device threads, which wait for the end of each host.
+    pub(super) device_wakers: Vec<ThreadWaker>,
     pub(super) ended: HostEndedFlag,
 }
 
 impl HostRings {
     /// Returns whether an event waits.
     pub(crate) fn has_work(&mut self) -> bool {
-        self.events.iter_mut().any(|ring| !ring.is_empty())
+        !self.events.is_empty()
     }
 }
 
@@ -89,17 +92,58 @@ pub(crate) struct DeviceRings {
     pub(crate) index: usize,
     pub(crate) ops: RingConsumer<Op>,
     pub(crate) recycle: RingConsumer<PacketBuf>,
-    /// One ring to each host thread.
-    pub(crate) events: Vec<RingProducer<Event>>,
+    pub(crate) events: RingProducer<Event>,
     pub(crate) waker: ThreadWaker,
-    pub(crate) host_wakers: Vec<ThreadWaker>,
-    pub(super) host_ended: HostEndedFlag,
+    pub(crate) host_waker: ThreadWaker,
+    /// Flags of all host threads: their last segments may arrive on any queue of the link.
+    pub(super) hosts_ended: Vec<HostEndedFlag>,
+    pub(crate) steering: SteeringRings,
+}
+
+/// A device thread's ends of the rings to and from the other device threads, by queue.
+pub(crate) struct SteeringRings {
+    /// Received frames for other devices.
+    pub(crate) frames_out: Vec<RingProducer<RxFrame>>,
+    /// Frames that other devices received.
+    frames_in: Vec<RingConsumer<RxFrame>>,
+    /// Free buffers in exchange for those of `frames_in`.
+    pub(crate) spares_out: Vec<RingProducer<PacketBuf>>,
+    /// Free buffers in exchange for those of `frames_out`.
+    spares_in: Vec<RingConsumer<PacketBuf>>,
+    pub(crate) wakers: Vec<ThreadWaker>,
+    /// Ring of `frames_in` to look at first, so that no device starves another.
+    next: usize,
+}
+
+impl SteeringRings {
+    /// Returns the next frame that another device received, and that device's queue.
+    pub(crate) fn pop_frame(&mut self) -> Option<(usize, RxFrame)> {
+        let queues = self.frames_in.len();
+        for offset in 0..queues {
+            let from = (self.next + offset) % queues;
+            if let Some(frame) = self.frames_in[from].pop() {
+                self.next = from + 1;
+                return Some((from, frame));
+            }
+        }
+        None
+    }
+
+    /// Returns the next free buffer of another device.
+    pub(crate) fn pop_spare(&mut self) -> Option<PacketBuf> {
+        self.spares_in.iter_mut().find_map(RingConsumer::pop)
+    }
 }
 
 impl DeviceRings {
-    /// Returns whether an operation waits.
+    /// Returns whether all hosts have ended.
+    pub(super) fn have_hosts_ended(&self) -> bool {
+        self.hosts_ended.iter().all(HostEndedFlag::is_set)
+    }
+
+    /// Returns whether an operation or a frame of another device waits.
     pub(crate) fn has_work(&mut self) -> bool {
-        !self.ops.is_empty()
+        !self.ops.is_empty() || self.steering.frames_in.iter_mut().any(|ring| !ring.is_empty())
     }
 }
 
@@ -116,40 +160,105 @@ pub(crate) struct QueueRings {
 pub(crate) fn ring_mesh(queues: usize) -> Result<Vec<QueueRings>, Failure> {
     let bells = |n: usize| (0..n).map(|_| ThreadWaker::new()).collect::<Result<Vec<_>, _>>();
     let (host_bells, device_bells) = (bells(queues)?, bells(queues)?);
-    let mut to_host: Vec<Vec<RingConsumer<Event>>> = (0..queues).map(|_| Vec::new()).collect();
-    let mut from_device: Vec<Vec<RingProducer<Event>>> = (0..queues).map(|_| Vec::new()).collect();
-    for producers in &mut from_device {
-        for consumers in &mut to_host {
-            let (tx, rx) = ring(SLOTS);
-            producers.push(tx);
-            consumers.push(rx);
-        }
-    }
-    let ends = to_host.into_iter().zip(from_device).enumerate();
-    Ok(ends
-        .map(|(index, (incoming, outgoing))| {
+    let hosts_ended: Vec<_> = (0..queues).map(|_| HostEndedFlag::default()).collect();
+    let steering = steering_mesh(&device_bells);
+    Ok(steering
+        .into_iter()
+        .enumerate()
+        .map(|(index, steering)| {
+            let (events_tx, events_rx) = ring(SLOTS);
             let (ops_tx, ops_rx) = ring(SLOTS);
             let (recycle_tx, recycle_rx) = ring(SLOTS);
             let (bell, device_bell) = (host_bells[index].clone(), device_bells[index].clone());
-            let ended = HostEndedFlag::default();
             let host = HostRings {
                 ops: ops_tx,
                 recycle: recycle_tx,
-                events: incoming,
-                waker: bell,
+                events: events_rx,
+                waker: bell.clone(),
                 device_waker: device_bell.clone(),
-                ended: ended.clone(),
+                device_wakers: device_bells.clone(),
+                ended: hosts_ended[index].clone(),
             };
             let device = DeviceRings {
                 index,
                 ops: ops_rx,
                 recycle: recycle_rx,
-                events: outgoing,
+                events: events_tx,
                 waker: device_bell,
-                host_wakers: host_bells.clone(),
-                host_ended: ended,
+                host_waker: bell,
+                hosts_ended: hosts_ended.clone(),
+                steering,
             };
             QueueRings { host, device }
         })
         .collect())
+}
+
+/// The ends of one thread: producers to all threads, and consumers from all threads.
+type MeshEnds<T> = (Vec<RingProducer<T>>, Vec<RingConsumer<T>>);
+
+/// Creates a ring from each of `threads` threads to each; returns each thread's ends.
+fn mesh<T: Send>(threads: usize, slots: usize) -> Vec<MeshEnds<T>> {
+    let mut outgoing: Vec<Vec<RingProducer<T>>> = (0..threads).map(|_| Vec::new()).collect();
+    let mut incoming: Vec<Vec<RingConsumer<T>>> = (0..threads).map(|_| Vec::new()).collect();
+    for producers in &mut outgoing {
+        for consumers in &mut incoming {
+            let (tx, rx) = ring(slots);
+            producers.push(tx);
+            consumers.push(rx);
+        }
+    }
+    outgoing.into_iter().zip(incoming).collect()
+}
+
+/// Creates the rings between the device threads with these wakers.
+fn steering_mesh(wakers: &[ThreadWaker]) -> Vec<SteeringRings> {
+    // A single device hands nothing over.
+    let slots = if wakers.len() > 1 { SLOTS } else { 1 };
+    let frames = mesh(wakers.len(), slots);
+    let spares = mesh(wakers.len(), slots);
+    frames
+        .into_iter()
+        .zip(spares)
+        .map(|((frames_out, frames_in), (spares_out, spares_in))| SteeringRings {
+            frames_out,
+            frames_in,
+            spares_out,
+            spares_in,
+            wakers: wakers.to_vec(),
+            next: 0,
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use abi::Checksum;
+
+    use super::*;
+
+    fn frame(byte: u8) -> RxFrame {
+        let packet = abi::PacketPool::new(1).copy(&[byte]).unwrap();
+        RxFrame { packet, checksum: Checksum::Good, segment_size: 0 }
+    }
+
+    #[test]
+    fn frames_and_spares_reach_the_device_of_their_queue() {
+        let mut queues = ring_mesh(3).unwrap();
+        for from in [0, 2] {
+            let rings = &mut queues[from].device.steering;
+            for _ in 0..2 {
+                rings.frames_out[1].push(frame(u8::try_from(from).unwrap())).unwrap();
+            }
+        }
+        assert!(!queues[0].device.has_work() && queues[1].device.has_work());
+        let rings = &mut queues[1].device.steering;
+        let taken: Vec<_> = std::iter::from_fn(|| rings.pop_frame())
+            .map(|(from, frame)| (from, frame.packet.as_slice()[0]))
+            .collect();
+        assert_eq!(taken, [(0, 0), (2, 2), (0, 0), (2, 2)], "in turn");
+        rings.spares_out[2].push(frame(9).packet).unwrap();
+        assert!(queues[0].device.steering.pop_spare().is_none());
+        assert_eq!(queues[2].device.steering.pop_spare().unwrap().as_slice(), [9]);
+    }
 }

@@ -29,9 +29,16 @@ impl<A: Application, M> SharedThread<A, M> {
         let host_bell = poller.add(self.host.queue().waker.fd());
         self.device.register_descriptors(&mut poller);
         let changes = self.host.register_descriptors(&mut poller);
-        // The loop ends with the host: the device has nothing to do once the host has ended.
-        while !self.host.has_ended(stop) {
-            let _ = self.device.has_ended(stop);
+        let mut finished = false;
+        loop {
+            if !finished && self.host.has_ended(stop) {
+                self.host.finish();
+                finished = true;
+            }
+            // Other hosts' last segments may arrive on this link.
+            if self.device.has_ended(stop) {
+                break;
+            }
             // Before the turns, because there may be no idle moment for minutes.
             self.device.answer_queries();
             self.host.take_messages();
@@ -55,7 +62,9 @@ impl<A: Application, M> SharedThread<A, M> {
                 self.host.begin_turn();
             }
         }
-        self.host.finish();
+        if !finished {
+            self.host.finish();
+        }
     }
 
     /// Runs a turn of both sides. Frames that the device received are answered before it receives

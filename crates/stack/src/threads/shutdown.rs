@@ -2,8 +2,8 @@
 //!
 //! [`super::Threads::stop`] signals both at the same time. The host thread ends the application and
 //! then the host ([`host::Host::end`]), and continues to work until the device has confirmed that
-//! every frame is on the link. Then it sets [`HostEndedFlag`], and only then the device thread
-//! ends. Both waits are bounded, so neither a blocked link nor a missing thread can keep the
+//! every frame is on the link. Then it sets [`HostEndedFlag`]. The device threads end once all hosts
+//! have, because each may receive the last segments of any of them. Both waits are bounded, so neither a blocked link nor a missing thread can keep the
 //! program from ending.
 
 use std::sync::Arc;
@@ -53,7 +53,7 @@ impl ThreadPhase {
     }
 }
 
-/// Flag set by a queue's host thread for its device thread: the last frame is on the link, or the
+/// Flag set by a queue's host thread for the device threads: the last frame is on the link, or the
 /// host no longer waits for it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HostEndedFlag(Arc<AtomicBool>);

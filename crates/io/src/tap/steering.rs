@@ -1,0 +1,388 @@
+//! A program in the kernel that selects the queue of a TAP by the same hash as the devices.
+//!
+//! Without it the kernel selects queues by a hash of its own, and devices hand most frames over to
+//! each other. [`attach`] loads an eBPF program (`TUNSETSTEERINGEBPF`, Linux 4.16) that computes the
+//! Toeplitz hash of TCP and UDP over IPv4 and IPv6 from a table of [`wire::rss::Toeplitz`]. The
+//! program only saves the hand-over: where it cannot be loaded (it needs CAP_BPF, and Linux 5.2),
+//! and for QUIC, which is steered by connection ID, the devices hand frames over.
+//!
+//! Instructions are those of the kernel's `Documentation/bpf/standardization/instruction-set.rst`.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use abi::steering::FlowSteering;
+
+use crate::interface::ioctl;
+
+/// `TUNSETSTEERINGEBPF`: `_IOR('T', 224, int)`.
+const TUNSETSTEERINGEBPF: libc::Ioctl = 0x8004_54e0;
+
+/// Commands of bpf(2).
+const BPF_MAP_CREATE: libc::c_long = 0;
+const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
+const BPF_PROG_LOAD: libc::c_long = 5;
+
+const BPF_MAP_TYPE_ARRAY: u32 = 2;
+const BPF_PROG_TYPE_SOCKET_FILTER: u32 = 1;
+
+/// Entries of a table, one for each value of a nibble.
+const NIBBLE_VALUES: i16 = 16;
+/// Bytes of a table.
+const TABLE_BYTES: i16 = NIBBLE_VALUES * 4;
+
+/// Operation codes.
+mod code {
+    /// `dst = src`.
+    pub(super) const MOV: u8 = 0xbf;
+    /// `dst = imm`.
+    pub(super) const MOV_IMM: u8 = 0xb7;
+    /// `dst = imm64`, in two instructions.
+    pub(super) const LOAD_IMM64: u8 = 0x18;
+    pub(super) const SHIFT_RIGHT_IMM: u8 = 0x77;
+    pub(super) const SHIFT_LEFT_IMM: u8 = 0x67;
+    pub(super) const AND_IMM: u8 = 0x57;
+    pub(super) const ADD: u8 = 0x0f;
+    pub(super) const XOR: u8 = 0xaf;
+    /// `dst = *(u32 *)(src + off)`.
+    pub(super) const LOAD_WORD: u8 = 0x61;
+    /// `r0 = ` bytes of the packet at `imm`, in host order.
+    pub(super) const PACKET_BYTE: u8 = 0x30;
+    pub(super) const PACKET_HALF: u8 = 0x28;
+    pub(super) const PACKET_WORD: u8 = 0x20;
+    /// `r0 = ` word of the packet at `src + imm`.
+    pub(super) const PACKET_WORD_INDEXED: u8 = 0x40;
+    pub(super) const JUMP: u8 = 0x05;
+    pub(super) const JUMP_EQUAL_IMM: u8 = 0x15;
+    pub(super) const JUMP_NOT_EQUAL_IMM: u8 = 0x55;
+    pub(super) const EXIT: u8 = 0x95;
+}
+
+/// Value of the source register in [`code::LOAD_IMM64`] for the address of a map's value.
+const PSEUDO_MAP_VALUE: u8 = 2;
+
+/// An instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+struct Instruction {
+    code: u8,
+    /// Destination in the low four bits, source in the others.
+    registers: u8,
+    offset: i16,
+    immediate: i32,
+}
+
+const fn instruction(code: u8, to: u8, from: u8, offset: i16, immediate: i32) -> Instruction {
+    Instruction { code, registers: to | from << 4, offset, immediate }
+}
+
+/// A jump whose distance is not known yet, to the label `to`.
+#[derive(Clone, Copy)]
+struct Jump {
+    at: usize,
+    to: Label,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Label {
+    HashV4,
+    V6,
+    HashV6,
+    Return,
+}
+
+/// The program, while it is written.
+#[derive(Default)]
+struct Program {
+    code: Vec<Instruction>,
+    jumps: Vec<Jump>,
+}
+
+impl Program {
+    fn push(&mut self, code: u8, to: u8, from: u8, offset: i16, immediate: i32) {
+        self.code.push(instruction(code, to, from, offset, immediate));
+    }
+
+    fn jump(&mut self, code: u8, immediate: i32, to: Label) {
+        self.jumps.push(Jump { at: self.code.len(), to });
+        self.push(code, 0, 0, 0, immediate);
+    }
+
+    /// Sets the distances of the jumps to a label, which is here.
+    fn label(&mut self, label: Label) {
+        let here = self.code.len();
+        for jump in self.jumps.iter().filter(|jump| jump.to == label) {
+            let distance = i16::try_from(here - jump.at - 1).unwrap_or(i16::MAX);
+            if let Some(jump) = self.code.get_mut(jump.at) {
+                jump.offset = distance;
+            }
+        }
+    }
+
+    /// Adds the word in register 0 to the hash in register 7, by the tables from `nibble` on, whose
+    /// address is in register 8.
+    fn hash_word(&mut self, nibble: i16) {
+        for index in 0..8 {
+            self.push(code::MOV, 1, 0, 0, 0);
+            self.push(code::SHIFT_RIGHT_IMM, 1, 0, 0, 28 - 4 * i32::from(index));
+            self.push(code::AND_IMM, 1, 0, 0, i32::from(NIBBLE_VALUES - 1));
+            self.push(code::SHIFT_LEFT_IMM, 1, 0, 0, 2);
+            self.push(code::ADD, 1, 8, 0, 0);
+            self.push(code::LOAD_WORD, 2, 1, (nibble + index) * TABLE_BYTES, 0);
+            self.push(code::XOR, 7, 2, 0, 0);
+        }
+    }
+
+    /// Continues at `transport` if the byte at `offset` is TCP or UDP; returns the hash zero
+    /// otherwise.
+    fn check_protocol(&mut self, offset: i32, transport: Label) {
+        self.push(code::PACKET_BYTE, 0, 0, 0, offset);
+        self.jump(code::JUMP_EQUAL_IMM, 6, transport);
+        self.jump(code::JUMP_NOT_EQUAL_IMM, 17, Label::Return);
+        self.label(transport);
+    }
+
+    /// Hashes an IPv4 packet.
+    fn v4(&mut self, base: i32) {
+        self.check_protocol(base + 23, Label::HashV4);
+        // Fragments: more fragments, or an offset.
+        self.push(code::PACKET_HALF, 0, 0, 0, base + 20);
+        self.push(code::AND_IMM, 0, 0, 0, 0x3fff);
+        self.jump(code::JUMP_NOT_EQUAL_IMM, 0, Label::Return);
+        // The length of the header, to register 9.
+        self.push(code::PACKET_BYTE, 0, 0, 0, base + 14);
+        self.push(code::AND_IMM, 0, 0, 0, 15);
+        self.push(code::SHIFT_LEFT_IMM, 0, 0, 0, 2);
+        self.push(code::MOV, 9, 0, 0, 0);
+        self.push(code::PACKET_WORD, 0, 0, 0, base + 26);
+        self.hash_word(0);
+        self.push(code::PACKET_WORD, 0, 0, 0, base + 30);
+        self.hash_word(8);
+        self.push(code::PACKET_WORD_INDEXED, 0, 9, 0, base + 14);
+        self.hash_word(16);
+    }
+
+    /// Hashes an IPv6 packet without extension headers.
+    fn v6(&mut self, base: i32) {
+        self.check_protocol(base + 20, Label::HashV6);
+        for word in 0..9_i16 {
+            self.push(code::PACKET_WORD, 0, 0, 0, base + 22 + 4 * i32::from(word));
+            self.hash_word(word * 8);
+        }
+    }
+}
+
+/// Returns the program for tables in the map `map`. `base` is the offset of the Ethernet header.
+fn program(map: &OwnedFd, base: i32) -> Vec<Instruction> {
+    let mut program = Program::default();
+    // Loads from the packet expect their context in register 6, and keep registers 6 to 9.
+    program.push(code::MOV, 6, 1, 0, 0);
+    program.push(code::LOAD_IMM64, 8, PSEUDO_MAP_VALUE, 0, map.as_raw_fd());
+    program.push(0, 0, 0, 0, 0);
+    program.push(code::MOV_IMM, 7, 0, 0, 0);
+    program.push(code::PACKET_HALF, 0, 0, 0, base + 12);
+    program.jump(code::JUMP_EQUAL_IMM, 0x86dd, Label::V6);
+    program.jump(code::JUMP_NOT_EQUAL_IMM, 0x0800, Label::Return);
+    program.v4(base);
+    program.jump(code::JUMP, 0, Label::Return);
+    program.label(Label::V6);
+    program.v6(base);
+    program.label(Label::Return);
+    program.push(code::MOV, 0, 7, 0, 0);
+    program.push(code::EXIT, 0, 0, 0, 0);
+    program.code
+}
+
+/// Attributes of bpf(2); the kernel takes missing fields at the end as zero.
+#[repr(C)]
+struct MapCreate {
+    map_type: u32,
+    key_bytes: u32,
+    value_bytes: u32,
+    entries_max: u32,
+}
+
+#[repr(C)]
+struct MapUpdate {
+    map: u32,
+    padding: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+#[repr(C)]
+struct ProgramLoad {
+    program_type: u32,
+    instructions: u32,
+    code: u64,
+    license: u64,
+    log_level: u32,
+    log_bytes: u32,
+    log: u64,
+    kernel_version: u32,
+    flags: u32,
+}
+
+/// Calls bpf(2) with attributes that hold addresses of live memory only.
+fn bpf<T>(command: libc::c_long, attributes: &mut T) -> io::Result<libc::c_int> {
+    let address = std::ptr::from_mut(attributes);
+    // SAFETY: `attributes` has the layout that the command expects, of the length that is passed;
+    // the addresses in it are those of memory that lives during the call, of the lengths that the
+    // attributes say.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, address, size_of::<T>()) };
+    match libc::c_int::try_from(result) {
+        Ok(value @ 0..) => Ok(value),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn owned(fd: libc::c_int) -> OwnedFd {
+    // SAFETY: bpf(2) has just returned this descriptor, which nothing else owns.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+/// Creates a map with the tables of the hash function.
+fn tables(steering: &FlowSteering) -> io::Result<OwnedFd> {
+    let values: Vec<u32> = steering.rss().tables().iter().flatten().copied().collect();
+    let value_bytes = u32::try_from(size_of_val(&values[..])).unwrap_or(u32::MAX);
+    let mut create =
+        MapCreate { map_type: BPF_MAP_TYPE_ARRAY, key_bytes: 4, value_bytes, entries_max: 1 };
+    let map = owned(bpf(BPF_MAP_CREATE, &mut create)?);
+    let key = 0_u32;
+    let mut update = MapUpdate {
+        map: u32::try_from(map.as_raw_fd()).unwrap_or(u32::MAX),
+        padding: 0,
+        key: std::ptr::from_ref(&key).expose_provenance() as u64,
+        value: values.as_ptr().expose_provenance() as u64,
+        flags: 0,
+    };
+    bpf(BPF_MAP_UPDATE_ELEM, &mut update)?;
+    Ok(map)
+}
+
+fn load(steering: &FlowSteering, base: i32) -> io::Result<OwnedFd> {
+    let map = tables(steering)?;
+    let code = program(&map, base);
+    let mut load = ProgramLoad {
+        program_type: BPF_PROG_TYPE_SOCKET_FILTER,
+        instructions: u32::try_from(code.len()).unwrap_or(u32::MAX),
+        code: code.as_ptr().expose_provenance() as u64,
+        license: c"Dual MIT/GPL".as_ptr().expose_provenance() as u64,
+        log_level: 0,
+        log_bytes: 0,
+        log: 0,
+        kernel_version: 0,
+        flags: 0,
+    };
+    // The program keeps its map.
+    Ok(owned(bpf(BPF_PROG_LOAD, &mut load)?))
+}
+
+/// Makes the kernel select the queues of a TAP by the hash of the devices. `queue` is one of its
+/// descriptors; they were opened in the order of the queues.
+///
+/// # Errors
+/// If the kernel refuses the program, which leaves its own selection in place.
+pub(super) fn attach(queue: &File, steering: &FlowSteering) -> io::Result<()> {
+    let program = load(steering, 0)?;
+    let mut descriptor = program.as_raw_fd();
+    ioctl(queue, TUNSETSTEERINGEBPF, &mut descriptor)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use base::Prng;
+    use wire::{Endpoint, Tuple};
+
+    use super::*;
+
+    const BPF_PROG_TEST_RUN: libc::c_long = 10;
+    /// Offsets from here on are relative to the Ethernet header (`SKF_LL_OFF`), which a test run
+    /// removes from the packet.
+    const ETHERNET: i32 = -0x20_0000;
+
+    #[repr(C)]
+    struct TestRun {
+        program: u32,
+        result: u32,
+        bytes_in: u32,
+        bytes_out: u32,
+        data_in: u64,
+        data_out: u64,
+        repeat: u32,
+        duration: u32,
+    }
+
+    /// Returns the program's result for a packet.
+    fn run(program: &OwnedFd, packet: &[u8]) -> u32 {
+        let mut run = TestRun {
+            program: u32::try_from(program.as_raw_fd()).unwrap(),
+            result: 0,
+            bytes_in: u32::try_from(packet.len()).unwrap(),
+            bytes_out: 0,
+            data_in: packet.as_ptr().expose_provenance() as u64,
+            data_out: 0,
+            repeat: 1,
+            duration: 0,
+        };
+        bpf(BPF_PROG_TEST_RUN, &mut run).unwrap();
+        run.result
+    }
+
+    /// Returns a packet of the tuple, with `options` words of IPv4 options.
+    fn packet(tuple: &Tuple, protocol: u8, options: u8) -> Vec<u8> {
+        let mut packet = vec![2; 12];
+        match (tuple.remote.addr, tuple.local.addr) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => {
+                packet.extend([8, 0, 0x45 + options, 0, 0, 60, 0, 0, 0x40, 0, 64, protocol, 0, 0]);
+                packet.extend([from.octets(), to.octets()].concat());
+                packet.extend(vec![1; usize::from(options) * 4]);
+            }
+            (IpAddr::V6(from), IpAddr::V6(to)) => {
+                packet.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, 40, protocol, 64]);
+                packet.extend([from.octets(), to.octets()].concat());
+            }
+            _ => unreachable!("one family"),
+        }
+        packet.extend([tuple.remote.port.to_be_bytes(), tuple.local.port.to_be_bytes()].concat());
+        packet.extend([7; 40]);
+        packet
+    }
+
+    /// The kernel's verifier accepts the program, and it computes the devices' hash.
+    #[test]
+    fn the_kernel_computes_the_hash_of_the_devices() {
+        let steering = FlowSteering::new(99, 4);
+        let program = match load(&steering, ETHERNET) {
+            Ok(program) => program,
+            // Without CAP_BPF there is no program to test.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return,
+            Err(error) => panic!("{error}"),
+        };
+        let r = &mut Prng::new(5);
+        for round in 0..200_u8 {
+            let mut addr = |v6: bool| -> IpAddr {
+                let bytes = [r.next_u64().to_le_bytes(), r.next_u64().to_le_bytes()].concat();
+                let bytes: [u8; 16] = bytes.try_into().unwrap();
+                if v6 { bytes.into() } else { [bytes[0], bytes[1], bytes[2], bytes[3]].into() }
+            };
+            let (from, to) = (addr(round % 2 == 1), addr(round % 2 == 1));
+            let [a, b, c, d, ..] = r.next_u64().to_le_bytes();
+            let remote = Endpoint { addr: from, port: u16::from_le_bytes([a, b]) };
+            let local = Endpoint { addr: to, port: u16::from_le_bytes([c, d]) };
+            let tuple = Tuple { local, remote };
+            for protocol in [6, 17] {
+                let frame = packet(&tuple, protocol, round % 3);
+                assert_eq!(run(&program, &frame), steering.hash(&tuple), "{tuple:?}");
+            }
+            assert_eq!(run(&program, &packet(&tuple, 1, 0)), 0, "ICMP has no ports");
+        }
+        let mut arp = vec![0xff; 60];
+        arp[12..14].copy_from_slice(&[8, 6]);
+        assert_eq!(run(&program, &arp), 0);
+    }
+}

@@ -1,0 +1,84 @@
+//! Machines with several queues: for each queue a device and a host with its own application, like
+//! a stack with `--queues`.
+//!
+//! In some scenarios the machine to which clients connect has two or three queues. Each is a
+//! [`crate::node::SimNode`]; the first has the machine's index, the others follow all machines. The
+//! network delivers a frame to a queue that another hash than the devices' selects, as a TAP does,
+//! so the devices hand most frames over. [`crate::run`] carries them.
+
+use std::sync::Arc;
+
+use abi::quic::QuicSteering;
+use abi::steering::{FlowSteering, OwnQueue};
+use base::Prng;
+use host::HostConfig;
+use nic::DeviceConfig;
+use wire::frame::{ParsedFrame, parse};
+
+use crate::faults::Scenario;
+use crate::quic::SERVER_PORT;
+use crate::trace::hash_bytes;
+
+/// Salt of this module's generators.
+const SALT: u64 = 0x00a0_e0e5;
+
+/// A queue of a machine.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SimQueue {
+    pub(crate) index: usize,
+    /// Number of queues of the machine.
+    pub(crate) count: usize,
+}
+
+impl SimQueue {
+    /// The queue of a machine with one.
+    pub(crate) const ONLY: Self = Self { index: 0, count: 1 };
+
+    /// Configures the device and the host of the queue.
+    pub(crate) fn configure(
+        self,
+        scenario: &Scenario,
+        device: &mut DeviceConfig,
+        host: &mut HostConfig,
+    ) {
+        if self.count == 1 {
+            return;
+        }
+        let seed = Prng::new(scenario.seed ^ SALT).next_u64();
+        device.queues = self.count;
+        device.own_queue = Some(self.index);
+        device.rss_seed = seed;
+        device.quic_steering = self.quic_steering(scenario);
+        host.answers = self.index == 0;
+        host.own_queue = Some(OwnQueue {
+            steering: Arc::new(FlowSteering::new(seed, self.count)),
+            index: self.index,
+        });
+    }
+
+    /// Returns the steering of QUIC datagrams, if there are several queues.
+    pub(crate) fn quic_steering(self, scenario: &Scenario) -> Option<QuicSteering> {
+        let queues = u32::try_from(self.count).ok().filter(|&count| count > 1)?;
+        let key = scenario.seed ^ (SALT << 8);
+        Some(QuicSteering { port: SERVER_PORT, id_bytes: quic::CID_BYTES, key, queues })
+    }
+}
+
+/// Draws the number of queues of the front machine, from a generator of its own.
+pub(crate) fn draw(seed: u64) -> usize {
+    let r = &mut Prng::new(seed ^ SALT ^ 1);
+    if r.chance(0.25) { r.range(2, 3) as usize } else { 1 }
+}
+
+/// Returns the queue of `count` on which the network delivers a frame: the same for all frames of a
+/// flow.
+pub(crate) fn queue_of_link(frame: &[u8], count: usize) -> usize {
+    let hash = match parse(frame) {
+        Ok(ParsedFrame::Ip(ip)) => {
+            let ports = frame.get(ip.l4..ip.l4 + 4).unwrap_or_default();
+            hash_bytes(hash_bytes(7, ports), format!("{}", ip.source).as_bytes())
+        }
+        _ => hash_bytes(7, frame),
+    };
+    (hash % count as u64) as usize
+}

@@ -1,0 +1,74 @@
+//! Machines with several queues: their nodes, and the frames that their devices hand over.
+
+use abi::PacketBuf;
+use abi::link::RxFrame;
+
+use super::SimRun;
+use crate::events::NodeHalf;
+use crate::node::SimNode;
+use crate::queues::queue_of_link;
+
+impl SimRun {
+    /// Returns the machine of a node.
+    pub(super) fn machine_of(&self, node: usize) -> usize {
+        if node < self.machines { node } else { self.scenario.front() }
+    }
+
+    /// Returns the node of a machine's queue.
+    pub(super) fn node_of(&self, machine: usize, queue: usize) -> usize {
+        if queue == 0 { machine } else { self.machines + queue - 1 }
+    }
+
+    /// Returns the nodes of a machine.
+    pub(super) fn nodes_of(&self, machine: usize) -> impl Iterator<Item = usize> + use<> {
+        let (machines, count) = (self.machines, self.scenario.queues_of(machine));
+        (0..count).map(move |queue| if queue == 0 { machine } else { machines + queue - 1 })
+    }
+
+    /// Returns the node at which a frame for a machine arrives.
+    pub(super) fn node_of_arrival(&self, machine: usize, frame: &[u8]) -> usize {
+        match self.scenario.queues_of(machine) {
+            1 => machine,
+            count => self.node_of(machine, queue_of_link(frame, count)),
+        }
+    }
+
+    /// Returns the sum of a counter of all queues of a machine.
+    pub(super) fn sum_of(&self, machine: usize, name: &str) -> u64 {
+        self.nodes_of(machine).map(|node| self.nodes[node].counter(name)).sum()
+    }
+
+    /// Returns the number of frames that each other device of the node's machine has room for.
+    pub(super) fn steering_room(&self, node: usize) -> Vec<usize> {
+        // A network without faults loses nothing here either.
+        let ample = self.scenario.calm_net();
+        let room = |node: usize| if ample { usize::MAX } else { self.nodes[node].steering_room() };
+        self.nodes_of(self.machine_of(node)).map(room).collect()
+    }
+
+    /// Carries frames from a device to others of its machine, and free buffers in return.
+    pub(super) fn hand_over(
+        &mut self,
+        node: usize,
+        frames: Vec<(usize, RxFrame)>,
+        spares: Vec<(usize, PacketBuf)>,
+    ) {
+        let (machine, queue) = (self.machine_of(node), self.nodes[node].queue.index);
+        for (to, spare) in spares {
+            let to = self.node_of(machine, to);
+            self.nodes[to].take_spare(spare);
+        }
+        for (to, frame) in frames {
+            let to = self.node_of(machine, to);
+            self.nodes[to].take_steered(queue, frame);
+            self.wake_soon(to, NodeHalf::Device);
+        }
+    }
+
+    /// Applies `change` to each node of a machine.
+    pub(super) fn for_nodes_of(&mut self, machine: usize, mut change: impl FnMut(&mut SimNode)) {
+        for node in self.nodes_of(machine) {
+            change(&mut self.nodes[node]);
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Several queues on a TAP: every engine works on each of them, and no connection falls back to the
+//! host, whichever queue of the link its frames take.
+
+use interop::{Files, Netns, PEER, TestServer, ThirdPartyServer, expect_success, run, sha256};
+
+const TMP: &str = env!("CARGO_TARGET_TMPDIR");
+const H3GET: &str = env!("CARGO_BIN_EXE_h3get");
+const QUEUES: [usize; 2] = [0, 1];
+/// Connections of a test: all use one queue once in 2^39 runs.
+const CONNECTIONS: u64 = 40;
+
+/// Fetches a URL on as many connections, and checks every body.
+fn fetch(server: &TestServer, url: &str, sum: &str) {
+    let script = format!(
+        "for i in $(seq {CONNECTIONS}); do curl -sSfk -m 60 {url} | sha256sum || exit 1; done"
+    );
+    let mut bash = server.command("bash");
+    bash.args(["-c", &script]);
+    let text = expect_success(&run(&mut bash));
+    assert_eq!(text.lines().filter(|line| line.starts_with(sum)).count() as u64, CONNECTIONS);
+}
+
+/// Asserts that a counter has moved on both queues; returns their sum.
+#[track_caller]
+fn on_both(server: &TestServer, part: &str, name: &str) -> u64 {
+    let stat = server.stat();
+    let values = QUEUES.map(|queue| stat.get(&format!("{part}.q{queue}.{name}")));
+    assert!(values.iter().all(|&value| value > 0), "{name}: {values:?}");
+    values.iter().sum()
+}
+
+/// Waits until the device has reported the ends of all connections that it closed.
+fn wait_for_closes(server: &TestServer) {
+    for _ in 0..1000 {
+        let stat = server.stat();
+        if stat.get("handed_over") == stat.get("handed_over_closed") {
+            return;
+        }
+    }
+    panic!("{:?}", server.stat());
+}
+
+#[test]
+fn connections_over_tls_are_set_up_encrypted_and_closed_by_the_device_of_their_queue() {
+    let files = Files::new(TMP);
+    let sum = sha256(&files.fill("a.bin", 50_000));
+    for threads in ["two", "one"] {
+        let options = ["--tls", "--http", "--http3", "--queues", "2", "--threads", threads];
+        let server = TestServer::start(files.path(), &options);
+        for url in ["https://10.77.0.2/a.bin", "http://10.77.0.2/a.bin"] {
+            fetch(&server, url, &sum);
+        }
+        wait_for_closes(&server);
+        let all = 2 * CONNECTIONS;
+        assert_eq!(on_both(&server, "host", "setup_accepted"), all, "set up by the devices");
+        assert_eq!(on_both(&server, "host", "handed_over_closed"), all, "closed by the devices");
+        assert_eq!(on_both(&server, "host", "tls_tx_device"), CONNECTIONS);
+        on_both(&server, "nic", "tx_tls_encrypted_bytes");
+        let stat = server.stat();
+        stat.expect_zero(&["tls_tx_sw", "hand_over_refused", "file_fallback_bytes"]);
+        stat.expect_zero(&["rx_steered_dropped", "nic_internal_errors", "tcp_out_rsts"]);
+        assert_eq!(stat.get("rx_steered_in"), stat.get("rx_steered_out"));
+        server.expect_no_alarm();
+    }
+}
+
+/// The kernel knows nothing of connection IDs, so frames are handed over; a client that migrates
+/// keeps its connection on the device that has its keys.
+#[test]
+fn packets_of_quic_are_decrypted_by_the_device_of_their_connection() {
+    let (files, folder) = (Files::new(TMP), Files::new(TMP));
+    files.fill("a.bin", 20_000_000);
+    let options = ["--tls", "--http3", "--queues", "2", "--threads", "two"];
+    let server = TestServer::start(files.path(), &options);
+    let to = folder.path().join("got");
+    let mut client = server.command("timeout");
+    client.env("H3GET_REBIND", "1000000").args(["60", H3GET, "10.77.0.2:443", "/a.bin"]).arg(&to);
+    let _ = expect_success(&run(&mut client));
+    assert_eq!(sha256(&to), sha256(&files.path().join("a.bin")));
+    let stat = server.stat();
+    assert!(stat.get("quic_migrations") >= 15, "{stat:?}");
+    let (opened, host) = (stat.get("quic_rx_opened"), stat.get("quic_in_opened"));
+    assert!(opened > 500 && host > 500, "by the device: {stat:?}");
+    assert!(stat.get("rx_steered_in") > 100, "{stat:?}");
+    stat.expect_zero(&["rx_steered_dropped", "nic_internal_errors"]);
+}
+
+/// Both connections of a pair belong to one queue, so its device can relay between them.
+#[test]
+fn a_proxy_splices_on_both_queues() {
+    let (files, scratch) = (Files::new(TMP), Files::new(TMP));
+    let sum = sha256(&files.fill("a.bin", 2_000_000));
+    let netns = Netns::new();
+    let _nginx = ThirdPartyServer::nginx(&netns, scratch.path(), files.path(), &[8081], "");
+    let backend = format!("{PEER}:8081");
+    let options = ["--listen", ":80", "--backend", &backend, "--queues", "2"];
+    let server = TestServer::proxy(netns, &options);
+    fetch(&server, "http://10.77.0.2/a.bin", &sum);
+    assert_eq!(on_both(&server, "nic", "splice_begun"), CONNECTIONS);
+    assert_eq!(on_both(&server, "host", "setup_accepted"), CONNECTIONS);
+    let stat = server.stat();
+    stat.expect_zero(&["proxy_502", "proxy_503", "proxy_relayed", "splice_refused"]);
+    stat.expect_zero(&["rx_steered_dropped", "nic_internal_errors"]);
+    // The kernel selects the devices' queues: without its program, half of the frames are handed
+    // over.
+    let (steered, all) = (stat.get("rx_steered_in"), stat.get("link_rx_frames"));
+    assert!(steered * 10 < all, "{steered} of {all} frames handed over");
+}
+
+/// A macvtap selects queues by a hash of its own: about half of the frames are handed over.
+#[test]
+fn frames_of_any_link_are_handed_over() {
+    let files = Files::new(TMP);
+    let sum = sha256(&files.fill("a.bin", 50_000));
+    for link in ["macvtap:v0", "packet:v0"] {
+        let netns = std::sync::Arc::new(Netns::new());
+        let script = "ip link add v0 type veth peer name v1 && ip addr add 10.77.0.1/24 dev v1 && \
+                      ip link set v0 up && ip link set v1 up";
+        let mut sh = netns.command("sh");
+        sh.args(["-c", script]);
+        let _ = expect_success(&run(&mut sh));
+        let network = ["--link", link, "--addr", "10.77.0.2/24"];
+        let folder = files.path().to_string_lossy();
+        let options = ["--queues", "2"];
+        let server = TestServer::serve_namespace(netns, &folder, &network, &options);
+        fetch(&server, "http://10.77.0.2/a.bin", &sum);
+        wait_for_closes(&server);
+        assert_eq!(on_both(&server, "host", "setup_accepted"), CONNECTIONS, "{link}");
+        assert_eq!(on_both(&server, "host", "handed_over_closed"), CONNECTIONS, "{link}");
+        on_both(&server, "nic", "rx_steered_in");
+        server.stat().expect_zero(&["rx_steered_dropped", "nic_internal_errors", "tcp_out_rsts"]);
+    }
+}
