@@ -421,8 +421,10 @@ impl Scenario {
         scenario.draw_files((calm_net, calm_disk));
         scenario.draw_oddities();
         scenario.draw_end();
-        // A program that terminates has one queue, and so has a target of NVMe/TCP.
-        if scenario.terminates.is_none() && scenario.storage.is_none() {
+        // A program that terminates has one queue, and so have a target of NVMe/TCP, its user, and
+        // a server of uploads, whose queues would share a quota.
+        let one = scenario.terminates.is_some() || scenario.uploads.is_some();
+        if !one && scenario.storage.is_none() && scenario.remote.is_none() {
             scenario.queues = queues::draw(seed);
         }
         scenario

@@ -23,7 +23,6 @@ impl Uploads {
     }
 
     fn begin_job<S: ContentSockets>(&mut self, host: &mut S, key: SlabKey) {
-        let token = self.token(key);
         let Some(upload) = self.uploads.get(key) else { return };
         let takes = matches!(upload.state, UploadState::Receiving | UploadState::Decoding);
         if !takes || upload.encoded.as_ref().is_none_or(|encoded| !encoded.is_idle()) {
@@ -35,7 +34,7 @@ impl Uploads {
             return;
         };
         if let Some(job) = encoded.begin_job(output, upload.filled) {
-            host.decompress(token, job);
+            host.decompress(upload.token(key), job);
         }
     }
 
