@@ -76,7 +76,7 @@ const RULES: &[Rule] = &[
             "tcp-rules",
             "wire",
         ],
-        "the device depends on the contract, and not on the host, an OS, a crypto library or decoders",
+        "the device depends on the contract, and not on the host, an OS, ciphers or decoders",
     ),
     only(
         "host",

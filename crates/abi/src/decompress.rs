@@ -2,10 +2,10 @@
 //! [`crate::Event::Decompressed`], and the traits of decoders.
 //!
 //! A job is complete in itself: the state of the decoder, the compressed bytes and the buffer for
-//! the output belong to it, and return with its answer. The device keeps nothing of a stream between
-//! two jobs, so host and device may run the jobs of one stream in turn, and a reset of the device
-//! loses no stream (docs/decisions/044-decompression-jobs-carry-their-state.md). The order of a
-//! stream follows from this too: its decoder is in one job at a time.
+//! the output belong to it, and return with its answer. The device keeps nothing of a stream
+//! between two jobs, so host and device may run the jobs of one stream in turn, and a reset of the
+//! device loses no stream (docs/decisions/044-decompression-jobs-carry-their-state.md). The order
+//! of a stream follows from this too: its decoder is in one job at a time.
 //!
 //! Decoders are injected, as cryptography is ([`crate::crypto`]). This crate has none.
 
