@@ -84,7 +84,7 @@ fn members_and_frames_follow_each_other() {
 }
 
 #[test]
-fn what_breaks_off_is_incomplete() {
+fn content_that_breaks_off_is_incomplete() {
     for format in [Gzip, Zstd] {
         let all = compress(format, &b"some text ".repeat(100));
         for len in 0..all.len() {

@@ -97,7 +97,7 @@ impl Uploads {
         Ok(progress.is_complete)
     }
 
-    /// Writes a full buffer, and continues with what is left of the input or with more content.
+    /// Writes a full buffer, and continues with the rest of the input or with more content.
     fn continue_decoding<S: ContentSockets>(
         &mut self,
         host: &mut S,
