@@ -724,6 +724,7 @@ impl SimRun {
             alarms::check(now, machine, node, &self.scenario, &mut self.report);
         }
         self.check_proxy();
+        self.check_queues();
         storage::check(now, &self.scenario, &self.nodes, &self.disk, &mut self.report);
         if self.scenario.uploads.is_some() {
             uploads::check(now, &self.nodes[SERVER], &self.disk, &mut self.report);

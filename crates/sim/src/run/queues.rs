@@ -65,6 +65,18 @@ impl SimRun {
         }
     }
 
+    /// Checks the counters that hold for the sum of several queues only.
+    pub(super) fn check_queues(&mut self) {
+        let front = self.scenario.front();
+        let (count, quic) = (self.scenario.queues_of(front), self.scenario.quic.as_ref());
+        let Some(quic) = quic.filter(|_| count > 1) else { return };
+        let (long, offloaded) = (self.report.stats.h3_long, self.sum_of(front, "quic_offloaded"));
+        if quic.server.used && long > 0 && offloaded == 0 {
+            let what = format!("{long} long connections, and no device was asked");
+            self.report.fail(self.now, "counters", what);
+        }
+    }
+
     /// Applies `change` to each node of a machine.
     pub(super) fn for_nodes_of(&mut self, machine: usize, mut change: impl FnMut(&mut SimNode)) {
         for node in self.nodes_of(machine) {
