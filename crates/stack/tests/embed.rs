@@ -211,8 +211,8 @@ fn device_and_host_share_a_thread() {
     echo_over(ThreadsPerQueue::One);
 }
 
-/// Each queue of the link leads to the same queue of the other stack, whose devices hand most frames
-/// over: the hash of a connection is another on each side.
+/// Each queue of the link leads to the same queue of the other stack, whose devices hand most
+/// frames over: the hash of a connection is another on each side.
 #[test]
 fn frames_reach_the_queue_of_their_connection() {
     const QUEUES: usize = 3;

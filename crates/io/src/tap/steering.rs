@@ -1,10 +1,11 @@
 //! A program in the kernel that selects the queue of a TAP by the same hash as the devices.
 //!
-//! Without it the kernel selects queues by a hash of its own, and devices hand most frames over to
-//! each other. [`attach`] loads an eBPF program (`TUNSETSTEERINGEBPF`, Linux 4.16) that computes the
-//! Toeplitz hash of TCP and UDP over IPv4 and IPv6 from a table of [`wire::rss::Toeplitz`]. The
-//! program only saves the hand-over: where it cannot be loaded (it needs CAP_BPF, and Linux 5.2),
-//! and for QUIC, which is steered by connection ID, the devices hand frames over.
+//! Without it the kernel selects queues by a hash of its own, and devices hand many frames over to
+//! each other. [`attach`] loads an eBPF program (`TUNSETSTEERINGEBPF`, Linux 4.16) that computes
+//! the Toeplitz hash of TCP and UDP over IPv4 and IPv6 from the tables of
+//! [`wire::rss::Toeplitz`]. The program only saves the hand-over: if it cannot be loaded (it needs
+//! CAP_BPF, and Linux 5.2), and for QUIC, which is steered by connection ID, the devices hand
+//! frames over.
 //!
 //! Instructions are those of the kernel's `Documentation/bpf/standardization/instruction-set.rst`.
 

@@ -2,9 +2,9 @@
 //!
 //! [`super::Threads::stop`] signals both at the same time. The host thread ends the application and
 //! then the host ([`host::Host::end`]), and continues to work until the device has confirmed that
-//! every frame is on the link. Then it sets [`HostEndedFlag`]. The device threads end once all hosts
-//! have, because each may receive the last segments of any of them. Both waits are bounded, so neither a blocked link nor a missing thread can keep the
-//! program from ending.
+//! every frame is on the link. Then it sets [`HostEndedFlag`]. The device threads end once all
+//! hosts have, because each may receive the last segments of any of them. Both waits are bounded,
+//! so neither a blocked link nor a missing thread can keep the program from ending.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
