@@ -1,10 +1,11 @@
 //! Inspection of received bytes for patterns (Autonomous NIC Offloads, section 7).
 //!
-//! A context of the layer-5 engine inspects the bytes of one connection: the stream, or the content
-//! of the TLS records that the device decrypts. A claim about inspected bytes names the state
-//! before and after them. It is therefore independent of everything else: the host uses a claim if
-//! its own state at that byte equals the state before, and inspects the bytes itself if not. So
-//! neither side has to tell the other where it is in the stream, after a loss or at any other time.
+//! A context of the layer-5 engine inspects the bytes of one connection: the stream, the content of
+//! the TLS records that the device decrypts, or the data of NVMe/TCP commands. A claim about
+//! inspected bytes names the state before and after them. It is therefore independent of everything
+//! else: the host uses a claim if its own state at that byte equals the state before, and inspects
+//! the bytes itself if not. So neither side has to tell the other where it is in the stream, after
+//! a loss or at any other time.
 
 use alloc::sync::Arc;
 use core::ops::Range;
@@ -16,17 +17,30 @@ use crate::l5o::L5oId;
 
 /// Matches in a claim. With more, the bytes count as not inspected.
 pub const RANGE_MATCHES_MAX: usize = 8;
-/// Claims about one frame. With more, the bytes of further records count as not inspected.
-pub const FRAME_RANGES_MAX: usize = 4;
+/// Claims about one frame. With more, the bytes of further records or PDUs count as not inspected.
+pub const FRAME_RANGES_MAX: usize = 16;
+
+/// Bytes of a connection that a context inspects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InspectedContent {
+    /// The stream.
+    Stream,
+    /// The content of TLS records. A record that the device does not decrypt is not inspected.
+    TlsContent,
+    /// The data of the commands of NVMe/TCP, on plain TCP or in TLS records: that of C2HData and
+    /// H2CData, and in-capsule data. The data of each command is inspected for itself, from the
+    /// state of a first byte on, so no match crosses from one command to another. Only PDUs that
+    /// the connection's receive context of NVMe/TCP follows are inspected.
+    NvmeData,
+}
 
 /// State with which an inspection context is created.
 #[derive(Clone, Debug)]
 pub struct InspectState {
     /// The patterns to find.
     pub patterns: Arc<PatternSet>,
-    /// The connection has a TLS session: the content of decrypted records is inspected, and not the
-    /// stream.
-    pub over_tls: bool,
+    /// The bytes to inspect.
+    pub content: InspectedContent,
 }
 
 /// A match in inspected bytes.

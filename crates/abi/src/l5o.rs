@@ -56,8 +56,9 @@ pub enum L5oState {
     Tls(TlsState),
     /// NVMe over TCP, on plain TCP or in TLS records.
     NvmeTcp(NvmeTcpState),
-    /// Inspection for patterns, of a plain stream or of the content of TLS records. It only
-    /// receives, and `tcpsn` is not used: inspection may begin at any byte.
+    /// Inspection for patterns, of a stream, of the content of TLS records or of the data of
+    /// NVMe/TCP commands. It only receives, and `tcpsn` is not used: inspection may begin at any
+    /// byte.
     Inspect(InspectState),
 }
 
@@ -196,8 +197,8 @@ pub struct RxMetadata {
     pub stream: Option<Box<StreamClaims>>,
 }
 
-/// Claims about the content of a stream. If a connection has contexts of both kinds, those of
-/// NVMe/TCP are reported, because the host can repeat an inspection.
+/// Claims about the content of a stream. If a frame has claims of both kinds, those of NVMe/TCP
+/// include the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StreamClaims {
     /// NVMe/TCP PDUs in the payload were placed or verified.
@@ -246,7 +247,7 @@ impl RxMetadata {
     pub fn inspected(&self) -> Option<&InspectClaims> {
         match self.stream.as_deref()? {
             StreamClaims::Inspected(claims) => Some(claims),
-            StreamClaims::NvmeTcp(_) => None,
+            StreamClaims::NvmeTcp(claims) => claims.inspected.as_ref(),
         }
     }
 }

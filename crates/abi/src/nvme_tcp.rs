@@ -20,6 +20,7 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 
 use crate::aligned::AlignedBuf;
+use crate::inspect::InspectClaims;
 use crate::l5o::L5oId;
 use crate::{FileExtent, FlowId, Refusal};
 
@@ -127,6 +128,9 @@ pub struct NvmeRxClaims {
     /// without digests is never named. The claim covers the copies of the bytes in `summed` ranges
     /// and no others.
     pub verified: SmallVec<[SeqNum; 2]>,
+    /// Claims about data of commands that was inspected for patterns, in the order of the payload;
+    /// each range lies in the data of one PDU.
+    pub inspected: Option<InspectClaims>,
 }
 
 /// Claim that a range of a frame's TCP payload was copied to a buffer.

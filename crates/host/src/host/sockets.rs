@@ -156,7 +156,7 @@ impl Host {
         patterns: Arc<PatternSet>,
     ) -> Result<(), SendError> {
         let (mut cx, services) = self.context_and_services(now);
-        services.streams.start_inspection(&mut cx, socket, patterns)
+        services.streams.start_inspection(&mut cx, socket, patterns, false)
     }
 
     /// Inspects those bytes of an inspected connection that [`Self::peek`] returns and that were

@@ -1,13 +1,15 @@
 //! Inspection of the bytes that an application reads, for patterns (Autonomous NIC Offloads,
 //! section 7).
 //!
-//! Called by [`crate::stream`]. A [`StreamInspector`] follows the bytes in the order in which the
-//! application reads them: the stream, or the plaintext of TLS. Bytes that the device inspected are
-//! skipped, and all others are inspected here, with the same automaton.
+//! Called by [`crate::stream`]. An [`InspectionCursor`] follows bytes in the order in which they
+//! are read: those of a stream, or of the plaintext of TLS, or the data of one command of NVMe/TCP.
+//! Bytes that the device inspected are skipped, and all others are inspected here, with the same
+//! automaton. A [`StreamInspector`] has the device's context of a connection, and the cursor of its
+//! stream.
 //!
-//! A claim of the device is used only if it begins at the byte at which this inspector stands, with
+//! A claim of the device is used only if it begins at the byte at which the cursor stands, with
 //! the same state, and if its range, its matches and its last state are possible. The claim then
-//! says what this inspector would have found. Whether the device tells the truth about the content
+//! says what the host would have found. Whether the device tells the truth about the content
 //! of its range is not checked: that would be the inspection.
 
 use alloc::sync::Arc;
@@ -25,27 +27,45 @@ use crate::net::outbox::Outbox;
 /// segment's payload.
 pub(crate) type ClaimsAt<'a> = (&'a InspectClaims, usize);
 
+/// Progress of an inspection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InspectionCursor {
+    /// State after the bytes that were inspected.
+    state: PatternState,
+    /// Position after the bytes that were inspected.
+    position: u64,
+    /// Bytes that were inspected and not yet read.
+    unread: usize,
+}
+
 /// Inspection of a connection.
 #[derive(Debug)]
 pub(crate) struct StreamInspector {
     patterns: Arc<PatternSet>,
-    /// State after the bytes that were inspected.
-    state: PatternState,
-    /// Number of bytes that were inspected.
-    position: u64,
-    /// Bytes that were inspected and not yet read.
-    unread: usize,
+    /// The data of the commands of NVMe/TCP is inspected, and not the stream.
+    nvme_data: bool,
+    /// The cursor of the stream. If the data of commands is inspected, it only counts bytes.
+    stream: InspectionCursor,
     /// The device's context, or why there is none.
     context: Result<L5oId, Refusal>,
-    /// Inspected bytes at which a device whose table was full is asked again.
+    /// Bytes of the stream at which a device whose table was full is asked again.
     request_at: Option<u64>,
 }
 
 impl StreamInspector {
     /// Creates the inspector of a connection from its next byte on; `context` inspects for it.
-    pub(crate) fn new(patterns: Arc<PatternSet>, context: Result<L5oId, Refusal>) -> Self {
-        let state = patterns.start();
-        Self { patterns, state, position: 0, unread: 0, context, request_at: None }
+    pub(crate) fn new(
+        patterns: Arc<PatternSet>,
+        nvme_data: bool,
+        context: Result<L5oId, Refusal>,
+    ) -> Self {
+        let stream = InspectionCursor { state: patterns.start(), position: 0, unread: 0 };
+        Self { patterns, nvme_data, stream, context, request_at: None }
+    }
+
+    /// Returns whether the data of commands of NVMe/TCP is inspected.
+    pub(crate) const fn inspects_nvme_data(&self) -> bool {
+        self.nvme_data
     }
 
     /// Returns the patterns.
@@ -65,12 +85,12 @@ impl StreamInspector {
 
     /// Handles the refusal of the context.
     pub(crate) fn handle_refused(&mut self, why: Refusal) {
-        (self.context, self.request_at) = (Err(why), why.next_request_at(self.position));
+        (self.context, self.request_at) = (Err(why), why.next_request_at(self.stream.position));
     }
 
     /// Returns whether the device is to be asked again, since its table may have room now.
     pub(crate) fn is_request_due(&self) -> bool {
-        self.request_at.is_some_and(|at| at <= self.position)
+        self.request_at.is_some_and(|at| at <= self.stream.position)
     }
 
     /// Returns whether the device is to be asked again after its reset, which has emptied its
@@ -86,7 +106,7 @@ impl StreamInspector {
         }
     }
 
-    /// Inspects those of the next unread `bytes` that were not inspected.
+    /// Inspects those of the next unread `bytes` of the stream that were not inspected.
     pub(crate) fn inspect(
         &mut self,
         bytes: &[u8],
@@ -95,9 +115,49 @@ impl StreamInspector {
         found: &mut dyn FnMut(PatternMatch),
     ) {
         let claims = claims.filter(|(claims, _)| self.context == Ok(claims.context));
+        self.stream.inspect(&self.patterns, bytes, claims, counters, found);
+    }
+
+    /// Inspects those of the next unread `bytes` of a command's data that were not inspected. A new
+    /// cursor begins at `offset` of the data.
+    pub(crate) fn inspect_data(
+        &self,
+        (cursor, offset): (&mut Option<InspectionCursor>, u32),
+        bytes: &[u8],
+        claims: Option<ClaimsAt<'_>>,
+        counters: &mut HostCounters,
+        found: &mut dyn FnMut(PatternMatch),
+    ) {
+        let claims = claims.filter(|(claims, _)| self.context == Ok(claims.context));
+        let begin = || InspectionCursor {
+            state: self.patterns.start(),
+            position: offset.into(),
+            unread: 0,
+        };
+        let cursor = cursor.get_or_insert_with(begin);
+        cursor.inspect(&self.patterns, bytes, claims, counters, found);
+    }
+
+    /// Notes that `bytes` of the stream were read. Reading past the inspected bytes begins anew
+    /// after them.
+    pub(crate) fn consume(&mut self, bytes: usize) {
+        self.stream.consume(&self.patterns, bytes);
+    }
+}
+
+impl InspectionCursor {
+    /// Inspects those of the next unread `bytes` that were not inspected.
+    fn inspect(
+        &mut self,
+        patterns: &PatternSet,
+        bytes: &[u8],
+        claims: Option<ClaimsAt<'_>>,
+        counters: &mut HostCounters,
+        found: &mut dyn FnMut(PatternMatch),
+    ) {
         while let Some(rest) = bytes.get(self.unread..).filter(|rest| !rest.is_empty()) {
             let claim = claims.and_then(|claims| self.claim(claims, rest.len()));
-            let (len, next) = match claim.map(|claim| (claim, self.state_after(claim))) {
+            let (len, next) = match claim.map(|claim| (claim, state_after(patterns, claim))) {
                 Some((claim, Some(after))) => {
                     for &RangeMatch { pattern, end } in &claim.matches {
                         let end = self.position + u64::from(end - claim.range.start);
@@ -109,11 +169,11 @@ impl StreamInspector {
                 }
                 Some((_, None)) => {
                     counters.inspect_claims_invalid += 1;
-                    self.scan(rest, counters, found)
+                    self.scan(patterns, rest, counters, found)
                 }
                 None => {
                     let until = claims.map_or(rest.len(), |claims| self.next_claim(claims, rest));
-                    self.scan(&rest[..until], counters, found)
+                    self.scan(patterns, &rest[..until], counters, found)
                 }
             };
             self.state = next;
@@ -122,25 +182,13 @@ impl StreamInspector {
         }
     }
 
-    /// Returns the claim that begins at the next byte with this inspector's state and lies in the
-    /// next `len` bytes.
+    /// Returns the claim that begins at the next byte with this cursor's state and lies in the next
+    /// `len` bytes.
     fn claim<'a>(&self, (claims, at): ClaimsAt<'a>, len: usize) -> Option<&'a InspectedRange> {
         let from = u32::try_from(at + self.unread).ok()?;
         let claim = claims.ranges.iter().find(|claim| claim.range.start == from)?;
         let fits = (1..=len).contains(&claim.range.len());
         (fits && claim.before == self.state.number()).then_some(claim)
-    }
-
-    /// Returns the state after a claim's range; `None` if that state or a match is impossible.
-    fn state_after(&self, claim: &InspectedRange) -> Option<PatternState> {
-        let mut end = claim.range.start + 1;
-        let mut is_possible = |found: &RangeMatch| {
-            let fits = (end..=claim.range.end).contains(&found.end);
-            end = found.end;
-            fits && usize::from(found.pattern) < self.patterns.patterns()
-        };
-        let possible = claim.matches.iter().all(&mut is_possible);
-        self.patterns.state(claim.after).filter(|_| possible)
     }
 
     /// Returns the number of bytes before the next claim, at most those of `rest`.
@@ -154,12 +202,13 @@ impl StreamInspector {
     /// Inspects bytes here; returns their number and the state after them.
     fn scan(
         &self,
+        patterns: &PatternSet,
         bytes: &[u8],
         counters: &mut HostCounters,
         found: &mut dyn FnMut(PatternMatch),
     ) -> (usize, PatternState) {
         counters.inspect_host_bytes += bytes.len() as u64;
-        let state = self.patterns.scan(self.state, bytes, &mut |pattern, end| {
+        let state = patterns.scan(self.state, bytes, &mut |pattern, end| {
             counters.inspect_matches += 1;
             // A set has at most 1024 patterns.
             let pattern = u16::try_from(pattern).unwrap_or(u16::MAX);
@@ -169,15 +218,32 @@ impl StreamInspector {
     }
 
     /// Notes that `bytes` were read. Reading past the inspected bytes begins anew after them.
-    pub(crate) fn consume(&mut self, bytes: usize) {
+    fn consume(&mut self, patterns: &PatternSet, bytes: usize) {
         match self.unread.checked_sub(bytes) {
             Some(unread) => self.unread = unread,
             None => {
                 self.position += (bytes - self.unread) as u64;
-                (self.unread, self.state) = (0, self.patterns.start());
+                (self.unread, self.state) = (0, patterns.start());
             }
         }
     }
+
+    /// Notes that inspected bytes were read.
+    pub(crate) const fn consume_inspected(&mut self, bytes: usize) {
+        self.unread = self.unread.saturating_sub(bytes);
+    }
+}
+
+/// Returns the state after a claim's range; `None` if that state or a match is impossible.
+fn state_after(patterns: &PatternSet, claim: &InspectedRange) -> Option<PatternState> {
+    let mut end = claim.range.start + 1;
+    let mut is_possible = |found: &RangeMatch| {
+        let fits = (end..=claim.range.end).contains(&found.end);
+        end = found.end;
+        fits && usize::from(found.pattern) < patterns.patterns()
+    };
+    let possible = claim.matches.iter().all(&mut is_possible);
+    patterns.state(claim.after).filter(|_| possible)
 }
 
 #[cfg(test)]
@@ -223,7 +289,7 @@ mod tests {
     #[test]
     fn claims_with_the_right_state_are_used() {
         let (set, mut counters) = (set(), HostCounters::default());
-        let mut inspector = StreamInspector::new(set.clone(), Ok(CONTEXT));
+        let mut inspector = StreamInspector::new(set.clone(), false, Ok(CONTEXT));
         let first = claim(&set, set.start(), b"a pin, a nee");
         let after = set.state(first.after).unwrap();
         let second = claim(&set, after, b"dle");
@@ -237,7 +303,7 @@ mod tests {
     #[test]
     fn claims_with_another_state_are_not_used() {
         let (set, mut counters) = (set(), HostCounters::default());
-        let mut inspector = StreamInspector::new(set.clone(), Ok(CONTEXT));
+        let mut inspector = StreamInspector::new(set.clone(), false, Ok(CONTEXT));
         inspect(&mut inspector, &mut counters, b"need", &[], 0);
         // The device missed the first segment.
         let second = claim(&set, set.start(), b"le, a needle");
@@ -253,7 +319,7 @@ mod tests {
     #[test]
     fn claims_are_used_at_their_bytes_only() {
         let (set, mut counters) = (set(), HostCounters::default());
-        let mut inspector = StreamInspector::new(set.clone(), Ok(CONTEXT));
+        let mut inspector = StreamInspector::new(set.clone(), false, Ok(CONTEXT));
         // TCP has removed the first three bytes of the segment, and the host knows the rest.
         let whole = claim(&set, set.start(), b"..needle");
         assert_eq!(inspect(&mut inspector, &mut counters, b"needle", &[whole], 2), [(0, 6)]);
@@ -283,7 +349,7 @@ mod tests {
         ];
         for claim in wrong {
             let mut counters = HostCounters::default();
-            let mut inspector = StreamInspector::new(set.clone(), Ok(CONTEXT));
+            let mut inspector = StreamInspector::new(set.clone(), false, Ok(CONTEXT));
             let matches =
                 inspect(&mut inspector, &mut counters, b"a pin", core::slice::from_ref(&claim), 0);
             assert_eq!(matches, [(1, 5)], "{claim:?}");
@@ -297,7 +363,7 @@ mod tests {
     fn a_refused_context_is_requested_again() {
         for (why, again) in [(Refusal::TableFull, true), (Refusal::NotSupported, false)] {
             let mut counters = HostCounters::default();
-            let mut inspector = StreamInspector::new(set(), Ok(CONTEXT));
+            let mut inspector = StreamInspector::new(set(), false, Ok(CONTEXT));
             inspect(&mut inspector, &mut counters, &[b'.'; 40_000], &[], 0);
             inspector.handle_refused(why);
             assert_eq!(inspector.context(), Err(why));
@@ -314,7 +380,7 @@ mod tests {
     #[test]
     fn claims_of_other_contexts_are_ignored() {
         let (set, mut counters) = (set(), HostCounters::default());
-        let mut inspector = StreamInspector::new(set.clone(), Ok(L5oId(8)));
+        let mut inspector = StreamInspector::new(set.clone(), false, Ok(L5oId(8)));
         let false_claim = claim(&set, set.start(), b"a pit");
         assert_eq!(inspect(&mut inspector, &mut counters, b"a pin", &[false_claim], 0), [(1, 5)]);
         assert_eq!(counters.inspect_host_bytes, 5);

@@ -17,6 +17,8 @@ use abi::aligned::AlignedBuf;
 use abi::nvme_tcp::DdpId;
 use wire::nvme::pdu::DataPduHeader;
 
+use crate::l5p::inspect::InspectionCursor;
+
 /// Bound on PDUs, and on pieces of data, that wait for a buffer before it is reclaimed: more than 1
 /// MiB in PDUs of 4 KiB has. Those that arrive until the buffer is back come on top.
 const WAITING_MAX: usize = 256;
@@ -60,6 +62,8 @@ pub(super) struct AwaitedRxBuffer {
     /// Pieces that do not touch, in order of offset.
     unplaced: Vec<(u32, Vec<u8>)>,
     pub(super) unchecked: VecDeque<UncheckedRxPdu>,
+    /// Progress of the inspection of the data; `None` before its first byte.
+    pub(super) inspection: Option<InspectionCursor>,
     /// The owner has reclaimed the buffer, complete or not.
     pub(super) given_up: bool,
 }
@@ -243,6 +247,7 @@ impl NvmeRxBuffers {
             place: lent.map_or_else(RxBufferLocation::Here, |_| RxBufferLocation::Registered),
             unplaced: Vec::new(),
             unchecked: VecDeque::new(),
+            inspection: None,
             given_up: false,
         };
         if let Some(place) = self.by_tag.get_mut(usize::from(tag)) {

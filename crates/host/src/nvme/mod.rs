@@ -27,6 +27,7 @@ use abi::aligned::AlignedBuf;
 use abi::crypto::CryptoProvider;
 use base::{Duration, Instant};
 use bytes::Bytes;
+use patterns::PatternSet;
 use wire::nvme::pdu::{PduFault, PduRules};
 
 use crate::api::{SocketError, SocketId};
@@ -154,6 +155,19 @@ pub enum NvmeTransportEvent {
     Ended(NvmeTransportEnd),
 }
 
+/// A pattern that ends in the data of a command ([`NvmeTransport::start_inspection`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NvmeDataMatch {
+    /// Command identifier.
+    pub cccid: u16,
+    /// Tag of the R2T that requested the data; `None` for in-capsule data and at an initiator.
+    pub ttag: Option<u16>,
+    /// Index of the pattern in the set.
+    pub pattern: u16,
+    /// Offset in the command's data after the last byte of the match.
+    pub end: u32,
+}
+
 /// Reason for the end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NvmeTransportEnd {
@@ -212,6 +226,8 @@ pub struct NvmeTransport {
     written: u64,
     /// The read command whose invalid data terminated the connection.
     faulty_command: Option<u16>,
+    /// The data of commands is inspected.
+    inspects: bool,
     /// Time of the current call.
     now: Instant,
 }
@@ -256,6 +272,7 @@ impl NvmeTransport {
             buffers: NvmeRxBuffers::default(),
             events: VecDeque::new(),
             faulty_command: None,
+            inspects: false,
             written: 0,
             now: Instant::ZERO,
         }
@@ -273,16 +290,38 @@ impl NvmeTransport {
         self.negotiated.as_ref()
     }
 
-    /// Returns the next event. Must be called until it returns `None`, after each notice about the
-    /// socket and at [`Self::poll_timeout`].
+    /// Begins to inspect the data of commands for patterns, from the next PDU on: C2HData at an
+    /// initiator; H2CData and in-capsule data at a target. The data of each command is inspected
+    /// for itself, also if several commands carry consecutive blocks, and that of each R2T. The
+    /// device inspects what it can, if it offers that. [`Self::poll_inspected`] reports matches.
+    pub fn start_inspection(&mut self, now: Instant, host: &mut Host, patterns: Arc<PatternSet>) {
+        let (mut cx, streams) = host.streams(now);
+        // A connection that has ended receives no data.
+        self.inspects = streams.start_inspection(&mut cx, self.socket, patterns, true).is_ok();
+    }
+
+    /// As [`Self::poll_inspected`], without the matches.
     pub fn poll(&mut self, now: Instant, host: &mut Host) -> Option<NvmeTransportEvent> {
+        self.poll_inspected(now, host, &mut |_| {})
+    }
+
+    /// Returns the next event. Must be called until it returns `None`, after each notice about the
+    /// socket and at [`Self::poll_timeout`]. Calls `found` for each pattern that ends in inspected
+    /// data, in the order of the ends in each command, and before the event about that data, which
+    /// may be returned by a later call. The digest of the data may still be found wrong.
+    pub fn poll_inspected(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        found: &mut dyn FnMut(NvmeDataMatch),
+    ) -> Option<NvmeTransportEvent> {
         self.now = now;
         if self.events.is_empty() {
             self.start_if_ready(host);
             self.take_returned_buffers(host);
             while self.events.is_empty()
                 && self.phase != NvmeTransportPhase::Ended
-                && self.step(host)
+                && self.step(host, found)
             {}
             // The peer's FIN may have arrived with bytes that were consumed without an event.
             if self.events.is_empty() {

@@ -17,11 +17,12 @@ use wire::nvme::pdu::{
 
 use super::buffers::UncheckedRxPdu;
 use super::{
-    NvmeNegotiated, NvmeTransport, NvmeTransportEnd, NvmeTransportEvent, NvmeTransportPhase,
-    NvmeTransportRole, reclaim,
+    NvmeDataMatch, NvmeNegotiated, NvmeTransport, NvmeTransportEnd, NvmeTransportEvent,
+    NvmeTransportPhase, NvmeTransportRole, reclaim,
 };
-use crate::api::SocketId;
+use crate::api::{PatternMatch, SocketId};
 use crate::host::Host;
+use crate::l5p::inspect::InspectionCursor;
 
 /// Maximum length of a received PDU: 16 MiB of data, and header, padding and digests.
 pub(super) const PLEN_MAX: u32 = (16 << 20) + 1024;
@@ -50,6 +51,8 @@ struct NvmeRxPdu {
     sum: Option<u32>,
     /// Data of a command capsule.
     capsule: Vec<u8>,
+    /// Progress of the inspection of the capsule's data; `None` before its first byte.
+    inspection: Option<InspectionCursor>,
 }
 
 /// State of the parser.
@@ -194,7 +197,7 @@ fn run_at(placed: &NvmeRxClaims, at: usize, len: usize) -> PlacedRun {
 
 impl NvmeTransport {
     /// Reads some received bytes. Returns whether there may be more work.
-    pub(super) fn step(&mut self, host: &mut Host) -> bool {
+    pub(super) fn step(&mut self, host: &mut Host, found: &mut dyn FnMut(NvmeDataMatch)) -> bool {
         let len = host.peek(self.socket).len();
         if len == 0 {
             self.attach_again(host);
@@ -213,7 +216,12 @@ impl NvmeTransport {
         }
         let taken = match &self.receiver.pdu {
             None => self.read_header(host, len),
-            Some(pdu) if pdu.done < pdu.common.data_len => self.read_data(host, &run),
+            Some(pdu) if pdu.done < pdu.common.data_len => {
+                if self.inspects {
+                    self.inspect_data(host, len, found);
+                }
+                self.read_data(host, &run)
+            }
             Some(_) => self.read_digest(host, len),
         };
         host.consume(self.socket, taken);
@@ -271,6 +279,33 @@ impl NvmeTransport {
         taken
     }
 
+    /// Inspects those of the next `len` bytes that are data of the current PDU, of which the device
+    /// may have placed only a part.
+    fn inspect_data(&mut self, host: &mut Host, len: usize, found: &mut dyn FnMut(NvmeDataMatch)) {
+        let Some(pdu) = &mut self.receiver.pdu else { return };
+        let len = len.min((pdu.common.data_len - pdu.done) as usize);
+        let (cccid, tag, offset, ttag) = match &pdu.header {
+            PduHeader::C2HData(data) => (data.cccid, Some(data.cccid), data.offset, None),
+            PduHeader::H2CData(data) => (data.cccid, Some(data.ttag), data.offset, Some(data.ttag)),
+            PduHeader::CapsuleCmd(entry) => (command_id(entry), None, 0, None),
+            _ => return,
+        };
+        let cursor = match tag.and_then(|tag| self.buffers.get_mut(tag)) {
+            Some(awaited) => &mut awaited.inspection,
+            None => &mut pdu.inspection,
+        };
+        let (out, streams) = host.nvme_streams();
+        streams.inspect_nvme_data(
+            out,
+            (self.socket, len),
+            (cursor, offset),
+            &mut |PatternMatch { pattern, end }| {
+                let end = u32::try_from(end).unwrap_or(u32::MAX);
+                found(NvmeDataMatch { cccid, ttag, pattern, end });
+            },
+        );
+    }
+
     /// Reads data. Returns how many bytes were taken.
     fn read_data(&mut self, host: &mut Host, run: &PlacedRun) -> usize {
         let Some(pdu) = &mut self.receiver.pdu else { return 0 };
@@ -283,7 +318,10 @@ impl NvmeTransport {
             PduHeader::H2CData(data) => Some((data.ttag, data.offset + pdu.done)),
             _ => None,
         };
-        let awaited = place.and_then(|(tag, _)| self.buffers.get_mut(tag));
+        let mut awaited = place.and_then(|(tag, _)| self.buffers.get_mut(tag));
+        let inspection =
+            awaited.as_mut().map_or(&mut pdu.inspection, |awaited| &mut awaited.inspection);
+        inspection.iter_mut().for_each(|cursor| cursor.consume_inspected(take));
         let (mut copied, mut early) = (true, None);
         match (place, awaited) {
             (Some((_, offset)), Some(awaited)) if awaited.holds(run.placed, offset) => {
@@ -412,6 +450,7 @@ impl NvmeTransport {
             summed: true,
             sum,
             capsule,
+            inspection: None,
         });
         host.out.counters.nvme_rx_pdus += 1;
         // A PDU without data is complete.
@@ -637,6 +676,11 @@ fn count_digest(host: &mut Host, right: bool) {
     let counters = &mut host.out.counters;
     counters.nvme_rx_digests_host += 1;
     counters.nvme_data_digest_errors += u64::from(!right);
+}
+
+/// Returns the identifier of the command in a submission queue entry (base section 3.3.3.1).
+fn command_id(entry: &[u8; 64]) -> u16 {
+    u16::from_le_bytes([entry[2], entry[3]])
 }
 
 /// Returns the number of bytes before the data of a PDU, or its length if it has no data; for a

@@ -7,15 +7,15 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use abi::inspect::InspectState;
+use abi::inspect::{InspectState, InspectedContent};
 use abi::l5o::{L5oCreate, L5oDirection, L5oId, L5oRefused, L5oState};
 use abi::{Op, Refusal};
 use patterns::PatternSet;
 
 use super::Streams;
-use super::table::StreamRef;
+use super::table::{SocketTable, StreamRef};
 use crate::api::{PatternMatch, SendError, SocketError, SocketId};
-use crate::l5p::inspect::StreamInspector;
+use crate::l5p::inspect::{ClaimsAt, InspectionCursor, StreamInspector};
 use crate::net::outbox::Outbox;
 use crate::tcp::conn::TcpEnv;
 
@@ -62,7 +62,8 @@ impl Inspectors {
 }
 
 impl Streams {
-    /// Inspects the bytes of a connection from the next unread one on.
+    /// Inspects the bytes of a connection from the next unread one on, or the data of the commands
+    /// of NVMe/TCP in them (`nvme_data`).
     ///
     /// # Errors
     /// [`SendError::NotConnected`]: there is no such connection.
@@ -71,6 +72,7 @@ impl Streams {
         cx: &mut TcpEnv<'_>,
         socket: SocketId,
         patterns: Arc<PatternSet>,
+        nvme_data: bool,
     ) -> Result<(), SendError> {
         self.promote(cx, socket);
         if self.table.get(socket).is_none() {
@@ -79,8 +81,8 @@ impl Streams {
         if let Some(before) = self.inspectors.get_mut(socket) {
             before.release(cx.out, Refusal::Ended);
         }
-        let context = self.request_inspection(cx.out, socket, &patterns);
-        self.inspectors.insert(socket, StreamInspector::new(patterns, context));
+        let context = self.request_inspection(cx.out, socket, &patterns, nvme_data);
+        self.inspectors.insert(socket, StreamInspector::new(patterns, nvme_data, context));
         Ok(())
     }
 
@@ -90,6 +92,7 @@ impl Streams {
         out: &mut Outbox,
         socket: SocketId,
         patterns: &Arc<PatternSet>,
+        nvme_data: bool,
     ) -> Result<L5oId, Refusal> {
         let conn = self.table.get(socket).filter(|conn| conn.state.is_synchronized());
         let conn = conn.ok_or(Refusal::Ended)?;
@@ -98,13 +101,24 @@ impl Streams {
             Ok(_) => Err(Refusal::NotSupported),
             Err(why) => Err(why),
         };
+        // The device finds the data of commands with a receive context of NVMe/TCP.
+        let found = match out.offloads.nvme_tcp {
+            Ok(limits) if nvme_data && !limits.rx => Err(Refusal::NotSupported),
+            Err(why) if nvme_data => Err(why),
+            _ => Ok(()),
+        };
+        let offered = offered.and(found);
         if offered.is_err() || conn.rcv.is_finished() {
             out.counters.inspect_sw += 1;
             return offered.and(Err(Refusal::Ended));
         }
         let context = out.new_context();
-        let state =
-            InspectState { patterns: Arc::clone(patterns), over_tls: self.has_session(socket) };
+        let content = match (nvme_data, self.has_session(socket)) {
+            (true, _) => InspectedContent::NvmeData,
+            (false, true) => InspectedContent::TlsContent,
+            (false, false) => InspectedContent::Stream,
+        };
+        let state = InspectState { patterns: Arc::clone(patterns), content };
         let create = L5oCreate {
             context,
             flow: conn.flow,
@@ -125,17 +139,31 @@ impl Streams {
         socket: SocketId,
         found: &mut dyn FnMut(PatternMatch),
     ) {
-        let (bytes, claims) = match self.table.socket(socket) {
-            None | Some(StreamRef::LazyTcb(_)) => return,
-            Some(StreamRef::Tcp(conn)) => (conn.rcv.peek(), conn.rcv.inspect_claims()),
-            Some(StreamRef::Tls(conn, session)) => {
-                let claims = conn.rcv.inspect_claims().filter(|_| session.peeks_in_place());
-                (session.peek(&conn.rcv), claims)
-            }
-        };
+        let Some((bytes, claims)) = readable(&self.table, socket) else { return };
         let Some(inspector) = self.inspectors.get_mut(socket) else { return };
         inspector.inspect(bytes, claims, &mut out.counters, found);
-        if inspector.is_request_due() {
+        self.renew_context_if_due(out, socket);
+    }
+
+    /// Inspects those of the next `len` bytes that [`Self::peek`] returns which were not inspected:
+    /// data of a command, from `offset` of the data on if the cursor is new. Requests a context as
+    /// [`Self::inspect`] does.
+    pub(crate) fn inspect_nvme_data(
+        &mut self,
+        out: &mut Outbox,
+        (socket, len): (SocketId, usize),
+        cursor: (&mut Option<InspectionCursor>, u32),
+        found: &mut dyn FnMut(PatternMatch),
+    ) {
+        let Some((bytes, claims)) = readable(&self.table, socket) else { return };
+        let Some(inspector) = self.inspectors.get(socket) else { return };
+        let bytes = bytes.get(..len).unwrap_or(bytes);
+        inspector.inspect_data(cursor, bytes, claims, &mut out.counters, found);
+        self.renew_context_if_due(out, socket);
+    }
+
+    fn renew_context_if_due(&mut self, out: &mut Outbox, socket: SocketId) {
+        if self.inspectors.get(socket).is_some_and(StreamInspector::is_request_due) {
             out.counters.inspect_device_asked_again += 1;
             self.renew_context(out, socket);
         }
@@ -145,7 +173,8 @@ impl Streams {
     fn renew_context(&mut self, out: &mut Outbox, id: SocketId) {
         let Some(inspector) = self.inspectors.get_mut(id) else { return };
         let patterns = Arc::clone(inspector.patterns());
-        let context = self.request_inspection(out, id, &patterns);
+        let nvme_data = inspector.inspects_nvme_data();
+        let context = self.request_inspection(out, id, &patterns, nvme_data);
         if let Some(inspector) = self.inspectors.get_mut(id) {
             inspector.set_context(context);
         }
@@ -185,6 +214,18 @@ impl Streams {
     pub(super) fn inspection_ended(&mut self, cx: &mut TcpEnv<'_>, id: SocketId) {
         if let Some(inspector) = self.inspectors.get_mut(id) {
             inspector.release(cx.out, Refusal::Ended);
+        }
+    }
+}
+
+/// Returns the next bytes that can be read, and the claims of the device about their segment.
+fn readable(table: &SocketTable, socket: SocketId) -> Option<(&[u8], Option<ClaimsAt<'_>>)> {
+    match table.socket(socket)? {
+        StreamRef::LazyTcb(_) => None,
+        StreamRef::Tcp(conn) => Some((conn.rcv.peek(), conn.rcv.inspect_claims())),
+        StreamRef::Tls(conn, session) => {
+            let claims = conn.rcv.inspect_claims().filter(|_| session.peeks_in_place());
+            Some((session.peek(&conn.rcv), claims))
         }
     }
 }

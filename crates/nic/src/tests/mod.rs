@@ -12,6 +12,7 @@ mod namespaces;
 mod nvme_adversary;
 mod nvme_buffers;
 mod nvme_disorder;
+mod nvme_inspect;
 mod nvme_rx;
 mod nvme_stream;
 mod nvme_tls;

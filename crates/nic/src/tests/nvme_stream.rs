@@ -3,6 +3,7 @@
 
 use abi::aligned::AlignedBuf;
 use abi::crypto::CryptoProvider as _;
+use abi::inspect::{InspectClaims, InspectState, InspectedContent};
 use abi::l5o::{L5oCreate, L5oDirection, L5oId, L5oState, ResyncRequest};
 use abi::link::RxFrame;
 use abi::nvme_tcp::{DdpId, DdpSetup, DdpTeardownDone, NvmeRxClaims, NvmeTcpState, TlsCarrier};
@@ -10,10 +11,12 @@ use abi::{Checksum, Event, FlowId, Op, PacketPool, ReceivedFrame};
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::string::String;
+use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 use base::{Prng, SeqNum};
 use core::ops::Range;
+use patterns::PatternSet;
 use testkit::PLAIN_LINK;
 
 use super::frames::MAC;
@@ -24,6 +27,7 @@ use crate::{DeviceConfig, L5oConfig};
 
 pub(super) const CONTEXT: L5oId = L5oId(90);
 pub(super) const TLS: L5oId = L5oId(91);
+pub(super) const INSPECT: L5oId = L5oId(92);
 pub(super) const FLOW: FlowId = FlowId(7);
 /// Number of the first TLS record.
 pub(super) const NUMBER: u64 = 5;
@@ -165,6 +169,8 @@ pub(super) struct NvmeRxFlow {
     pub(super) offsets: BTreeMap<u16, u32>,
     /// Claims about the last packet.
     pub(super) placed: Option<NvmeRxClaims>,
+    /// Offsets of packets in the stream, each with the claims about inspected data.
+    pub(super) inspected: Vec<(usize, InspectClaims)>,
     /// Claims that do not match the stream.
     pub(super) wrong: usize,
     /// Requests of the TLS context.
@@ -222,6 +228,7 @@ impl NvmeRxFlow {
             returned: vec![],
             offsets: BTreeMap::new(),
             placed: None,
+            inspected: vec![],
             wrong: 0,
             tls_requests: vec![],
             pool: PacketPool::new(4),
@@ -256,6 +263,27 @@ impl NvmeRxFlow {
         let over = Some(TlsCarrier { context: TLS, first_record: NUMBER, skip: 0 });
         flow.rig.op(0, create(CONTEXT, NvmeTcpState { tls: over, ..state(flow.content.digests) }));
         flow
+    }
+
+    /// Creates a context that inspects the data of commands.
+    pub(super) fn inspect(&mut self, patterns: &Arc<PatternSet>) {
+        let (patterns, content) = (Arc::clone(patterns), InspectedContent::NvmeData);
+        self.rig.op(
+            0,
+            Op::L5oCreate(Box::new(L5oCreate {
+                context: INSPECT,
+                flow: FLOW,
+                direction: L5oDirection::Receive(tuple()),
+                tcpsn: SeqNum(START),
+                state: L5oState::Inspect(InspectState { patterns, content }),
+            })),
+        );
+    }
+
+    /// Returns the offset in the stream of packets of a byte of the content.
+    pub(super) fn wire_of(&self, content: usize) -> usize {
+        let mut places = self.places.iter();
+        places.position(|place| *place == Some(content)).expect("content is in the stream")
     }
 
     /// Registers a buffer.
@@ -357,6 +385,8 @@ impl NvmeRxFlow {
         if let Some(opened) = received.metadata.decrypted.clone() {
             self.records_verified.extend(opened.verified);
         }
+        let inspected = received.metadata.inspected().cloned();
+        self.inspected.extend(inspected.into_iter().map(|claims| (at, claims)));
         let mut claims: Vec<PlacementClaim> = vec![None; len];
         if let Some(placed) = received.metadata.nvme_tcp().cloned() {
             assert_eq!(placed.context, Some(CONTEXT));

@@ -11,9 +11,10 @@ base::counters! {
         inspect_bytes,
         /// Patterns found.
         inspect_found,
-        /// Ranges that begin anew: at the first byte of a context, and behind a hole.
+        /// Ranges that begin anew: at the first byte of a context or of a command's data, and
+        /// behind a hole.
         inspect_began_anew,
-        /// Bytes that were not reported: too many matches or records in their frame. The host
+        /// Bytes that were not reported: too many matches, records or PDUs in their frame. The host
         /// inspects them.
         inspect_unreported_bytes,
         /// States that cannot occur: each count is a bug.

@@ -1,8 +1,9 @@
 //! Inspection of received bytes for patterns (Autonomous NIC Offloads, section 7).
 //!
 //! Called by [`super::l5o`] with each received segment, after TLS has decrypted what it can. A
-//! context inspects the payload, or the decrypted content of TLS records, and reports the matches
-//! with the segment; it changes no byte. [`runs`] remembers where inspection can continue. A claim
+//! context inspects the payload, the decrypted content of TLS records, or the data of NVMe/TCP
+//! commands that [`super::nvme_tcp`] has found, and reports the matches with the segment; it
+//! changes no byte. [`runs`] remembers where inspection can continue. A claim
 //! names the states before and after its range, and the host uses it only if its own state equals
 //! the state before. Therefore nothing here has to be right about the stream: after a hole, a
 //! context begins anew, and its state is right again after as many bytes as the longest pattern
@@ -21,7 +22,8 @@ mod runs;
 
 use abi::Refusal;
 use abi::inspect::{
-    FRAME_RANGES_MAX, InspectClaims, InspectState, InspectedRange, RANGE_MATCHES_MAX, RangeMatch,
+    FRAME_RANGES_MAX, InspectClaims, InspectState, InspectedContent, InspectedRange,
+    RANGE_MATCHES_MAX, RangeMatch,
 };
 use abi::l5o::{L5oId, StreamClaims};
 use alloc::boxed::Box;
@@ -39,6 +41,7 @@ use wire::tls::TlsRecordVersion;
 
 use self::counters::InspectCounters;
 use self::runs::{InspectedRuns, UninspectedPart};
+use super::nvme_tcp::CommandDataRange;
 use super::tls::{DecryptedRange, TlsDeviceKeys};
 use crate::config::L5oConfig;
 
@@ -46,6 +49,9 @@ use crate::config::L5oConfig;
 const APPLICATION_DATA: u8 = 23;
 /// Positions of a record: more than its content can have bytes.
 const RECORD_POSITIONS: u64 = 1 << 16;
+/// Positions of a command's data: more than it can have bytes, so that the data of two commands
+/// never touches.
+const COMMAND_POSITIONS: u64 = 1 << 33;
 
 /// An inspection context.
 struct InspectContext {
@@ -53,7 +59,7 @@ struct InspectContext {
     queue: usize,
     tuple: Tuple,
     patterns: Arc<PatternSet>,
-    over_tls: bool,
+    content: InspectedContent,
     runs: InspectedRuns,
     /// Sequence number and position of the latest segment: other positions are derived from them.
     latest: (SeqNum, u64),
@@ -61,7 +67,8 @@ struct InspectContext {
 
 /// Consecutive bytes of a payload that can be inspected.
 struct InspectableRange {
-    /// Position of the first byte in the stream, or in that of the content of records.
+    /// Position of the first byte in the stream, or among the contents of records or the data of
+    /// commands.
     at: u64,
     /// Range of the payload.
     range: Range<usize>,
@@ -123,14 +130,14 @@ impl InspectEngine {
         if let Some(old) = self.find_tuple(&tuple) {
             self.remove(old);
         }
-        let InspectState { patterns, over_tls } = state;
+        let InspectState { patterns, content } = state;
         self.load(config, &patterns)?;
         let key = self.contexts.insert(InspectContext {
             id,
             queue,
             tuple,
             patterns,
-            over_tls,
+            content,
             runs: InspectedRuns::default(),
             // Far from both ends, so that earlier segments have positions too.
             latest: (tcpsn, 1 << 62),
@@ -191,14 +198,14 @@ impl InspectEngine {
         let mut ranges = SmallVec::new();
         let counters = &mut self.counters;
         match decrypted {
-            Some((keys, decrypted)) if context.over_tls => {
+            Some((keys, decrypted)) if context.content == InspectedContent::TlsContent => {
                 for range in decrypted {
                     if let Some(content) = content_of(keys, range) {
                         context.inspect(content, payload, &mut ranges, counters);
                     }
                 }
             }
-            None if !context.over_tls => {
+            None if context.content == InspectedContent::Stream => {
                 let (latest, position) = context.latest;
                 let distance = i64::from(seq.distance(latest));
                 let at = position.saturating_add_signed(distance);
@@ -210,6 +217,36 @@ impl InspectEngine {
         }
         let claims = InspectClaims { context: context.id, ranges };
         (!claims.ranges.is_empty()).then(|| Box::new(StreamClaims::Inspected(claims)))
+    }
+
+    /// Returns whether a context inspects the data of NVMe/TCP commands.
+    pub(crate) fn inspects_nvme(&self, key: SlabKey) -> bool {
+        self.contexts.get(key).is_some_and(|c| c.content == InspectedContent::NvmeData)
+    }
+
+    /// Inspects data of commands in a segment that was not processed before. Returns the claims,
+    /// if anything was inspected.
+    pub(crate) fn receive_nvme(
+        &mut self,
+        key: SlabKey,
+        payload: &[u8],
+        data: &[CommandDataRange],
+    ) -> Option<InspectClaims> {
+        let context = self.contexts.get_mut(key)?;
+        let mut ranges = SmallVec::new();
+        for CommandDataRange { cid, offset, range } in data {
+            let first = u64::from(*cid) * COMMAND_POSITIONS;
+            let (at, range) = (first + offset, range.clone());
+            // No byte of a command's data arrives here twice, so a part that was inspected belongs
+            // to an earlier command with the same identifier.
+            if !context.runs.is_uninspected(at, range.len() as u64) {
+                context.runs.forget(first..first + COMMAND_POSITIONS);
+            }
+            let data = InspectableRange { at, range, unused: 0 };
+            context.inspect(data, payload, &mut ranges, &mut self.counters);
+        }
+        let claims = InspectClaims { context: context.id, ranges };
+        (!claims.ranges.is_empty()).then_some(claims)
     }
 
     /// Removes all contexts; counters are kept.

@@ -1,4 +1,5 @@
-//! The inspected ranges of a stream that an inspection context remembers.
+//! The inspected ranges of a stream, or of the data of several commands, that an inspection context
+//! remembers.
 //!
 //! A range that continues one of them is inspected from the state at its end; bytes within one were
 //! inspected before and are skipped. Every other range begins anew, with the state of a stream's
@@ -6,11 +7,14 @@
 //!
 //! Positions count bytes, and only their differences matter.
 
+use core::ops::Range;
+
 use patterns::PatternState;
 use smallvec::SmallVec;
 
-/// Ranges that are remembered. They are the stream, and the data around a few holes in it.
-const RUNS_MAX: usize = 4;
+/// Ranges that are remembered. They are the stream, and the data around a few holes in it, or the
+/// data of a few commands whose PDUs alternate.
+const RUNS_MAX: usize = 8;
 
 /// An inspected range.
 #[derive(Clone, Copy, Debug)]
@@ -48,6 +52,17 @@ impl InspectedRuns {
         let next = self.runs.iter().map(|run| run.start).filter(|&start| start > at).min();
         let len = next.map_or(end, |next| next.min(end)).checked_sub(at)?;
         (len > 0).then(|| UninspectedPart { at, len, state: before.map(|run| run.state) })
+    }
+
+    /// Returns whether none of `len` bytes at `at` was inspected.
+    pub(super) fn is_uninspected(&self, at: u64, len: u64) -> bool {
+        let end = at.saturating_add(len);
+        self.runs.iter().all(|run| run.end <= at || end <= run.start)
+    }
+
+    /// Forgets the ranges that begin at these positions.
+    pub(super) fn forget(&mut self, positions: Range<u64>) {
+        self.runs.retain(|run| !positions.contains(&run.start));
     }
 
     /// Notes that a part was inspected, with `state` after it.

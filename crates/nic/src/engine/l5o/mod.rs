@@ -43,7 +43,7 @@ use abi::l5o::{
     L5oCreate, L5oDecrypted, L5oDirection, L5oId, L5oLimits, L5oRefused, L5oState, ResyncRequest,
     StreamClaims,
 };
-use abi::nvme_tcp::{DdpSetup, DdpTeardownDone, NvmeTcpLimits, NvmeTcpState};
+use abi::nvme_tcp::{DdpSetup, DdpTeardownDone, NvmeRxClaims, NvmeTcpLimits, NvmeTcpState};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -61,7 +61,7 @@ use self::rx_scratch::RxScratch;
 use super::encrypt_buffers::EncryptBuffers;
 use super::inspect::InspectEngine;
 use super::nvme_tcp::tx::{NvmeDigestTxState as NvmeTxState, NvmeTxCounters};
-use super::nvme_tcp::{DecryptedByTls, NvmeTcpEngine};
+use super::nvme_tcp::{CommandDataRange, DecryptedByTls, NvmeTcpEngine};
 use super::tls::{TlsDeviceKeys, TlsRangeCipher, TlsTxPosition, TlsTxState};
 use crate::config::L5oConfig;
 use structures::slab::{Slab, SlabKey};
@@ -129,6 +129,8 @@ pub(crate) struct L5oEngine {
     nvme_tcp: NvmeTcpEngine,
     /// Contexts that inspect.
     inspect: InspectEngine,
+    /// Data of commands in the current packet.
+    command_data: Vec<CommandDataRange>,
     seed: u64,
     counters: L5oCounters,
     nvme_tx: NvmeTxCounters,
@@ -148,6 +150,7 @@ impl L5oEngine {
             rx_scratch: RxScratch::new(&config),
             nvme_tcp: NvmeTcpEngine::new(seed),
             inspect: InspectEngine::new(seed),
+            command_data: Vec::new(),
             seed,
             counters: L5oCounters::default(),
             nvme_tx: NvmeTxCounters::default(),
@@ -399,7 +402,21 @@ impl L5oEngine {
         if let Some(key) = inspect {
             outcome.stream = self.inspect_payload((key, tls), seq, payload, &outcome);
         }
-        let Some(key) = nvme_tcp else { return Some(outcome) };
+        if let Some(key) = nvme_tcp {
+            self.receive_nvme((key, tls, inspect), seq, payload, &mut outcome);
+        }
+        Some(outcome)
+    }
+
+    /// Has a context of NVMe/TCP process the payload, or the ranges that the TLS context `tls` has
+    /// decrypted, and the context `inspect` inspect the data of commands.
+    fn receive_nvme(
+        &mut self,
+        (key, tls, inspect): (SlabKey, Option<SlabKey>, Option<SlabKey>),
+        seq: SeqNum,
+        payload: &[u8],
+        outcome: &mut L5oRxOutcome,
+    ) {
         self.cache.touch(nvme_tcp_cache_line(key), &mut self.counters);
         let by = tls.and_then(|key| self.contexts.get(key)).and_then(|context| {
             let ContextKind::Receive(_, keys, _) = &context.kind else { return None };
@@ -412,13 +429,23 @@ impl L5oEngine {
                 verified,
             })
         });
-        let done = self.nvme_tcp.receive(key, &self.config, seq, payload, by.as_ref());
-        if let Some(done) = done {
-            let (queue, id, flow) = done.asker;
-            outcome.stream = done.placed.or(outcome.stream);
-            outcome.resync_requests.extend(done.request.map(|request| (queue, id, flow, request)));
-        }
-        Some(outcome)
+        self.command_data.clear();
+        let inspect = inspect.filter(|&key| self.inspect.inspects_nvme(key));
+        let inspectable = inspect.is_some().then_some(&mut self.command_data);
+        let packet = (seq, payload);
+        let done = self.nvme_tcp.receive(key, &self.config, packet, by.as_ref(), inspectable);
+        let Some(done) = done else { return };
+        let (queue, id, flow) = done.asker;
+        outcome.resync_requests.extend(done.request.map(|request| (queue, id, flow, request)));
+        let inspected =
+            inspect.and_then(|key| self.inspect.receive_nvme(key, payload, &self.command_data));
+        outcome.stream = match (done.placed, inspected) {
+            (Some(placed), inspected) => {
+                Some(Box::new(StreamClaims::NvmeTcp(NvmeRxClaims { inspected, ..placed })))
+            }
+            (None, Some(claims)) => Some(Box::new(StreamClaims::Inspected(claims))),
+            (None, None) => outcome.stream.take(),
+        };
     }
 
     /// Has a context inspect the payload, or what the TLS context `tls` has decrypted of it.

@@ -22,7 +22,7 @@ mod search;
 pub(crate) mod tx;
 mod walk;
 
-use abi::l5o::{L5oId, ResyncRequest, StreamClaims};
+use abi::l5o::{L5oId, ResyncRequest};
 use abi::nvme_tcp::{DdpSetup, DdpTeardownDone, NvmeRxClaims, NvmeTcpState};
 use abi::{FlowId, Refusal};
 use alloc::boxed::Box;
@@ -38,6 +38,7 @@ use wire::tls::content::APPLICATION_DATA;
 use self::buffers::RegisteredBuffer;
 use self::counters::NvmeTcpCounters;
 use self::rx::{NvmeTcpReceiver, StreamOverTls};
+pub(crate) use self::walk::CommandDataRange;
 use self::walk::{NvmeRxPass, StreamPiece, offset_u32};
 use super::tls::{DecryptedRange, TlsDeviceKeys};
 use crate::config::L5oConfig;
@@ -72,7 +73,7 @@ pub(crate) struct DecryptedByTls<'a> {
 #[derive(Debug)]
 pub(crate) struct NvmeRxOutcome {
     /// Bytes placed and digests verified.
-    pub(crate) placed: Option<Box<StreamClaims>>,
+    pub(crate) placed: Option<NvmeRxClaims>,
     /// Queue, context and flow that the request concerns.
     pub(crate) asker: (usize, L5oId, FlowId),
     /// Resync request to the host.
@@ -237,14 +238,14 @@ impl NvmeTcpEngine {
     }
 
     /// Processes a packet of the context `key`. `opened` describes the ranges that TLS has
-    /// decrypted.
+    /// decrypted. Data of commands is added to `inspectable`.
     pub(crate) fn receive(
         &mut self,
         key: SlabKey,
         config: &L5oConfig,
-        seq: SeqNum,
-        payload: &[u8],
+        (seq, payload): (SeqNum, &[u8]),
         opened: Option<&DecryptedByTls<'_>>,
+        inspectable: Option<&mut Vec<CommandDataRange>>,
     ) -> Option<NvmeRxOutcome> {
         let Self { contexts, counters, filled, tracked_entries: open, .. } = self;
         let Some(NvmeTcpContext { id, queue, flow, receive, .. }) = contexts.get_mut(key) else {
@@ -265,6 +266,7 @@ impl NvmeTcpEngine {
             counters,
             filled,
             placed: NvmeRxClaims::default(),
+            inspectable,
             offload: true,
             trust_plausible: config.out_of_order,
             window_bytes: config.window_bytes_max,
@@ -298,11 +300,7 @@ impl NvmeTcpEngine {
         let any = !placed.placements.is_empty()
             || !placed.verified.is_empty()
             || !placed.summed.is_empty();
-        Some(NvmeRxOutcome {
-            placed: any.then(|| Box::new(StreamClaims::NvmeTcp(placed))),
-            asker,
-            request,
-        })
+        Some(NvmeRxOutcome { placed: any.then_some(placed), asker, request })
     }
 
     /// Removes all contexts and hands back their buffers; counters are kept.

@@ -111,6 +111,9 @@ pub(super) struct PduEntry {
     pub(super) common: Option<PduCommonHeader>,
     /// Destination of the data, once the header has arrived.
     pub(super) data_at: Option<PduDataTarget>,
+    /// Command that the data belongs to and offset of the data in that of the command, once the
+    /// header has arrived.
+    pub(super) command: Option<(u16, u32)>,
     /// True for a complete or abandoned PDU, of which only the range matters.
     pub(super) dead: bool,
     /// True if the start was found by a search and not yet proved.
@@ -136,6 +139,7 @@ impl PduEntry {
             len,
             common: None,
             data_at: None,
+            command: None,
             dead: false,
             found_by_search: false,
             trust: standing,

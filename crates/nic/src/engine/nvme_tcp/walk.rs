@@ -9,7 +9,7 @@ use abi::nvme_tcp::{DdpId, DdpPlacement, NvmeRxClaims};
 use alloc::vec::Vec;
 use base::{SeqNum, internal_error};
 use core::ops::Range;
-use wire::nvme::pdu::{DataPduHeader, PduCommonHeader, PduKind, PduRules};
+use wire::nvme::pdu::{COMMON_BYTES, DataPduHeader, PduCommonHeader, PduKind, PduRules};
 
 use super::buffers::{PduDataTarget, RegisteredBuffer, RegisteredBuffers};
 use super::chain::PduTracker;
@@ -19,6 +19,21 @@ use super::search::header_digest_is_right;
 
 /// Bytes copied and summed at a time, so that the sum reads from the first-level cache.
 const CHUNK: usize = 8192;
+
+/// Offset of the command identifier in a CapsuleCmd (base section 3.3.3.1: bytes 2 and 3 of the
+/// submission queue entry).
+const COMMAND_ID: usize = COMMON_BYTES + 2;
+
+/// A range of a packet that is data of a command, and was not processed before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct CommandDataRange {
+    /// Command identifier.
+    pub(crate) cid: u16,
+    /// Offset of the first byte in the command's data.
+    pub(crate) offset: u64,
+    /// The range of the TCP payload.
+    pub(crate) range: Range<usize>,
+}
 
 /// A contiguous piece of the stream.
 #[derive(Clone, Copy, Debug)]
@@ -56,6 +71,8 @@ pub(super) struct NvmeRxPass<'a> {
     /// Buffers that this packet has filled.
     pub(super) filled: &'a mut Vec<RegisteredBuffer>,
     pub(super) placed: NvmeRxClaims,
+    /// Data of commands; `None` if it is not inspected.
+    pub(super) inspectable: Option<&'a mut Vec<CommandDataRange>>,
     /// True if bytes are placed and summed; false if PDUs are only followed.
     pub(super) offload: bool,
     /// True if a plausible header is used before the host has confirmed it.
@@ -251,6 +268,8 @@ impl PduTracker {
             self.wrong(w, index);
             return false;
         }
+        let cid = front.get(COMMAND_ID..).and_then(<[u8]>::first_chunk);
+        let cid = cid.map(|cid| u16::from_le_bytes(*cid));
         if let (PduKind::C2HData | PduKind::H2CData, Some(header)) =
             (common.kind, front.first_chunk())
         {
@@ -260,6 +279,10 @@ impl PduTracker {
             };
             let tag = if common.kind == PduKind::C2HData { header.cccid } else { header.ttag };
             pdu.data_at = Some(PduDataTarget { tag, offset: header.offset, len: header.len });
+            pdu.command = Some((header.cccid, header.offset));
+        }
+        if common.kind == PduKind::CapsuleCmd {
+            pdu.command = cid.map(|cid| (cid, 0));
         }
         if pdu.trust == HeaderTrust::Certain {
             self.from_initiator = Some(common.kind.from_host());
@@ -287,6 +310,11 @@ impl PduTracker {
         };
         let at = from - common.data().start;
         let to = pdu.data_at;
+        if let (Some((cid, offset)), Some(inspectable)) = (pdu.command, &mut w.inspectable) {
+            let offset = u64::from(offset) + u64::from(at);
+            let range = part.at as usize..part.at as usize + part.bytes.len();
+            inspectable.push(CommandDataRange { cid, offset, range });
+        }
         let summed = common.data_digest().is_some();
         if summed && !pdu.sum_incomplete {
             let crypto = w.crypto;
