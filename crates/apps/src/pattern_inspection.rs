@@ -1,10 +1,11 @@
-//! Inspection of the bytes that clients of an application send, by [`crate::pattern_rules`].
+//! Inspection of the bytes that peers of an application send, by [`crate::pattern_rules`].
 //!
-//! The content server and the proxy own a [`PatternInspection`] each, and call it for every run of
-//! bytes before they use it. Bytes of TCP and TLS are inspected by the host, or by the device for
-//! it; both find the same. Requests over HTTP/3 are inspected here, after the decompression of
-//! their fields, since patterns cannot be found in compressed fields. Encoded content of uploads is
-//! inspected twice: as it was received, and decompressed, which is done here.
+//! The content server, the proxy, and the target and the initiator of NVMe/TCP own a
+//! [`PatternInspection`] each. The first two call it for every run of bytes before they use it, the
+//! others for every match in the data of a command. Bytes of TCP and TLS are inspected by the host,
+//! or by the device for it; both find the same. Requests over HTTP/3 are inspected here, after the
+//! decompression of their fields, since patterns cannot be found in compressed fields. Encoded
+//! content of uploads is inspected twice: as it was received, and decompressed, which is done here.
 //!
 //! A connection keeps the rules under which it was accepted ([`ConnectionRules`]) when others
 //! replace them.
@@ -12,7 +13,7 @@
 use std::sync::Arc;
 
 use base::Instant;
-use patterns::PatternState;
+use patterns::{PatternSet, PatternState};
 
 use crate::connections::Connections;
 use crate::pattern_rules::PatternRules;
@@ -22,6 +23,12 @@ base::counters! {
     pub struct PatternCounters {
         /// Matches of rules that have been replaced, in connections accepted before that.
         pattern_former_matches,
+    }
+}
+
+base::counters! {
+    /// Counters of the inspection of requests by the content server itself.
+    pub struct RequestPatternCounters {
         /// Matches in HTTP/3 requests.
         pattern_http3_matches,
         /// Bytes of HTTP/3 requests that were inspected.
@@ -36,6 +43,13 @@ base::counters! {
 /// The rules under which a connection was accepted, if it is inspected.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ConnectionRules(Option<Arc<PatternRules>>);
+
+impl ConnectionRules {
+    /// Returns the patterns; `None` if the connection is not inspected.
+    pub(crate) fn patterns(&self) -> Option<&Arc<PatternSet>> {
+        self.0.as_ref().map(|rules| &rules.patterns)
+    }
+}
 
 /// State of the inspection of an HTTP/3 request, whose bytes the host does not inspect.
 #[derive(Clone, Copy, Debug, Default)]
@@ -66,14 +80,15 @@ pub(crate) struct PatternInspection {
     /// Matches of each rule.
     matches: Vec<u64>,
     counters: PatternCounters,
+    requests: RequestPatternCounters,
 }
 
 impl PatternInspection {
     /// Creates the inspection for rules; without rules nothing is inspected.
     pub(crate) fn new(rules: Option<Arc<PatternRules>>) -> Self {
         let matches = vec![0; rules.as_ref().map_or(0, |rules| rules.count())];
-        let counters = PatternCounters::default();
-        Self { rules: ConnectionRules(rules), matches, counters }
+        let (counters, requests) = Default::default();
+        Self { rules: ConnectionRules(rules), matches, counters, requests }
     }
 
     /// Returns whether connections are inspected.
@@ -134,9 +149,9 @@ impl PatternInspection {
         bytes: &[u8],
     ) -> bool {
         let Some(rules) = rules else { return true };
-        self.counters.pattern_http3_bytes += bytes.len() as u64;
+        self.requests.pattern_http3_bytes += bytes.len() as u64;
         let (matches, admitted) = self.scan(rules, &mut request.state, bytes);
-        self.counters.pattern_http3_matches += matches;
+        self.requests.pattern_http3_matches += matches;
         admitted
     }
 
@@ -147,9 +162,9 @@ impl PatternInspection {
         bytes: &[u8],
     ) -> bool {
         let Some(rules) = rules else { return true };
-        self.counters.pattern_decoded_bytes += bytes.len() as u64;
+        self.requests.pattern_decoded_bytes += bytes.len() as u64;
         let (matches, admitted) = self.scan(rules, state, bytes);
-        self.counters.pattern_decoded_matches += matches;
+        self.requests.pattern_decoded_matches += matches;
         admitted
     }
 
@@ -169,6 +184,16 @@ impl PatternInspection {
         (matches, admitted)
     }
 
+    /// Counts a match in data that the host inspects for the owner; returns whether its rule
+    /// permits it.
+    pub(crate) fn admits_match(
+        &mut self,
+        ConnectionRules(rules): &ConnectionRules,
+        pattern: u16,
+    ) -> bool {
+        rules.as_ref().is_none_or(|rules| self.note_match(rules, pattern.into()))
+    }
+
     /// Counts a match; returns whether its rule permits it.
     fn note_match(&mut self, rules: &Arc<PatternRules>, pattern: usize) -> bool {
         let is_current = self.rules.0.as_ref().is_some_and(|current| Arc::ptr_eq(current, rules));
@@ -182,6 +207,14 @@ impl PatternInspection {
     /// Calls `f` with the name and value of each rule's counter, and of the other counters if
     /// connections are inspected.
     pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.visit_rules(f);
+        if self.is_active() {
+            self.requests.visit(f);
+        }
+    }
+
+    /// As [`Self::visit`], without the counters of requests.
+    pub(crate) fn visit_rules(&self, f: &mut dyn FnMut(&'static str, u64)) {
         let Some(rules) = &self.rules.0 else { return };
         for (rule, &matches) in rules.rules.iter().zip(&self.matches) {
             f(rule.counter, matches);

@@ -1,4 +1,5 @@
-//! Rules about byte patterns that clients send: some end the connection, others are only counted.
+//! Rules about byte patterns that peers send: some end the connection or fail the command, others
+//! are only counted.
 //!
 //! [`PatternRules::parse`] reads the file of `--deny-patterns`. `pattern_inspection`
 //! applies the rules.
@@ -102,6 +103,11 @@ impl PatternRules {
     #[must_use]
     pub const fn patterns(&self) -> &Arc<PatternSet> {
         &self.patterns
+    }
+
+    /// Calls `f` with the number of each rule's line and the name of its counter.
+    pub fn for_each(&self, f: &mut dyn FnMut(usize, &'static str)) {
+        self.rules.iter().for_each(|rule| f(rule.line, rule.counter));
     }
 
     /// Returns the number of rules.

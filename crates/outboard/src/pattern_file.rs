@@ -1,7 +1,7 @@
 //! Reads the file of `--deny-patterns`.
 //!
-//! Used by `serve` and `proxy`, before they start and on SIGHUP; if the new file is invalid, the
-//! old rules stay in use.
+//! Used by `serve`, `proxy` and `nvme target`, before they start and on SIGHUP; if the new file is
+//! invalid, the old rules stay in use. `nvme read` reads it once.
 
 use std::path::PathBuf;
 use std::sync::Arc;

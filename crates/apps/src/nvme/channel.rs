@@ -12,7 +12,7 @@
 
 use base::Instant;
 use bytes::Bytes;
-use host::nvme::{NvmeTransport, NvmeTransportEnd, NvmeTransportEvent};
+use host::nvme::{NvmeDataMatch, NvmeTransport, NvmeTransportEnd, NvmeTransportEvent};
 use host::{Host, SocketError, SocketId};
 use wire::nvme::nqn::Nqn;
 use wire::tls::{HEADER_BYTES, RECORD_BYTES_MAX_13, content, fatal_alert};
@@ -160,10 +160,15 @@ impl NvmeChannel {
         self.insecure
     }
 
-    /// Returns the next event of the connection, as [`NvmeTransport::poll`] does.
-    pub(super) fn poll(&mut self, now: Instant, host: &mut Host) -> Option<NvmeTransportEvent> {
+    /// Returns the next event of the connection, as [`NvmeTransport::poll_inspected`] does.
+    pub(super) fn poll(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        found: &mut dyn FnMut(NvmeDataMatch),
+    ) -> Option<NvmeTransportEvent> {
         match &mut self.stage {
-            NvmeChannelState::Open => self.transport.poll(now, host),
+            NvmeChannelState::Open => self.transport.poll_inspected(now, host, found),
             NvmeChannelState::Handshaking(shaking) => {
                 match shaking.run(now, host, self.transport.socket()) {
                     Ok(None) => None,

@@ -153,6 +153,11 @@ pub(crate) struct ReadArgs {
     /// Output file; - is standard output
     #[arg(long, short, default_value = "-", value_name = "FILE")]
     pub(crate) output: PathBuf,
+    /// Fail if the data contains a pattern of FILE: a pattern per line, or count:PATTERN to count
+    /// matches only. The data of each Read command is inspected for itself. The counts are printed
+    /// on standard error
+    #[arg(long, value_name = "FILE")]
+    pub(crate) deny_patterns: Option<PathBuf>,
 }
 
 /// Options of `outboard nvme write`.
@@ -319,6 +324,11 @@ pub(crate) struct TargetArgs {
     /// Bytes per block
     #[arg(long, default_value_t = 4096, value_parser = block_bytes, value_name = "BYTES")]
     pub(crate) block_size: u32,
+    /// Fail writes and compares whose data contains a pattern of FILE with Access Denied: a pattern
+    /// per line, or count:PATTERN to count matches only. The data of each command is inspected for
+    /// itself. SIGHUP reloads the file for new queues
+    #[arg(long, value_name = "FILE")]
+    pub(crate) deny_patterns: Option<PathBuf>,
     /// TCP port of the subsystem and of the discovery service
     #[arg(long, default_value_t = 4420, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) port: u16,

@@ -8,6 +8,7 @@ use std::io::{self, Read, Write};
 use ::io::clock::MonotonicClock;
 use abi::aligned::AlignedBuf;
 use apps::nvme::initiator::{InitiatorNamespace, NvmeRequest};
+use apps::pattern_rules::PatternRules;
 use base::Duration;
 use bytes::Bytes;
 use serde_json::json;
@@ -15,6 +16,7 @@ use serde_json::json;
 use super::args::{ConnectArgs, ReadArgs, WriteArgs};
 use super::pipe::{NvmeRequestPipe, buffer};
 use super::session::InitiatorSession;
+use crate::pattern_file::PatternFile;
 use crate::progress::ProgressLine;
 use cli::Failure;
 
@@ -36,7 +38,9 @@ pub(super) fn read(args: &ReadArgs) -> Result<(), Failure> {
             "--json cannot be used with data on standard output; specify a file with --output";
         return Err(Failure::Usage(line.to_owned()));
     }
-    let session = InitiatorSession::connect(&args.subsystem)?;
+    let mut patterns = PatternFile::of_option(args.deny_patterns.as_ref());
+    let rules = patterns.as_mut().map(PatternFile::read).transpose()?;
+    let session = InitiatorSession::connect_with(&args.subsystem, rules.clone())?;
     let namespace = session.namespace(args.nsid)?;
     let size = namespace.blocks << namespace.shift;
     let length = args.length.unwrap_or_else(|| size.saturating_sub(args.offset));
@@ -60,7 +64,7 @@ pub(super) fn read(args: &ReadArgs) -> Result<(), Failure> {
             pipe.submit(asked, request, Some(buffer(usize::try_from(len).unwrap_or(0))));
             asked += len;
         }
-        let (at, data) = pipe.wait()?;
+        let (at, data) = pipe.wait().inspect_err(|_| report_matches(&session, rules.as_deref()))?;
         early.extend(data.map(|data| (at, data)));
         while let Some(data) = early.remove(&written) {
             let len = chunk.min(range.1 - written);
@@ -72,8 +76,23 @@ pub(super) fn read(args: &ReadArgs) -> Result<(), Failure> {
     }
     output.flush().map_err(stuck)?;
     drop(progress);
+    report_matches(&session, rules.as_deref());
     report(&args.subsystem.connect, length, clock.now().since(begun));
     session.end()
+}
+
+/// Prints how often the pattern of each rule was found, on standard error.
+fn report_matches(session: &InitiatorSession, rules: Option<&PatternRules>) {
+    let Some(rules) = rules else { return };
+    let counters = session.counters();
+    rules.for_each(&mut |line, counter| {
+        let matches = counters["host"]["q0"][counter].as_u64().unwrap_or(0);
+        let count = match matches {
+            1 => String::from("1 match"),
+            matches => format!("{matches} matches"),
+        };
+        eprintln!("outboard: --deny-patterns line {line}: {count}");
+    });
 }
 
 /// Runs `outboard nvme write`.

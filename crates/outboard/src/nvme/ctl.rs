@@ -9,10 +9,12 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use apps::nvme::target::{NamespaceConfig, NamespaceInfo, NvmeQueueInfo, NvmeTarget};
+use apps::pattern_rules::PatternRules;
 use base::Instant;
 use host::{Application, Host, Notice};
 use serde_json::{Value, json};
@@ -71,9 +73,20 @@ pub(super) type NvmeCtlOrder = (NvmeCtlRequest, Sender<Value>);
 pub(super) enum NvmeCtlRequest {
     List,
     Connections,
-    Add { nsid: Option<u32>, config: NamespaceConfig, file: File },
-    Remove { nsid: u32 },
-    Resize { nsid: u32, bytes: Option<u64> },
+    Add {
+        nsid: Option<u32>,
+        config: NamespaceConfig,
+        file: File,
+    },
+    Remove {
+        nsid: u32,
+    },
+    Resize {
+        nsid: u32,
+        bytes: Option<u64>,
+    },
+    /// Uses other rules about patterns, on SIGHUP. The answer is empty.
+    SetPatternRules(Arc<PatternRules>),
 }
 
 /// Passes requests from the control socket to the target.
@@ -226,6 +239,10 @@ impl NvmeTargetService {
                         PendingCtlChange::Added(nsid)
                     })
                     .map_err(error_json)
+            }
+            NvmeCtlRequest::SetPatternRules(rules) => {
+                self.target.set_pattern_rules(rules);
+                Err(json!({}))
             }
             NvmeCtlRequest::Remove { nsid } => self.remove(now, host, nsid).map_err(error_json),
             NvmeCtlRequest::Resize { nsid, bytes } => self

@@ -55,15 +55,19 @@ pub(crate) fn run(verb: &NvmeSubcommand) -> Result<(), Failure> {
     }
 }
 
-/// Returns the device's offloads for NVMe/TCP, and for TLS if it is used.
-pub(crate) fn l5o_config(offload: Offloads, tls: bool) -> Option<L5oConfig> {
+/// Returns the device's offloads for NVMe/TCP, for TLS if it is used, and for inspection if there
+/// are rules (`inspect`).
+pub(crate) fn l5o_config(offload: Offloads, tls: bool, inspect: bool) -> Option<L5oConfig> {
     let Offloads { nvme, .. } = offload;
+    // The device inspects the data of commands, which it finds with the offload of NVMe/TCP.
+    let inspect = inspect && offload.inspect && nvme;
     let (tls_tx, tls_rx) = (tls && offload.tls_tx, tls && offload.tls_rx);
     (nvme || tls_tx || tls_rx).then(|| L5oConfig {
         tls_tx,
         tls_rx,
         nvme_tcp_tx: nvme,
         nvme_tcp_rx: nvme,
+        inspect,
         ddp_io_threshold: DDP_IO_THRESHOLD,
         ..L5oConfig::new(Arc::new(crypto::Provider))
     })

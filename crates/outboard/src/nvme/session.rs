@@ -15,6 +15,7 @@ use apps::nvme::initiator::{
     Discovery, DiscoveryError, Initiator, InitiatorBusy, InitiatorConfig, InitiatorEvent,
     InitiatorNamespace, NvmeRequest, NvmeRequestDone, NvmeRequestError,
 };
+use apps::pattern_rules::PatternRules;
 use base::{Duration, Instant};
 use host::{Application, Host, Notice};
 use io::clock;
@@ -166,7 +167,7 @@ impl Application for InitiatorApp {
     }
 
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
-        self.initiator.counters().visit(f);
+        self.initiator.visit_counters(f);
         f("nvmei_requests_open", self.initiator.open_requests() as u64);
     }
 }
@@ -192,11 +193,24 @@ impl InitiatorSession {
     /// # Errors
     /// Fails if a resource is missing or the target cannot be connected.
     pub(super) fn connect(args: &SubsystemArgs) -> Result<Self, Failure> {
+        Self::connect_with(args, None)
+    }
+
+    /// As [`Self::connect`], with rules about patterns in data that is read.
+    ///
+    /// # Errors
+    /// As [`Self::connect`].
+    pub(super) fn connect_with(
+        args: &SubsystemArgs,
+        rules: Option<Arc<PatternRules>>,
+    ) -> Result<Self, Failure> {
         // Before anything is opened, so that no signal is lost.
         let signals = Signals::take()?;
         let security = InitiatorSecurity::new(&args.connect, &args.nqn.0)?;
         let mut config = subsystem_config(args, &security)?;
         config.back_off.ctrl_loss = Some(Duration::from_secs(args.ctrl_loss_timeout.into()));
+        let inspect = rules.is_some();
+        config.pattern_rules = rules;
         let (sender, events) = channel();
         let make = |now, host: &mut Host| {
             let mut initiator = Initiator::new(config, args.connect.target.0);
@@ -204,7 +218,7 @@ impl InitiatorSession {
             let (replies, waiting) = (BTreeMap::new(), VecDeque::new());
             InitiatorApp { initiator, events: Some(sender), replies, next: 0, waiting }
         };
-        let (stack, handle) = start(&args.connect, make, InitiatorApp::handle_order)?;
+        let (stack, handle) = start(&args.connect, inspect, make, InitiatorApp::handle_order)?;
         let interrupt = Interrupt::default();
         interrupt.watch(signals, vec![handle.clone()], || InitiatorOrder::Close)?;
         let mut session = Self {
@@ -391,7 +405,7 @@ pub(super) fn discover(
         discovery: Discovery::new(now, host, config, args.target.0),
         result,
     };
-    let (stack, sender) = start(args, make, DiscoveryReader::close)?;
+    let (stack, sender) = start(args, false, make, DiscoveryReader::close)?;
     let interrupt = Interrupt::default();
     interrupt.watch(signals, vec![sender], || ())?;
     let log = log.recv();
@@ -407,9 +421,11 @@ pub(super) fn discover(
     })
 }
 
-/// Starts a stack with one queue; returns it with a sender of messages to its application.
+/// Starts a stack with one queue, whose device can inspect data if `inspect` is set; returns it
+/// with a sender of messages to its application.
 fn start<A: Application + Send + 'static, M: Send + 'static>(
     args: &ConnectArgs,
+    inspect: bool,
     make: impl FnOnce(Instant, &mut Host) -> A,
     handle: fn(&mut A, Instant, &mut Host, M),
 ) -> Result<(Stack<M>, MessageSender<M>), Failure> {
@@ -422,7 +438,8 @@ fn start<A: Application + Send + 'static, M: Send + 'static>(
     let stack = Stack::builder()
         .options(args.stack.clone())
         .configure(|_, device, _| {
-            device.l5o = super::l5o_config(args.stack.offload, args.security.is_tls());
+            let tls = args.security.is_tls();
+            device.l5o = super::l5o_config(args.stack.offload, tls, inspect);
         })
         .application(|queue| {
             let make = make.take().ok_or_else(one_queue)?;

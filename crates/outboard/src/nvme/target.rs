@@ -7,10 +7,12 @@ use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 
 use abi::Refusal;
 use apps::nvme::handshake::NvmeTlsHandshakeFactory;
 use apps::nvme::target::{NvmeTarget, NvmeTargetConfig, SubsystemConfig};
+use apps::pattern_rules::PatternRules;
 use host::{Cidr, ListenConfig};
 use io::disk::ChangeRule;
 use nic::DeviceConfig;
@@ -18,9 +20,12 @@ use stack::{BACKLOG, Offloads, QueueSetup, Signals, Stack, Switch};
 use wire::Endpoint;
 
 use super::args::TargetArgs;
-use super::ctl::{self, NvmeCtlHandler, NvmeCtlOrder, NvmeTargetService, OpenError};
+use super::ctl::{
+    self, NvmeCtlHandler, NvmeCtlOrder, NvmeCtlRequest, NvmeTargetService, OpenError,
+};
 use super::psk::PskStore;
 use crate::alarms::is_alarm;
+use crate::pattern_file::PatternFile;
 use crate::tls::{self, ServerCertificates};
 use cli::Failure;
 
@@ -40,7 +45,10 @@ pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
     let psks = PskStore::target(args)?;
     let tls = certificates.as_ref().map(tls::nvme_server).transpose()?;
     let psk = psks.clone().map(|psks| psks as Arc<dyn NvmeTlsHandshakeFactory>);
+    let mut patterns = PatternFile::of_option(args.deny_patterns.as_ref());
+    let pattern_rules = patterns.as_mut().map(PatternFile::read).transpose()?;
     let (config, mut locked) = config(args)?;
+    let config = NvmeTargetConfig { pattern_rules, ..config };
     let service = |queue: QueueSetup<'_>| {
         let unix_epoch = queue.clock.unix_epoch();
         let config =
@@ -65,12 +73,21 @@ pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
         .start()?;
     announce(args, certificates.as_deref(), &mut std::io::stdout().lock());
     let psks = psks.filter(|_| args.tls_psk_file.is_some());
-    let has_input = certificates.is_some() || psks.is_some();
-    let mut reload = |_: &Stack<NvmeCtlOrder>| {
+    let has_input = certificates.is_some() || psks.is_some() || patterns.is_some();
+    let mut reload = |stack: &Stack<NvmeCtlOrder>| {
+        patterns.iter_mut().for_each(|file| file.reload(|rules| set_pattern_rules(stack, &rules)));
         certificates.iter().for_each(|certificates| certificates.reload(&args.cert));
         psks.iter().for_each(|psks| psks.reload(args));
     };
     stack.run(signals, has_input.then_some(&mut reload))
+}
+
+/// Makes the target use other rules about patterns.
+fn set_pattern_rules(stack: &Stack<NvmeCtlOrder>, rules: &Arc<PatternRules>) {
+    for sender in stack.senders() {
+        let (reply, _) = channel();
+        sender.send((NvmeCtlRequest::SetPatternRules(Arc::clone(rules)), reply));
+    }
 }
 
 /// Returns the configuration of the target, and its open files by path, which are locked while they
@@ -174,7 +191,7 @@ fn configure(args: &TargetArgs, device: &mut DeviceConfig, host: &mut host::Host
     host.file_offload = file_offload(args);
     let offload = Offloads { file: host.file_offload.is_ok(), ..args.stack.offload };
     device.file = offload.file.then(|| args.files.config());
-    device.l5o = super::l5o_config(offload, args.is_tls());
+    device.l5o = super::l5o_config(offload, args.is_tls(), args.deny_patterns.is_some());
 }
 
 /// Prints that the target is ready, and a command to try if one is enough.

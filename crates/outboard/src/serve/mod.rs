@@ -364,7 +364,7 @@ fn configure_remote(args: &ServeArgs, device: &mut DeviceConfig, host: &mut Host
     host.content = ContentSource::Application;
     device.file = None;
     // The namespaces' connections may use TLS, too.
-    let storage = crate::nvme::l5o_config(args.stack.offload, true);
+    let storage = crate::nvme::l5o_config(args.stack.offload, true, false);
     let inspect = device.l5o.as_ref().is_some_and(|l5o| l5o.inspect);
     device.l5o = match storage {
         Some(storage) => Some(L5oConfig { inspect, ..storage }),

@@ -39,6 +39,7 @@ use super::command::{
 use super::counters::InitiatorCounters;
 use super::queue::{CommandDone, CommandOrigin, InitiatorQueue, InitiatorQueueEvent, LateCommand};
 use crate::nvme::channel::NvmeChannel;
+use crate::pattern_inspection::PatternInspection;
 
 /// Entries of the admin queue: Linux's NVMF_AQ_DEPTH.
 const ADMIN_ENTRIES: u16 = 32;
@@ -61,6 +62,7 @@ pub(super) struct AssociationEnv<'a> {
     pub(super) now: Instant,
     pub(super) config: &'a InitiatorConfig,
     pub(super) counters: &'a mut InitiatorCounters,
+    pub(super) inspection: &'a mut PatternInspection,
 }
 
 /// Step of the set-up: the admin command whose completion is awaited.
@@ -112,7 +114,7 @@ pub(super) enum AssociationEvent {
     /// All queues are connected.
     Live,
     /// A user's command has ended: serial number, completion, buffer, and whether digests matched.
-    Answer(u64, NvmeCompletion, Option<AlignedBuf>, bool),
+    Answer(u64, CommandDone),
     /// The namespaces were read again.
     Namespaces,
     DiscoveryChanged,
@@ -223,7 +225,7 @@ impl Association {
         index: usize,
     ) -> Result<Option<AssociationEvent>, AssociationLoss> {
         let Some(queue) = self.queues.get_mut(index) else { return Ok(None) };
-        match queue.poll(cx.now, cx.host, cx.counters) {
+        match queue.poll(cx.now, cx.host, cx.counters, cx.inspection) {
             None => Ok(None),
             Some(InitiatorQueueEvent::Ended(how)) => Err(match queue.channel.insecure() {
                 Some(why) => {
@@ -234,6 +236,9 @@ impl Association {
             }),
             Some(InitiatorQueueEvent::Ready) => {
                 check_digests(cx, queue)?;
+                if queue.id != 0 {
+                    queue.start_inspection(cx.now, cx.host, cx.inspection.rules());
+                }
                 cx.counters.nvmei_tls_handshakes += u64::from(queue.channel.identity().is_some());
                 self.send_connect(cx, index).map(Some)
             }
@@ -247,11 +252,11 @@ impl Association {
         index: usize,
         answer: CommandDone,
     ) -> Result<AssociationEvent, AssociationLoss> {
-        let CommandDone { owner, completion, buffer, digest_ok } = answer;
+        if let CommandOrigin::Request(serial) = answer.owner {
+            return Ok(AssociationEvent::Answer(serial, answer));
+        }
+        let CommandDone { owner, completion, buffer, digest_ok, .. } = answer;
         match owner {
-            CommandOrigin::Request(serial) => {
-                return Ok(AssociationEvent::Answer(serial, completion, buffer, digest_ok));
-            }
             CommandOrigin::KeepAlive if completion.status.is_success() => {
                 cx.counters.nvmei_keep_alives += 1;
             }

@@ -142,6 +142,9 @@ pub enum NvmeRequestError {
     /// Data arrived with a wrong digest in each of this many attempts.
     #[error("data digest error in {0} attempts")]
     DataDigest(u8),
+    /// The data read contains a pattern that [`super::InitiatorConfig::pattern_rules`] deny.
+    #[error("data contains a denied pattern")]
+    DeniedPattern,
     /// The namespace does not exist, or was replaced by another.
     #[error("namespace {0} does not exist, or was replaced")]
     NoNamespace(u32),

@@ -10,6 +10,7 @@ use wire::nvme::nqn::Nqn;
 use super::command::AssociationLoss;
 use super::recovery::BackOff;
 use crate::nvme::handshake::NvmeTlsHandshakeFactory;
+use crate::pattern_rules::PatternRules;
 
 /// Configuration of an initiator.
 #[derive(Clone)]
@@ -24,6 +25,9 @@ pub struct InitiatorConfig {
     pub tls: Option<TlsClient>,
     /// TLS with pre-shared keys on every connection.
     pub psk: Option<Arc<dyn NvmeTlsHandshakeFactory>>,
+    /// Rules about patterns in data that is read. A Read whose data contains a denied pattern fails
+    /// with [`super::NvmeRequestError::DeniedPattern`].
+    pub pattern_rules: Option<Arc<PatternRules>>,
     /// Computes digests that the device does not.
     pub crypto: Arc<dyn CryptoProvider>,
     /// Require header digests. The association fails if the controller does not grant them.
@@ -73,6 +77,7 @@ impl InitiatorConfig {
             subsystem,
             tls: None,
             psk: None,
+            pattern_rules: None,
             crypto,
             header_digest: false,
             data_digest: false,

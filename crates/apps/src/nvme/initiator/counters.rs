@@ -45,6 +45,8 @@ base::counters! {
         nvmei_buffers_replaced,
         /// Commands resent because of a wrong digest of received data.
         nvmei_digest_retries: alarm,
+        /// Requests that failed because the data read contains a denied pattern.
+        nvmei_denied,
         /// Commands resent because of a transient status.
         nvmei_status_retries,
         /// Expired command timeouts.

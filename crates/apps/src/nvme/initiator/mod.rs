@@ -34,7 +34,6 @@ use abi::aligned::AlignedBuf;
 use base::{Duration, Instant};
 use host::{Application, Host, Notice, SocketId};
 use wire::Endpoint;
-use wire::nvme::command::NvmeCompletion;
 use wire::nvme::status::NvmeStatus;
 
 use self::association::{Association, AssociationEnv, AssociationEvent};
@@ -49,6 +48,7 @@ pub use self::discovery::{Discovery, DiscoveryError};
 use self::queue::{CommandDone, CommandOrigin, InitiatorQueue, InitiatorQueueEvent};
 pub use self::recovery::BackOff;
 use self::recovery::{Outage, PendingChanges};
+use crate::pattern_inspection::PatternInspection;
 
 /// Entries of the admin queue that are not used for users' commands but kept for keep alive, Abort
 /// and Asynchronous Event Request.
@@ -111,6 +111,7 @@ pub struct Initiator {
     done: VecDeque<NvmeRequestDone>,
     events: VecDeque<InitiatorEvent>,
     counters: InitiatorCounters,
+    inspection: PatternInspection,
 }
 
 impl Initiator {
@@ -118,6 +119,7 @@ impl Initiator {
     #[must_use]
     pub fn new(config: InitiatorConfig, remote: Endpoint) -> Self {
         Self {
+            inspection: PatternInspection::new(config.pattern_rules.clone()),
             config,
             remote,
             phase: InitiatorPhase::Idle,
@@ -178,6 +180,13 @@ impl Initiator {
     #[must_use]
     pub const fn counters(&self) -> &InitiatorCounters {
         &self.counters
+    }
+
+    /// Calls `f` with the name and value of each counter, also of those of
+    /// [`InitiatorConfig::pattern_rules`].
+    pub fn visit_counters(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.counters.visit(f);
+        self.inspection.visit_rules(f);
     }
 
     /// Submits a request. `nsid` is 0 for commands without a namespace; no namespace is known
@@ -260,7 +269,14 @@ impl Initiator {
                 }
                 if orderly {
                     let (config, counters) = (&self.config, &mut self.counters);
-                    association.shut_down(&mut AssociationEnv { host, now, config, counters });
+                    let inspection = &mut self.inspection;
+                    association.shut_down(&mut AssociationEnv {
+                        host,
+                        now,
+                        config,
+                        counters,
+                        inspection,
+                    });
                     self.phase = InitiatorPhase::Closing(association, now + CLOSE_TIMEOUT);
                 }
             }
@@ -276,7 +292,7 @@ impl Initiator {
         let InitiatorPhase::Closing(association, until) = &mut self.phase else { return };
         let Some(admin) = association.queues.get_mut(ADMIN) else { return };
         let over = loop {
-            match admin.poll(now, host, &mut self.counters) {
+            match admin.poll(now, host, &mut self.counters, &mut self.inspection) {
                 None => break now >= *until,
                 Some(InitiatorQueueEvent::Answer(CommandDone {
                     owner: CommandOrigin::SetUp,
@@ -322,8 +338,13 @@ impl Initiator {
         if let Some(socket) = self.lingering_socket.take() {
             host.abort(now, socket);
         }
-        let mut cx =
-            AssociationEnv { host, now, config: &self.config, counters: &mut self.counters };
+        let mut cx = AssociationEnv {
+            host,
+            now,
+            config: &self.config,
+            counters: &mut self.counters,
+            inspection: &mut self.inspection,
+        };
         match Association::begin(&mut cx, self.remote) {
             Ok(association) => self.phase = InitiatorPhase::Up(Box::new(association)),
             Err(loss) => self.schedule_reconnect(now, loss),
@@ -334,8 +355,13 @@ impl Initiator {
     fn poll_queue(&mut self, now: Instant, host: &mut Host, index: usize) {
         loop {
             let InitiatorPhase::Up(association) = &mut self.phase else { return };
-            let mut cx =
-                AssociationEnv { host, now, config: &self.config, counters: &mut self.counters };
+            let mut cx = AssociationEnv {
+                host,
+                now,
+                config: &self.config,
+                counters: &mut self.counters,
+                inspection: &mut self.inspection,
+            };
             match association.poll(&mut cx, index) {
                 Ok(None) => return,
                 Ok(Some(progress)) => self.handle(progress),
@@ -347,9 +373,7 @@ impl Initiator {
     fn handle(&mut self, progress: AssociationEvent) {
         match progress {
             AssociationEvent::Nothing => {}
-            AssociationEvent::Answer(serial, completion, buffer, digest_ok) => {
-                self.handle_completion(serial, &completion, buffer, digest_ok);
-            }
+            AssociationEvent::Answer(serial, answer) => self.handle_completion(serial, answer),
             AssociationEvent::Live => {
                 self.counters.nvmei_associations += 1;
                 self.events.push_back(InitiatorEvent::Connected);
@@ -447,9 +471,7 @@ impl Initiator {
     fn handle_completion(
         &mut self,
         serial: u64,
-        completion: &NvmeCompletion,
-        buffer: Option<AlignedBuf>,
-        digest_ok: bool,
+        CommandDone { completion, buffer, digest_ok, is_denied, .. }: CommandDone,
     ) {
         let Some(pending) = self.requests.get_mut(&serial) else { return };
         self.outage.end();
@@ -476,6 +498,9 @@ impl Initiator {
         };
         if again {
             self.ready[usize::from(pending.request.is_io())].push_front(serial);
+        } else if status.is_success() && is_denied {
+            self.counters.nvmei_denied += 1;
+            self.finish(serial, Err(NvmeRequestError::DeniedPattern));
         } else if status.is_success() {
             let (read, written) = pending.request.bytes(pending.namespace.shift);
             self.counters.nvmei_read_bytes += read;
@@ -547,6 +572,7 @@ impl Application for Initiator {
                     now,
                     config: &self.config,
                     counters: &mut self.counters,
+                    inspection: &mut self.inspection,
                 };
                 if let Err(loss) = association.handle_timeout(&mut cx) {
                     return self.handle_loss(now, host, loss, None);

@@ -11,11 +11,12 @@
 //! refers to one that is not open.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
 
 use abi::aligned::{AlignedBuf, PAGE_BYTES};
 use base::{Duration, Instant};
 use bytes::Bytes;
-use host::nvme::{NvmeTransportEnd, NvmeTransportEvent};
+use host::nvme::{NvmeDataMatch, NvmeTransportEnd, NvmeTransportEvent};
 use host::{Host, SocketId};
 use wire::nvme::command::{NvmeCommand, NvmeCompletion, Sgl};
 use wire::nvme::pdu::{PduFault, at};
@@ -23,6 +24,7 @@ use wire::nvme::pdu::{PduFault, at};
 use super::command::CommandData;
 use super::counters::InitiatorCounters;
 use crate::nvme::channel::NvmeChannel;
+use crate::pattern_inspection::{ConnectionRules, PatternInspection};
 
 /// Identifiers per command that may be open.
 const IDENTIFIERS: u16 = 4;
@@ -70,6 +72,7 @@ struct OpenCommand {
     deadline: Option<Instant>,
     moves: DataTransfer,
     digest_ok: bool,
+    is_denied: bool,
     completion: Option<NvmeCompletion>,
     aborted: bool,
 }
@@ -82,6 +85,8 @@ pub(super) struct CommandDone {
     pub(super) buffer: Option<AlignedBuf>,
     /// All received data had the right digests.
     pub(super) digest_ok: bool,
+    /// The received data contains a denied pattern.
+    pub(super) is_denied: bool,
 }
 
 /// Event of a queue.
@@ -121,6 +126,8 @@ pub(super) struct InitiatorQueue {
     pub(super) live: bool,
     /// This end has terminated the connection; commands and data that still arrive are ignored.
     terminated: bool,
+    /// Rules about patterns, if received data is inspected.
+    rules: ConnectionRules,
     /// Origin of the command in whose context the controller violated the protocol, or that timed
     /// out.
     culprit: Option<CommandOrigin>,
@@ -143,6 +150,7 @@ impl InitiatorQueue {
             deadlines: BTreeSet::new(),
             live: false,
             terminated: false,
+            rules: ConnectionRules::default(),
             culprit: None,
         }
     }
@@ -219,12 +227,33 @@ impl InitiatorQueue {
         let deadline = timeout.map(|timeout| now + timeout);
         self.deadlines.extend(deadline.map(|at| (at, cid)));
         if let Some(place) = self.open.get_mut(usize::from(cid)) {
-            *place = Some(OpenCommand { owner, deadline, moves, digest_ok, completion, aborted });
+            *place = Some(OpenCommand {
+                owner,
+                deadline,
+                moves,
+                digest_ok,
+                is_denied: false,
+                completion,
+                aborted,
+            });
         }
         self.in_flight += 1;
         let entry = NvmeCommand { cid, ..command }.with_data(sgl).to_bytes();
         self.channel.transport.send_command(now, host, &entry, capsule);
         Ok(())
+    }
+
+    /// Begins to inspect the data that is received, if there are rules.
+    pub(super) fn start_inspection(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        rules: ConnectionRules,
+    ) {
+        if let Some(patterns) = rules.patterns() {
+            self.channel.transport.start_inspection(now, host, Arc::clone(patterns));
+        }
+        self.rules = rules;
     }
 
     /// Returns the next event. To be called until it returns `None` after each notice about the
@@ -234,9 +263,15 @@ impl InitiatorQueue {
         now: Instant,
         host: &mut Host,
         counters: &mut InitiatorCounters,
+        inspection: &mut PatternInspection,
     ) -> Option<InitiatorQueueEvent> {
         loop {
-            let incoming = self.channel.poll(now, host)?;
+            let (rules, open) = (&self.rules, &mut self.open);
+            let incoming = self.channel.poll(now, host, &mut |found: NvmeDataMatch| {
+                let is_denied = !inspection.admits_match(rules, found.pattern);
+                let open = open.get_mut(usize::from(found.cccid)).and_then(Option::as_mut);
+                open.into_iter().for_each(|open| open.is_denied |= is_denied);
+            })?;
             let about = self.origin_of(&incoming);
             let happened = match incoming {
                 NvmeTransportEvent::Buffer { tag, buffer } if self.terminated => {
@@ -409,7 +444,8 @@ impl InitiatorQueue {
             return Err(PduFault::SEQUENCE);
         }
         let completion = *completion;
-        let Some(OpenCommand { owner, moves, digest_ok, deadline, .. }) = place.take() else {
+        let Some(OpenCommand { owner, moves, digest_ok, is_denied, deadline, .. }) = place.take()
+        else {
             return Ok(None);
         };
         if let Some(at) = deadline {
@@ -421,7 +457,7 @@ impl InitiatorQueue {
             DataTransfer::In { buffer, .. } => buffer,
             _ => None,
         };
-        Ok(Some(CommandDone { owner, completion, buffer, digest_ok }))
+        Ok(Some(CommandDone { owner, completion, buffer, digest_ok, is_denied }))
     }
 
     /// Returns the time at which [`Self::poll`] or [`Self::poll_late`] has work to do.
@@ -463,7 +499,7 @@ impl InitiatorQueue {
                 self.channel.transport.reclaim(host, cid);
             }
         }
-        while let Some(incoming) = self.channel.poll(now, host) {
+        while let Some(incoming) = self.channel.poll(now, host, &mut |_| {}) {
             if let NvmeTransportEvent::Buffer { tag, buffer } = incoming {
                 self.keep_buffer(tag, buffer);
             }

@@ -3,12 +3,15 @@
 //! It has two implementations: [`NvmeChannel`] over a [`Host`], which forwards every call, and the
 //! fake of this module's tests, which simulates a slow, full or broken disk without TCP.
 
+use std::sync::Arc;
+
 use abi::aligned::AlignedBuf;
 use abi::{FileExtent, FileFault, FileId, FileStat};
 use base::Instant;
 use bytes::Bytes;
-use host::nvme::{NvmeDataSource, NvmeTransportEvent};
+use host::nvme::{NvmeDataMatch, NvmeDataSource, NvmeTransportEvent};
 use host::{DiskToken, DiskUser, Host, SocketError};
+use patterns::PatternSet;
 use wire::Endpoint;
 use wire::nvme::pdu::PduFault;
 
@@ -22,7 +25,14 @@ pub(super) trait TargetTransport {
     /// The host that the connection belongs to.
     type Host: TargetDisk;
 
-    fn poll(&mut self, now: Instant, host: &mut Self::Host) -> Option<NvmeTransportEvent>;
+    /// Returns the next event; calls `found` for matches in the data of commands.
+    fn poll(
+        &mut self,
+        now: Instant,
+        host: &mut Self::Host,
+        found: &mut dyn FnMut(NvmeDataMatch),
+    ) -> Option<NvmeTransportEvent>;
+    fn start_inspection(&mut self, now: Instant, host: &mut Self::Host, set: &Arc<PatternSet>);
     fn poll_timeout(&self) -> Option<Instant>;
     /// Returns the position in the send stream after the response (see `acknowledged`).
     fn send_response(&mut self, now: Instant, host: &mut Self::Host, entry: &[u8; 16]) -> u64;
@@ -88,8 +98,17 @@ pub(super) trait TargetDisk {
 impl TargetTransport for NvmeChannel {
     type Host = Host;
 
-    fn poll(&mut self, now: Instant, host: &mut Host) -> Option<NvmeTransportEvent> {
-        Self::poll(self, now, host)
+    fn poll(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        found: &mut dyn FnMut(NvmeDataMatch),
+    ) -> Option<NvmeTransportEvent> {
+        Self::poll(self, now, host, found)
+    }
+
+    fn start_inspection(&mut self, now: Instant, host: &mut Host, set: &Arc<PatternSet>) {
+        self.transport.start_inspection(now, host, Arc::clone(set));
     }
 
     fn poll_timeout(&self) -> Option<Instant> {

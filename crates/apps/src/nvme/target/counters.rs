@@ -91,6 +91,8 @@ base::counters! {
         nvmet_errors_digest: alarm,
         /// Commands that failed because too much in-capsule data waits for memory.
         nvmet_errors_memory,
+        /// Commands that failed because their data contains a denied pattern.
+        nvmet_errors_denied,
         /// Commands that failed because of a disk error.
         nvmet_errors_disk: alarm,
         /// Commands that failed because the disk is full.

@@ -2,9 +2,10 @@
 //! disk, complete the command.
 //!
 //! Data is fetched before the range is locked, so that an initiator that never sends its data
-//! blocks no other. A read is completed when its data is sent, and its range stays locked until the
-//! data is acknowledged by TCP; all other operations hold their range until the disk is done. An
-//! operation that waits never blocks others, except for conflicting ranges.
+//! blocks no other, and so that data with a denied pattern never reaches the disk. A read is
+//! completed when its data is sent, and its range stays locked until the data is acknowledged by
+//! TCP; all other operations hold their range until the disk is done. An operation that waits never
+//! blocks others, except for conflicting ranges.
 
 use std::ops::Range as Span;
 
@@ -120,7 +121,12 @@ fn check_data(
 
 impl<L: TargetTransport> TargetConnContext<'_, L> {
     /// Handles a command of an I/O queue.
-    pub(super) fn handle_io(&mut self, command: &NvmeCommand, data: Bytes, digest_ok: bool) {
+    pub(super) fn handle_io(
+        &mut self,
+        command: &NvmeCommand,
+        data: Bytes,
+        (digest_ok, is_denied): (bool, bool),
+    ) {
         if let (Some(FabricsCommand::Disconnect(recfmt)), Ok(())) =
             (FabricsCommand::from_command(command), check(command, digest_ok))
         {
@@ -128,6 +134,7 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
         }
         match self.build_operation(command, data, digest_ok) {
             Ok(op) => {
+                let op = NvmeOp { is_denied, ..op };
                 let fetch = op.data_len > 0;
                 let id = self.shared.ops.insert(op);
                 if fetch { self.request_data(id, false) } else { self.lock_range(id) }
@@ -193,6 +200,7 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
             data_len: u32::try_from(asked.data_len).map_err(|_| INVALID)?,
             fua: asked.fua || writes_through,
             digest_failed: false,
+            is_denied: false,
             capsule,
             waiting_capsule_bytes: 0,
             quota_bytes: 0,
@@ -256,6 +264,9 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
         op.buffer = Some(buffer);
         if op.digest_failed {
             return self.finish(id, NvmeStatus::TRANSIENT_TRANSPORT);
+        }
+        if op.is_denied && matches!(op.kind, NvmeOpKind::Write | NvmeOpKind::Compare { .. }) {
+            return self.deny(id);
         }
         let all_in = self.ranges_in_bounds(id);
         if all_in { self.lock_range(id) } else { self.finish(id, OUT_OF_RANGE) }
@@ -567,6 +578,16 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
         self.complete(cid, 0, NvmeStatus::SUCCESS);
         // `TargetConnContext::run` ends the connection, at the end of the turn.
         let _stays = self.linger_until_delivered();
+    }
+
+    /// Completes an operation whose data contains a denied pattern: nothing of it is used.
+    fn deny(&mut self, id: NvmeOpId) {
+        let Some(mut op) = self.shared.ops.remove(id) else {
+            internal_error!(self.shared.counters.nvmet_internal_errors, "no operation is denied");
+            return;
+        };
+        self.shared.release_resources(&mut op);
+        self.complete_denied(op.cid);
     }
 
     /// Completes an operation with a status and releases its resources.

@@ -59,6 +59,7 @@ use subsystem::NAMESPACES_MAX;
 
 use super::channel::NvmeChannel;
 use super::handshake::NvmeTlsHandshakeFactory;
+use crate::pattern_rules::PatternRules;
 
 /// Configuration of the target. The default has no subsystem and listens on port 4420.
 #[derive(Clone, Debug)]
@@ -107,6 +108,9 @@ pub struct NvmeTargetConfig {
     pub log: bool,
     /// Unix time at [`Instant::ZERO`], for the log.
     pub unix_epoch: Duration,
+    /// Rules about patterns in the data that initiators send with I/O commands. A Write or Compare
+    /// with a denied pattern fails, before the disk is used.
+    pub pattern_rules: Option<Arc<PatternRules>>,
     /// Time in which a peer has to acknowledge data, and for which other commands wait for blocks
     /// that the peer has read and not acknowledged.
     pub send_timeout: Duration,
@@ -135,6 +139,7 @@ impl Default for NvmeTargetConfig {
             connect_timeout: Duration::from_secs(10),
             data_timeout: Duration::from_secs(30),
             send_timeout: Duration::from_secs(30),
+            pattern_rules: None,
             log: false,
             unix_epoch: Duration::ZERO,
         }
@@ -286,6 +291,11 @@ impl NvmeTarget {
         self.server.set_allowed_hosts(now, host, subsystem, hosts)
     }
 
+    /// Replaces the rules about patterns for I/O queues that are connected from now on.
+    pub fn set_pattern_rules(&mut self, rules: Arc<PatternRules>) {
+        self.server.shared.inspection.replace_rules(rules);
+    }
+
     /// Adds a namespace to a subsystem in use, under the given ID if it is free, or else under the
     /// next ID that was never used. Returns the ID. Initiators are notified when its file is open.
     ///
@@ -416,6 +426,7 @@ impl Application for NvmeTarget {
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         let shared = &self.server.shared;
         shared.counters.visit(f);
+        shared.inspection.visit_rules(f);
         f("nvmet_connections_open", self.server.connections() as u64);
         f("nvmet_controllers_open", shared.controllers.len() as u64);
         f("nvmet_operations_open", shared.ops.len() as u64);

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use base::{Duration, Instant};
 use bytes::Bytes;
 use host::SocketError;
-use host::nvme::{NvmeDataSource, NvmeTransportEnd, NvmeTransportEvent};
+use host::nvme::{NvmeDataMatch, NvmeDataSource, NvmeTransportEnd, NvmeTransportEvent};
 use wire::Endpoint;
 use wire::nvme::command::{FABRICS, NvmeCommand, NvmeCompletion, Sgl};
 use wire::nvme::fabrics::ConnectResult;
@@ -25,6 +25,7 @@ use super::log::ConnectNames;
 use super::range_locks::LockId;
 use super::shared::{NvmeOpId, NvmeTargetState};
 use super::unacked_responses::{UnackedResponse, UnackedResponses};
+use crate::pattern_inspection::ConnectionRules;
 
 /// SQHD of a queue without flow control (fabrics section 3.3).
 const NO_FLOW_CONTROL: u16 = 0xffff;
@@ -51,6 +52,10 @@ pub(super) struct NvmeTargetConn<L> {
     /// that the device may read again.
     lingering: bool,
     pub(super) queue: Option<NvmeTargetQueue>,
+    /// Rules about patterns, if the data of the queue's commands is inspected.
+    rules: ConnectionRules,
+    /// The data of the capsule that is being received contains a denied pattern.
+    is_capsule_denied: bool,
     pub(super) unacked: UnackedResponses,
     /// Time of the next check whether reading can continue or a lingering connection can end;
     /// `None` if neither is pending.
@@ -178,7 +183,7 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
     /// Handles everything that was received. Returns the reason if the connection ended.
     pub(super) fn run(&mut self) -> Option<NvmeTransportEnd> {
         while !self.is_stalled() {
-            let Some(incoming) = self.conn.link.poll(self.now, self.host) else { break };
+            let Some(incoming) = self.poll_link() else { break };
             match incoming {
                 NvmeTransportEvent::Command { .. } | NvmeTransportEvent::WriteData { .. }
                     if self.conn.lingering => {}
@@ -209,6 +214,26 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
         // A leaving connection ends once all data that may have to be retransmitted is
         // acknowledged.
         self.conn.lingering.then(|| self.linger_until_delivered()).flatten()
+    }
+
+    /// Returns the next event of the connection. Matches in its data are counted, and mark commands
+    /// as denied.
+    fn poll_link(&mut self) -> Option<NvmeTransportEvent> {
+        let NvmeTargetConn { link, rules, queue, is_capsule_denied, .. } = &mut *self.conn;
+        let NvmeTargetState { inspection, ops, .. } = &mut *self.shared;
+        link.poll(self.now, self.host, &mut |NvmeDataMatch { ttag, pattern, .. }| {
+            if inspection.admits_match(rules, pattern) {
+                return;
+            }
+            match ttag {
+                None => *is_capsule_denied = true,
+                Some(tag) => {
+                    let op = queue.as_ref().and_then(|queue| queue.tagged(tag));
+                    let op = op.and_then(|id| ops.get_mut(id));
+                    op.into_iter().for_each(|op| op.is_denied = true);
+                }
+            }
+        })
     }
 
     /// Returns whether data that the device may read again can still be delivered.
@@ -293,6 +318,7 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
 
     fn handle_command(&mut self, command: &NvmeCommand, data: Bytes, digest_ok: bool) {
         let cid = command.cid;
+        let is_denied = core::mem::take(&mut self.conn.is_capsule_denied);
         let Some(queue) = &mut self.conn.queue else {
             return self.handle_first(command, &data, digest_ok);
         };
@@ -311,7 +337,7 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
             controller.last_command = self.now;
         }
         if qid != 0 {
-            return self.handle_io(command, data, digest_ok);
+            return self.handle_io(command, data, (digest_ok, is_denied));
         }
         self.shared.counters.nvmet_admin_commands += 1;
         let answer = match check(command, digest_ok) {
@@ -371,6 +397,9 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
                 let mut queue = NvmeTargetQueue::new(is);
                 let sqhd = queue.advance_sqhd();
                 self.conn.queue = Some(queue);
+                if is.qid != 0 {
+                    self.start_inspection();
+                }
                 let result = ConnectResult::Accepted { cntlid: is.cntlid, authentication: 0 };
                 let (dword0, status) = result.to_completion();
                 NvmeCompletion { result: u64::from(dword0), sqhd, cid, status }
@@ -386,6 +415,15 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
             }
         };
         self.respond(&completion);
+    }
+
+    /// Begins to inspect the data of the commands of an I/O queue, if there are rules.
+    fn start_inspection(&mut self) {
+        let conn = &mut *self.conn;
+        conn.rules = self.shared.inspection.rules();
+        if let Some(patterns) = conn.rules.patterns() {
+            conn.link.start_inspection(self.now, self.host, patterns);
+        }
     }
 
     /// Logs the result of a Connect.
@@ -433,6 +471,18 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
         if !status.is_success() {
             self.count_failed(cid, status);
         }
+        self.close_and_respond(cid, result, status);
+    }
+
+    /// Completes a command whose data contains a denied pattern.
+    pub(super) fn complete_denied(&mut self, cid: u16) {
+        self.shared.counters.nvmet_errors_denied += 1;
+        let status = NvmeStatus::ACCESS_DENIED.do_not_retry();
+        self.record_error(cid, status);
+        self.close_and_respond(cid, 0, status);
+    }
+
+    fn close_and_respond(&mut self, cid: u16, result: u64, status: NvmeStatus) {
         let Some(queue) = &mut self.conn.queue else { return };
         let sqhd = queue.close_command(cid);
         self.respond(&NvmeCompletion { result, sqhd, cid, status });
@@ -480,6 +530,10 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
 
     fn count_failed(&mut self, cid: u16, status: NvmeStatus) {
         self.shared.counters.count_failed(status);
+        self.record_error(cid, status);
+    }
+
+    fn record_error(&mut self, cid: u16, status: NvmeStatus) {
         let Some(queue) = &self.conn.queue else { return };
         if let Some(controller) = self.shared.controllers.get_mut(queue.params.cntlid) {
             controller.record_error(queue.params.qid, cid, status);
@@ -545,6 +599,8 @@ impl<L: TargetTransport> NvmeTargetConn<L> {
             deadline_at: until,
             lingering: false,
             queue: None,
+            rules: ConnectionRules::default(),
+            is_capsule_denied: false,
             unacked: UnackedResponses::default(),
             recheck_at: None,
         }

@@ -24,6 +24,7 @@ use super::shared::{
 };
 use super::subsystem::{TargetNamespaceState, open_all};
 use crate::nvme::SecureChannelError;
+use crate::pattern_inspection::PatternInspection;
 use crate::write_buffers::WriteBufferPool;
 
 /// Interval of checks for acknowledgments of locked ranges that other commands wait for. The host
@@ -55,6 +56,7 @@ impl<L: TargetTransport> NvmeTargetServer<L> {
         let shared = NvmeTargetState {
             disk_user: disk.new_user(),
             buffers: WriteBufferPool::new(config.buffer_bytes_max),
+            inspection: PatternInspection::new(config.pattern_rules.clone()),
             config,
             counters,
             subsystems,

@@ -15,6 +15,7 @@ use super::counters::NvmeTargetCounters;
 use super::log::ConnectionLog;
 use super::range_locks::LockId;
 use super::subsystem::{Subsystem, TargetNamespace, TargetNamespaceState};
+use crate::pattern_inspection::PatternInspection;
 use crate::write_buffers::{WriteBufferLease, WriteBufferPool};
 
 /// Identifies an operation: slot and generation. Also the token of its disk operations and the
@@ -110,6 +111,8 @@ pub(super) struct NvmeOp {
     pub(super) fua: bool,
     /// Data arrived with a wrong digest.
     pub(super) digest_failed: bool,
+    /// The data contains a denied pattern.
+    pub(super) is_denied: bool,
     /// In-capsule data that has not been copied to `buffer`.
     pub(super) capsule: Bytes,
     /// Bytes of `capsule` that are counted as waiting.
@@ -216,6 +219,8 @@ pub(super) struct NvmeTargetState {
     /// Values for the health log that no counter holds.
     pub(super) health: HealthTotals,
     pub(super) log: ConnectionLog,
+    /// Inspection of the data of I/O commands.
+    pub(super) inspection: PatternInspection,
     /// Indexes of removed namespaces whose files are still open.
     pub(super) namespaces_to_close: Vec<usize>,
     /// Paths of closed files of removed namespaces, until the program takes them.

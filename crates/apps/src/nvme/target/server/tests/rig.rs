@@ -4,13 +4,15 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use abi::aligned::AlignedBuf;
 use abi::{FileExtent, FileFault, FileId, FileKind, FileStat};
 use base::{Duration, Instant};
 use bytes::Bytes;
-use host::nvme::{NvmeDataSource, NvmeTransportEnd, NvmeTransportEvent};
+use host::nvme::{NvmeDataMatch, NvmeDataSource, NvmeTransportEnd, NvmeTransportEvent};
 use host::{DiskToken, DiskUser, SocketError};
+use patterns::PatternSet;
 use wire::nvme::command::{NvmeCommand, NvmeCompletion, Sgl};
 use wire::nvme::fabrics::{
     CNTLID_DYNAMIC, ConnectCommand, ConnectData, ControllerConfiguration, FabricsCommand,
@@ -76,9 +78,16 @@ pub(super) struct FakeTransport(pub(super) Rc<RefCell<FakeTransportState>>);
 impl TargetTransport for FakeTransport {
     type Host = FakeDisk;
 
-    fn poll(&mut self, _: Instant, _: &mut FakeDisk) -> Option<NvmeTransportEvent> {
+    fn poll(
+        &mut self,
+        _: Instant,
+        _: &mut FakeDisk,
+        _: &mut dyn FnMut(NvmeDataMatch),
+    ) -> Option<NvmeTransportEvent> {
         self.0.borrow_mut().incoming.pop_front()
     }
+
+    fn start_inspection(&mut self, _: Instant, _: &mut FakeDisk, _: &Arc<PatternSet>) {}
 
     fn poll_timeout(&self) -> Option<Instant> {
         None
