@@ -299,7 +299,8 @@ fn counters_of(sim: &mut SimRun) -> BTreeMap<&'static str, u64> {
     add("tls_bytes_near_limits", sim.tls_bytes_near_limits());
     add("worlds_with_proxy", u64::from(sim.scenario.proxied.is_some()));
     add("sealed_after_rebinding", sim.encrypted_after_rebinding());
-    add("worlds_with_patterns", u64::from(sim.scenario.patterns.is_some()));
+    let rules = sim.scenario.storage.as_ref().is_some_and(|storage| storage.rules.is_some());
+    add("worlds_with_patterns", u64::from(sim.scenario.patterns.is_some() || rules));
     add("pattern_claims_checked", sim.nodes.iter().map(|node| node.watch.claims.claims).sum());
     add("worlds_with_quic", u64::from(sim.scenario.quic.is_some()));
     let queues = sim.scenario.queues_of(sim.scenario.front());

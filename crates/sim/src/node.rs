@@ -431,7 +431,7 @@ impl SimNode {
                 }
             }
             App::Target(target) => target.visit(f),
-            App::User(user) => user.initiator.counters().visit(f),
+            App::User(user) => user.initiator.visit_counters(f),
             App::Rogue(rogue) => rogue.counters.visit(f),
         }
     }

@@ -11,6 +11,7 @@ use base::Prng;
 use nic::L5oConfig;
 
 const SALT: u64 = 0x0a77_e245;
+const STORAGE_SALT: u64 = 0x0a77_57e1;
 
 /// Patterns of which a scenario counts some: frequent and rare, of one byte and of many, such as
 /// lie across heads, and two of which one contains the other.
@@ -23,6 +24,16 @@ const COUNTED: [&str; 8] = [
     "count: \\x17\\x03\\x03",
     "count: POST /",
     "count: \\r\\n",
+];
+/// Patterns of which a scenario with storage counts some, in the data of commands: numbers of
+/// sectors and versions have zeros, the rest of a sector is random ([`crate::storage::model`]).
+const COUNTED_IN_STORAGE: [&str; 6] = [
+    "count: \\x00\\x00\\x00\\x00\\x00\\x00",
+    "count: \\x00\\x00\\x00\\x01",
+    "count: \\x03\\x00\\x00\\x00\\x00\\x00\\x00\\x00",
+    "count: e",
+    "count: ab",
+    "count: \\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00",
 ];
 /// Size of a context table that is never full.
 const CONTEXTS_ENOUGH: u32 = 4_096;
@@ -39,6 +50,26 @@ pub(crate) struct PatternScenario {
     contexts_max: u32,
 }
 
+/// Draws the rules of a scenario with storage, in which all machines inspect the data of commands.
+pub(crate) fn draw_storage_rules(seed: u64) -> Option<Arc<PatternRules>> {
+    let r = &mut Prng::new(seed ^ STORAGE_SALT);
+    r.chance(0.4).then(|| draw_rules(r, &COUNTED_IN_STORAGE))
+}
+
+/// Returns the marker and some of the lines as rules.
+fn draw_rules(r: &mut Prng, counted: &[&str]) -> Arc<PatternRules> {
+    let mut text = String::from(MARKER);
+    for line in counted {
+        text.push('\n');
+        // The line of a rule is the same in all scenarios.
+        text.push_str(if r.chance(0.6) { line } else { "#" });
+    }
+    match PatternRules::parse(&text, &mut RuleCounterNames::default()) {
+        Ok(rules) => Arc::new(rules),
+        Err(error) => unreachable!("the rules are valid: {error}"),
+    }
+}
+
 impl PatternScenario {
     /// Uses a generator of its own: scenarios do not depend on these draws otherwise.
     pub(crate) fn draw(seed: u64) -> Option<Self> {
@@ -46,16 +77,7 @@ impl PatternScenario {
         if !r.chance(0.15) {
             return None;
         }
-        let mut text = String::from(MARKER);
-        for line in COUNTED {
-            text.push('\n');
-            // The line of a rule is the same in all scenarios.
-            text.push_str(if r.chance(0.6) { line } else { "#" });
-        }
-        let rules = match PatternRules::parse(&text, &mut RuleCounterNames::default()) {
-            Ok(rules) => Arc::new(rules),
-            Err(error) => unreachable!("the rules are valid: {error}"),
-        };
+        let rules = draw_rules(r, &COUNTED);
         let contexts_max = if r.chance(0.3) { r.range(1, 3) as u32 } else { CONTEXTS_ENOUGH };
         Some(Self { rules, engine: r.chance(0.8), contexts_max })
     }

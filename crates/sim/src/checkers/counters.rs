@@ -130,7 +130,7 @@ pub(crate) fn check(
             ));
         }
     }
-    if let Some(Err(what)) = scenario.patterns_of(index).map(|p| check_patterns(node, p.engine)) {
+    if let Some(Err(what)) = inspects(index, scenario).map(|engine| check_patterns(node, engine)) {
         fail(what);
     }
     check_never(index, node, scenario, retries_of_proxy, &mut fail);
@@ -341,6 +341,15 @@ fn check_tls(
         return Err(String::from("the device decrypted nothing, without a reason"));
     }
     Ok(())
+}
+
+/// Returns whether the device of a machine inspects; `None` if the machine has no rules about
+/// patterns, or may have lost the counts of its application.
+fn inspects(index: usize, scenario: &Scenario) -> Option<bool> {
+    let storage = scenario.storage.as_ref().filter(|storage| storage.is_plain());
+    let storage = storage.is_some_and(|storage| storage.rules.is_some());
+    let engine = scenario.patterns_of(index).map(|patterns| patterns.engine);
+    engine.or_else(|| storage.then_some(true))
 }
 
 /// Checks the matches of a machine with rules about patterns. `engine`: its device inspects.

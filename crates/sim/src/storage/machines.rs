@@ -120,6 +120,7 @@ pub(crate) fn target(
         in_capsule_bytes: storage.in_capsule_bytes,
         maxh2cdata: storage.maxh2cdata,
         mdts: storage.mdts,
+        pattern_rules: storage.rules.clone(),
         queues_max: storage.queues_max,
         buffer_bytes_max: (4_096 << storage.mdts) * storage.buffers,
         ..target::NvmeTargetConfig::default()
@@ -155,6 +156,7 @@ pub(crate) fn initiator(
         command_timeout: storage.command_timeout,
         back_off,
         tls: client(node, scenario),
+        pattern_rules: storage.rules.clone(),
         ..initiator::InitiatorConfig::new(
             name("host", number),
             [node as u8; 16],
@@ -201,6 +203,7 @@ pub(crate) fn node(
         App::User(Box::new(user))
     };
     SimNode::new(device, host, app, ahead, scenario.rings.slots.max(64))
+        .with_patterns(storage.rules.clone())
 }
 
 #[cfg(test)]

@@ -15,10 +15,14 @@ pub mod model;
 pub(crate) mod rogue;
 pub mod user;
 
+use std::sync::Arc;
+
 use abi::l5o::ResyncMode;
+use apps::pattern_rules::PatternRules;
 use base::{Duration, Prng};
 
 use crate::faults::Scenario;
+use crate::patterns;
 use user::{UserBlocks, UserLoad};
 
 /// Chosen so that the seeds kept as regression tests have no storage.
@@ -151,6 +155,9 @@ pub(crate) struct StorageScenario {
     write_error: f64,
     no_space: f64,
     resets: u64,
+    /// Rules about patterns in the data of commands, of the target and of all users. Nothing is
+    /// denied.
+    pub(crate) rules: Option<Arc<PatternRules>>,
     pub(crate) target: StorageSide,
     pub(crate) initiator: StorageSide,
 }
@@ -203,6 +210,7 @@ impl StorageScenario {
             write_error: if errors && r.chance(0.5) { r.unit() * 0.2 } else { 0.0 },
             no_space: if errors && r.chance(0.5) { r.unit() * 0.2 } else { 0.0 },
             resets: if r.chance(0.35) { r.range(1, 4) } else { 0 },
+            rules: patterns::draw_storage_rules(seed),
             target: StorageSide::draw(r),
             initiator: StorageSide::draw(r),
         })
