@@ -166,6 +166,7 @@ if [ "$purpose" = test ]; then
     need chromium chromium
     need cpio cpio
     busybox 2>/dev/null | grep -q insmod || packages="$packages busybox-static"
+    need dnsmasq dnsmasq-base
     need dot graphviz
     need ethtool ethtool
     need gnutls-cli gnutls-bin
@@ -174,6 +175,7 @@ if [ "$purpose" = test ]; then
     need nginx nginx-light
     need node nodejs
     need mke2fs e2fsprogs
+    need ping iputils-ping
     need qemu-system-x86_64 qemu-system-x86
     need openssl openssl
     /usr/bin/python3 -c 'import ensurepip' 2>/dev/null || packages="$packages python3-venv"

@@ -44,6 +44,7 @@ pub struct TestServer {
     stdout: Receiver<String>,
     stderr: Option<JoinHandle<String>>,
     control: PathBuf,
+    ready_line: String,
     _scratch: TempDir,
 }
 
@@ -167,7 +168,8 @@ impl TestServer {
         let stdout = read_lines(&mut child);
         let stderr = collect_stderr(&mut child);
         let child = Some(child);
-        let server = Self { netns, child, stdout, stderr, control, _scratch: scratch };
+        let ready_line = String::new();
+        let server = Self { netns, child, stdout, stderr, control, ready_line, _scratch: scratch };
         server.wait_until_ready()
     }
 
@@ -252,6 +254,12 @@ impl TestServer {
         Ok(serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("nvme ctl: {e}")))
     }
 
+    /// Returns the line by which the server reported that it is ready.
+    #[must_use]
+    pub fn ready_line(&self) -> &str {
+        &self.ready_line
+    }
+
     /// Returns the namespace of the server.
     #[must_use]
     pub fn netns(&self) -> &Netns {
@@ -327,7 +335,10 @@ impl TestServer {
     fn wait_until_ready(mut self) -> Self {
         loop {
             match self.stdout.recv_timeout(WATCHDOG) {
-                Ok(line) if is_ready(&line) => return self,
+                Ok(line) if is_ready(&line) => {
+                    self.ready_line = line;
+                    return self;
+                }
                 Ok(_) => {}
                 Err(RecvTimeoutError::Timeout) => {
                     self.kill();

@@ -206,6 +206,9 @@ pub enum SocketError {
     /// The peer ended TLS with this fatal alert.
     #[error("TLS: the peer sent alert {0}")]
     TlsPeer(u8),
+    /// The local address is no longer ours: its lease ended, or another one was assigned.
+    #[error("local address lost")]
+    AddressLost,
     /// This side closed or aborted the connection.
     #[error("connection closed")]
     Closed,

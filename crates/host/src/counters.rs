@@ -123,6 +123,8 @@ base::counters! {
         tcp_pmtu_reductions,
         /// ICMP errors that refer to no bytes in flight (RFC 5927).
         icmp_ignored,
+        /// Connections reset because their local address is no longer ours.
+        tcp_address_lost,
         /// Echo replies sent.
         icmp_echo_replies,
         /// Port unreachable errors sent.

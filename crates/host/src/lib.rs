@@ -57,6 +57,9 @@ pub use config::{Cidr, CongestionAlgorithm, ContentSource, FirstNumbers, HostCon
 pub use counters::HostCounters;
 pub use host::Host;
 pub use l5p::tls::{TlsAlert, TlsClient, TlsDirection, TlsKeys, TlsSecrets, TlsServer, TlsVersion};
+pub use net::autoconf::{
+    AutoAddrConfig, AutoAddrCounters, AutoAddrEvent, AutoAddrFrame, AutoAddrs, NetworkAddrs,
+};
 pub use storage::extents::{DecompressDone, ExtentDone, ExtentRead};
 pub use tcp::congestion::{Congestion, RenoGrowth};
 pub use udp::{UdpReceived, UdpSend};

@@ -253,6 +253,13 @@ impl Splices {
         ids.into_iter().for_each(|id| self.unsplice(out, id));
     }
 
+    /// Ends the splices on the device that have a tuple for which `matches` is true.
+    pub(crate) fn unsplice_of(&mut self, out: &mut Outbox, matches: impl Fn(&Tuple) -> bool) {
+        let pairs = self.live.iter().filter(|(_, tuples)| tuples.iter().any(&matches));
+        let ids: Vec<SpliceId> = pairs.map(|(&id, _)| id).collect();
+        ids.into_iter().for_each(|id| self.unsplice(out, id));
+    }
+
     /// Returns the result of a splice that has ended, once.
     pub(crate) fn take_ended(&mut self, id: SpliceId) -> Option<SpliceMeta> {
         self.ended.remove(&id)

@@ -42,7 +42,7 @@ pub(crate) enum CliSubcommand {
 }
 
 /// Options of `outboard serve`.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct ServeArgs {
     /// Directory to serve; files outside of it are never read. Or namespaces with ext4 file
     /// systems: [/NAME=]nvme://TARGET/NSID[?OPTION[=VALUE]&...] with options of `outboard nvme
@@ -149,7 +149,7 @@ pub(crate) struct CertArgs {
 }
 
 /// Options of `outboard proxy`.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct ProxyArgs {
     /// Listen on ADDR:PORT, or on :PORT for all addresses; may be given several times
     #[arg(long, value_name = "ADDR:PORT", required_unless_present = "config")]
@@ -283,7 +283,7 @@ impl ServeArgs {
 }
 
 /// Options of `outboard stat`.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct StatArgs {
     #[command(flatten)]
     pub(crate) query: QueryArgs,
@@ -296,7 +296,7 @@ pub(crate) struct StatArgs {
 }
 
 /// Options of `outboard stat` and `outboard ss`.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct QueryArgs {
     /// Control socket of the instance
     #[arg(long, value_name = "PATH")]

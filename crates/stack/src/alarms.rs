@@ -10,6 +10,7 @@ use crate::host_disk;
 pub fn alarms() -> impl Iterator<Item = &'static str> {
     let others = [
         host::HostCounters::ALARMS,
+        host::AutoAddrCounters::ALARMS,
         quic::QuicEndpointCounters::ALARMS,
         io::disk::DiskCounters::ALARMS,
         io::vnet::VnetLinkCounters::ALARMS,

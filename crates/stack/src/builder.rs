@@ -4,10 +4,11 @@ use std::os::fd::RawFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 use base::Instant;
 use cli::Failure;
-use host::{Application, Host};
+use host::{Application, AutoAddrEvent, AutoAddrs, Host, NetworkAddrs};
 use io::clock::{self, MonotonicClock};
 use io::disk::{Disk, DiskKind};
 use io::link::Link;
@@ -19,6 +20,7 @@ use crate::control::{self, ControlSocket, OrderHandler};
 use crate::hooks::Hooks;
 use crate::link::{LinkName, open_links};
 use crate::log::open_access_log;
+use crate::network::{self, Network};
 use crate::no_disk::NoDisk;
 use crate::options::StackOptions;
 use crate::running::Stack;
@@ -51,6 +53,7 @@ type MakeOrderHandler<'a, M> = Box<dyn FnOnce(MessageSender<M>) -> OrderHandler 
 pub struct Builder<'a, A = (), M = ()> {
     options: StackOptions,
     open_links: Option<OpenLinks<'a>>,
+    network: Option<Network>,
     open_disk: Option<OpenDisk<'a>>,
     configure: Option<Configure<'a>>,
     make_application: MakeApplication<'a, A>,
@@ -64,6 +67,7 @@ impl<'a> Builder<'a> {
         Self {
             options: StackOptions::default(),
             open_links: None,
+            network: None,
             open_disk: None,
             configure: None,
             make_application: Box::new(|_| Ok(())),
@@ -83,6 +87,7 @@ impl<'a> Builder<'a> {
         Builder {
             options: self.options,
             open_links: self.open_links,
+            network: self.network,
             open_disk: self.open_disk,
             configure: self.configure,
             make_application: Box::new(make),
@@ -105,6 +110,7 @@ impl<'a, A: Application + Send + 'static> Builder<'a, A> {
         Builder {
             options: self.options,
             open_links: self.open_links,
+            network: self.network,
             open_disk: self.open_disk,
             configure: self.configure,
             make_application: self.make_application,
@@ -135,6 +141,13 @@ impl<'a, A, M> Builder<'a, A, M> {
         open: impl FnOnce(&StackOptions, &MonotonicClock) -> OpenedLinks + 'a,
     ) -> Self {
         Self { open_links: Some(Box::new(open)), ..self }
+    }
+
+    /// Sets the opened links and the clients of automatic addresses, as
+    /// [`StackOptions::wait_for_addrs`] returned them, instead of the options' link.
+    #[must_use]
+    pub fn network(self, network: Option<Network>) -> Self {
+        Self { network, ..self }
     }
 
     /// Serves the files below this folder. The device's file engine sends them, unless
@@ -207,18 +220,30 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
     /// # Errors
     /// Fails if a link, file, address or thread is not available; the message says what to do.
     pub fn start(mut self) -> Result<Stack<M>, Failure> {
-        let clock = MonotonicClock::new();
+        let (clock, opened, mut auto) = match self.network.take() {
+            Some(Network { clock, links, auto }) => (clock, Some(links), Some(auto)),
+            None => (MonotonicClock::new(), None, None),
+        };
         let path = control::path(self.options.control.as_deref(), &self.options.link);
         let control = ControlSocket::bind(&path)?;
-        let links = match self.open_links.take() {
-            Some(open) => open(&self.options, &clock)?,
-            None => open_links(&self.options, &clock)?,
+        let links = match (opened, self.open_links.take()) {
+            (Some(links), _) => links,
+            (None, Some(open)) => open(&self.options, &clock)?,
+            (None, None) => open_links(&self.options, &clock)?,
         };
         let queues = ring_mesh(links.len())?;
         let reopened = Arc::default();
         let mut threads = Threads::new(clock, self.options.shares_thread());
+        let addrs = auto.as_ref().map(|auto| auto.network().clone());
+        let (addr_events, received) = channel();
         for (link, queue) in links.into_iter().zip(queues) {
-            self.start_queue(&mut threads, queue, link, &reopened)?;
+            // The first queue runs the clients; it tells the others of changes.
+            let auto = auto.take().map(|auto| (auto, addr_events.clone()));
+            let addrs = HostAddrs { now: clock.now(), addrs: addrs.as_ref(), auto };
+            self.start_queue(&mut threads, queue, (link, addrs), &reopened)?;
+        }
+        if addrs.is_some() {
+            start_addr_thread(received, threads.senders().to_vec())?;
         }
         let probes = threads.probes().to_vec();
         let metrics = self
@@ -237,7 +262,7 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
         &mut self,
         threads: &mut Threads<M>,
         queue: QueueRings,
-        link: Box<dyn Link>,
+        (link, addrs): (Box<dyn Link>, HostAddrs<'_>),
         reopened: &Arc<AtomicUsize>,
     ) -> Result<(), Failure> {
         let index = queue.device.index;
@@ -257,12 +282,13 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
         let device = Device::new(device_config, link.capabilities());
         let device = device.with_crypto_workers(Box::new(workers));
         let mut host = Host::new(host_config, &device.capabilities(), clock::entropy());
+        let addr_events = addrs.install(&mut host);
         let app =
             (self.make_application)(QueueSetup { index, clock: threads.clock(), host: &mut host })?;
         let open_log = |path| open_access_log(path, index, reopened);
         let log = self.options.access_log.as_deref().map(open_log).transpose()?;
         let disk = self.open_disk()?;
-        let host = HostSide { host, app, disk, log, hooks: self.hooks };
+        let host = HostSide { host, app, disk, log, addr_events, hooks: self.hooks };
         let disk = self.open_disk()?;
         threads.start(queue, DeviceSide { device, link, disk }, host)
     }
@@ -270,4 +296,45 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
     fn open_disk(&self) -> Result<Box<dyn Disk>, Failure> {
         self.open_disk.as_ref().map_or_else(|| Ok(NoDisk::boxed()), |open| open())
     }
+}
+
+/// Addresses of a queue's host that the network assigned.
+struct HostAddrs<'a> {
+    now: Instant,
+    /// `None` if all addresses are those of the options.
+    addrs: Option<&'a NetworkAddrs>,
+    /// The clients, in the first queue only, with the receiver of their events.
+    auto: Option<(AutoAddrs, Sender<AutoAddrEvent>)>,
+}
+
+impl HostAddrs<'_> {
+    /// Passes them to the host; returns the receiver of its events.
+    fn install(self, host: &mut Host) -> Option<Sender<AutoAddrEvent>> {
+        match (self.auto, self.addrs) {
+            (Some((auto, events)), _) => {
+                host.set_auto_addrs(self.now, auto);
+                return Some(events);
+            }
+            (None, Some(addrs)) => host.set_addrs(self.now, addrs),
+            (None, None) => {}
+        }
+        None
+    }
+}
+
+/// Starts the thread that prints changes of automatic addresses, and passes them from the first
+/// host to the others. It ends with the first host.
+fn start_addr_thread<M: Send + 'static>(
+    events: Receiver<AutoAddrEvent>,
+    senders: Vec<MessageSender<M>>,
+) -> Result<(), Failure> {
+    let run = move || {
+        for event in events {
+            network::report(&event);
+            let AutoAddrEvent::Changed(addrs) = event else { continue };
+            eprintln!("outboard: {}", network::describe_change(&addrs));
+            senders.iter().skip(1).for_each(|sender| sender.set_addrs(addrs.clone()));
+        }
+    };
+    crate::spawn("addresses".to_owned(), run).map(drop)
 }

@@ -34,6 +34,8 @@ mod limits;
 mod link;
 pub mod listener;
 mod log;
+mod machine;
+mod network;
 mod no_disk;
 mod options;
 mod running;
@@ -45,8 +47,9 @@ pub use builder::{Builder, QueueSetup};
 pub use cli::{Failure, exit_code};
 pub use limits::LimitOptions;
 pub use link::{LinkName, open_links};
+pub use network::Network;
 pub use options::{
-    CongestionControl, FaultOptions, Offloads, StackOptions, Switch, ThreadsPerQueue,
+    AddrSource, CongestionControl, FaultOptions, Offloads, StackOptions, Switch, ThreadsPerQueue,
 };
 pub use running::Stack;
 pub use signals::Signals;

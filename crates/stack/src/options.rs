@@ -25,9 +25,16 @@ use crate::link::LinkName;
 /// Options common to all stacks.
 #[derive(Clone, Debug, Args)]
 pub struct StackOptions {
-    /// Address and prefix length of the stack; may be given twice, for IPv4 and IPv6
-    #[arg(long, value_name = "CIDR", default_values = ["10.77.0.2/24", "fd77::2/64"])]
-    pub addr: Vec<Cidr>,
+    /// Address and prefix length of the stack, dhcp to lease an IPv4 address, or slaac to form IPv6
+    /// addresses from router advertisements; may be given twice, for IPv4 and IPv6
+    #[arg(long, value_name = "ADDR", default_values = ["10.77.0.2/24", "fd77::2/64"])]
+    pub addr: Vec<AddrSource>,
+    /// Seconds to wait at the start for an address of dhcp or slaac
+    #[arg(long, default_value_t = 30, value_name = "S")]
+    pub addr_wait: u32,
+    /// Link address, once it is known; `None` to derive it from the first address.
+    #[arg(skip)]
+    pub link_address: Option<[u8; 6]>,
     /// Address and prefix length of the kernel's end of a TAP; may be given twice
     #[arg(long, value_name = "CIDR", default_values = ["10.77.0.1/24", "fd77::1/64"])]
     pub peer: Vec<Cidr>,
@@ -91,6 +98,34 @@ pub struct StackOptions {
     /// ones; a second signal ends them at once
     #[arg(long, default_value_t = 30, value_name = "S")]
     pub drain: u32,
+}
+
+/// An address of a stack, or the protocol that assigns it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AddrSource {
+    /// An address and the length of its prefix.
+    Static(Cidr),
+    /// An IPv4 address that a DHCP server leases (RFC 2131).
+    Dhcp,
+    /// IPv6 addresses formed from router advertisements (RFC 4862).
+    Slaac,
+}
+
+impl FromStr for AddrSource {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "dhcp" => Ok(Self::Dhcp),
+            "slaac" => Ok(Self::Slaac),
+            _ => text.parse().map(Self::Static).map_err(|_| {
+                format!(
+                    "invalid address `{text}`; expected ADDRESS/LENGTH, for example 10.77.0.2/24, \
+                     dhcp or slaac"
+                )
+            }),
+        }
+    }
 }
 
 /// Faults to inject between device and link, in both directions, each with a probability of 0 to 1.
@@ -207,11 +242,31 @@ impl StackOptions {
         self.limits.quic_connections_max(self.queues)
     }
 
+    /// Returns the addresses that are known. Those of dhcp and slaac are not, before
+    /// [`Self::wait_for_addrs`].
+    #[must_use]
+    pub fn addrs(&self) -> Vec<Cidr> {
+        let known = |source: &AddrSource| match source {
+            AddrSource::Static(cidr) => Some(*cidr),
+            AddrSource::Dhcp | AddrSource::Slaac => None,
+        };
+        self.addr.iter().filter_map(known).collect()
+    }
+
+    /// Returns whether an address is yet to be assigned by dhcp or slaac.
+    #[must_use]
+    pub fn has_auto_addrs(&self) -> bool {
+        self.addr.iter().any(|source| !matches!(source, AddrSource::Static(_)))
+    }
+
     /// Returns the link address of the stack: locally administered (second bit), and derived from
     /// the IP address so that the peers' neighbor tables stay valid across a restart.
     pub(crate) fn link_address(&self) -> [u8; 6] {
+        if let Some(mac) = self.link_address {
+            return mac;
+        }
         let mut mac = [0x02, b'o', b'b', 0, 0, 0];
-        match self.addr.first().map(|cidr| cidr.addr) {
+        match self.addrs().first().map(|cidr| cidr.addr) {
             Some(IpAddr::V4(v4)) => mac[3..].copy_from_slice(&v4.octets()[1..]),
             Some(IpAddr::V6(v6)) => mac[3..].copy_from_slice(&v6.octets()[13..]),
             None => {}
@@ -244,7 +299,7 @@ impl StackOptions {
         let own_queue =
             (self.queues > 1).then(|| OwnQueue { steering: self.flow_steering(), index: queue });
         let mut config = host::HostConfig {
-            addrs: self.addr.clone(),
+            addrs: self.addrs(),
             gateways: self.gateway.clone(),
             connections_max: self.tcp_connections_max(),
             answers: queue == 0,
@@ -399,6 +454,18 @@ mod tests {
         assert_eq!((options.queues, options.drain, options.offload), (1, 30, Offloads::ALL));
         let mac = options.device_config(0).mac;
         assert_eq!(mac, [0x02, b'o', b'b', 77, 0, 2], "derived from 10.77.0.2");
+    }
+
+    #[test]
+    fn addresses_are_static_or_automatic() {
+        let parse = |text: &str| text.parse::<AddrSource>();
+        assert_eq!(parse("dhcp"), Ok(AddrSource::Dhcp));
+        let cidr = "10.0.0.1/8".parse().unwrap();
+        let addr = vec![AddrSource::Slaac, parse("10.0.0.1/8").unwrap()];
+        let options = StackOptions { addr, ..StackOptions::default() };
+        assert_eq!((options.addrs(), options.has_auto_addrs()), (vec![cidr], true));
+        assert!(!StackOptions::default().has_auto_addrs());
+        assert!(parse("10.0.0.1").unwrap_err().contains("dhcp or slaac"));
     }
 
     #[test]

@@ -141,6 +141,18 @@ impl Accept {
     }
 }
 
+impl Accept {
+    /// Installs the listeners on all addresses again, after the local addresses have changed.
+    pub(crate) fn handle_new_addrs(streams: &mut Streams, cx: &mut TcpEnv<'_>) {
+        for listener in streams.listeners.names() {
+            let state = streams.listeners.get(listener);
+            if state.is_some_and(|state| state.addr.is_none() && state.setup_offload.is_ok()) {
+                install_on_device(streams, cx.out, cx.config, listener);
+            }
+        }
+    }
+}
+
 /// Installs a listener on the device, replaces it there, or removes it.
 fn install_on_device(streams: &mut Streams, out: &mut Outbox, config: &TcpConfig, name: u32) {
     let Some(state) = streams.listeners.get_mut(name) else { return };
@@ -148,17 +160,17 @@ fn install_on_device(streams: &mut Streams, out: &mut Outbox, config: &TcpConfig
     if state.on_device {
         out.ops.push_back(Op::Unlisten { listener });
     }
-    state.on_device = state.setup_offload.is_ok();
+    let addrs = match state.addr {
+        Some(addr) => [addr].into(),
+        None => streams.table.local_addrs(),
+    };
+    state.on_device = state.setup_offload.is_ok() && !addrs.is_empty();
     if !state.on_device {
         return;
     }
     let (mtu, most) = (out.net.mtu, state.max_segment);
     #[expect(clippy::cast_possible_truncation, reason = "40 and 60")]
     let mss = |ip: usize| mtu.saturating_sub((ip + TCP_BYTES) as u16).min(most);
-    let addrs = match state.addr {
-        Some(addr) => [addr].into(),
-        None => streams.table.addrs.clone(),
-    };
     out.ops.push_back(Op::Listen(Box::new(SetupListen {
         listener,
         addrs,

@@ -14,10 +14,13 @@
 //! | [`Files`] | file handles, reads and writes of the host's own disk |
 //! | [`Extents`] | users of that disk other than the send streams |
 //! | [`Decompression`] | jobs of these users that the device decompresses |
+//! | [`AutoAddrs`] | addresses that the network assigns |
 //!
-//! `receive` dispatches received packets; `connect`, `sockets`, `storage`, `udp`, `splice` and
-//! `nvme` are the application's calls; `shutdown` is the shutdown.
+//! `receive` dispatches received packets; `addresses` changes the local addresses; `connect`,
+//! `sockets`, `storage`, `udp`, `splice` and `nvme` are the application's calls; `shutdown` is the
+//! shutdown.
 
+mod addresses;
 mod connect;
 mod nvme;
 mod receive;
@@ -27,6 +30,7 @@ mod splice;
 mod storage;
 mod udp;
 
+use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use core::ops::RangeInclusive;
 
@@ -41,6 +45,7 @@ use crate::config::{HostConfig, TcpConfig};
 use crate::counters::HostCounters;
 use crate::hash::KeyedHashBuilder;
 use crate::net::arp;
+use crate::net::autoconf::AutoAddrs;
 use crate::net::outbox::Outbox;
 use crate::splice::Splices;
 use crate::storage::decompress::Decompression;
@@ -108,6 +113,8 @@ pub(crate) struct Services {
     udp: UdpSockets,
     extents: Extents,
     decompression: Decompression,
+    /// `None` if all addresses are configured by hand, or another host of the device has them.
+    auto_addrs: Option<Box<AutoAddrs>>,
     ending: ShutdownStage,
     /// The queue that active opens must lead to.
     own_queue: Option<OwnQueue>,
@@ -149,6 +156,7 @@ impl Host {
                 udp: UdpSockets::new(&config, capabilities),
                 extents: Extents::default(),
                 decompression: Decompression::new(&config, capabilities),
+                auto_addrs: None,
                 ending: ShutdownStage::default(),
                 own_queue: config.own_queue,
                 ports: config.ports,
@@ -189,6 +197,8 @@ impl Host {
             cx.out.drop_transmit(&dropped);
         }
         Accept::handle_timeout(streams, &mut cx);
+        services.auto_addrs_timeout(&mut cx);
+        let streams = &mut services.streams;
         services.splices.settle(streams, &mut cx);
     }
 
@@ -196,8 +206,9 @@ impl Host {
     /// once [`Self::poll_op`] has returned `None`.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let Services { streams, splices, .. } = &self.services;
+        let Services { streams, splices, auto_addrs, .. } = &self.services;
         Instant::earliest([
+            auto_addrs.as_ref().and_then(|auto| auto.poll_timeout()),
             streams.poll_timeout(),
             self.out.net.neighbors.poll_timeout(),
             streams.table.syn_cache.poll_timeout(),
@@ -260,6 +271,7 @@ impl Host {
         f("udp_receive_queue", udp.queued() as u64);
         f("decompress_jobs_on_device", decompression.in_device() as u64);
         splices.visit(f);
+        self.services.auto_addrs.iter().for_each(|auto| auto.visit(f));
     }
 
     /// Returns the counters.

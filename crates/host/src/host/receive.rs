@@ -27,10 +27,19 @@ impl Services {
         cx.out.counters.received_frames += 1;
         let frame = received.packet.as_slice();
         match wire::frame::parse(frame) {
-            Ok(ParsedFrame::Arp { at }) => arp::handle_arp(cx.out, cx.now, &frame[at..]),
+            Ok(ParsedFrame::Arp { at }) => {
+                arp::handle_arp(cx.out, cx.now, &frame[at..]);
+                self.offer_to_auto_addrs(cx, frame, received.checksum);
+            }
             Ok(ParsedFrame::Ip(ip)) if ip.protocol == protocol::TCP => {
                 self.handle_tcp(cx, received, &ip);
                 return;
+            }
+            Ok(ParsedFrame::Ip(ip)) if self.is_for_auto_addrs(cx, frame, &ip) => {
+                self.offer_to_auto_addrs(cx, frame, received.checksum);
+                if ip.protocol == protocol::ICMPV6 {
+                    self.handle_other_ip(cx, frame, &ip);
+                }
             }
             Ok(ParsedFrame::Ip(ip)) if ip.protocol == protocol::UDP => {
                 self.udp.handle_frame(cx.out, cx.now, received, &ip);

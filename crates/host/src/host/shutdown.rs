@@ -67,6 +67,7 @@ impl Services {
         }
         self.splices.unsplice_all(cx.out);
         self.reset_all(cx);
+        self.release_auto_addrs(cx);
     }
 
     /// Returns the sockets to reset, except those that the device may own already and those that

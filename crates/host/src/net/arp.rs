@@ -62,23 +62,38 @@ fn send_arp(
     target_hardware_addr: EthernetAddress,
     target_protocol_addr: Ipv4Addr,
 ) {
+    let to = (target_hardware_addr, target_protocol_addr);
+    if let Some(header) = arp_frame(out.net.mac, operation, ours, to) {
+        out.send_frame(header, Bytes::new());
+    }
+}
+
+/// Returns an ARP packet's frame from `mac`. `to` are the link address and IP address of its
+/// target; a request is a broadcast.
+pub(crate) fn arp_frame(
+    mac: [u8; 6],
+    operation: ArpOperation,
+    source_protocol_addr: Ipv4Addr,
+    to: (EthernetAddress, Ipv4Addr),
+) -> Option<PacketHeader> {
+    let (target_hardware_addr, target_protocol_addr) = to;
     let request = operation == ArpOperation::Request;
     let destination = if request { BROADCAST } else { target_hardware_addr.0 };
     let repr = ArpRepr::EthernetIpv4 {
         operation,
-        source_hardware_addr: EthernetAddress(out.net.mac),
-        source_protocol_addr: ours,
+        source_hardware_addr: EthernetAddress(mac),
+        source_protocol_addr,
         target_hardware_addr,
         target_protocol_addr,
     };
     let len = ETHERNET_BYTES + repr.buffer_len();
-    let Ok(mut header) = PacketHeader::zeroed(len, ETHERNET_BYTES, len) else { return };
+    let mut header = PacketHeader::zeroed(len, ETHERNET_BYTES, len).ok()?;
     let frame = header.as_mut_slice();
     frame[..6].copy_from_slice(&destination);
-    frame[6..12].copy_from_slice(&out.net.mac);
+    frame[6..12].copy_from_slice(&mac);
     frame[12..14].copy_from_slice(&ETHERTYPE_ARP.to_be_bytes());
     repr.emit(&mut ArpPacket::new_unchecked(&mut frame[ETHERNET_BYTES..]));
-    out.send_frame(header, Bytes::new());
+    Some(header)
 }
 
 /// Solicits the link address of every neighbor that the table wants to resolve.
@@ -154,6 +169,21 @@ fn send_ndisc(
     destination_mac: [u8; 6],
     repr: NdiscRepr<'_>,
 ) {
+    let to = (destination, destination_mac);
+    if let Some(header) = ndisc_frame(out.net.mac, source, to, repr) {
+        out.send_frame(header, Bytes::new());
+    }
+}
+
+/// Returns the frame of a message of neighbor discovery from `mac`. `to` are the IP address and
+/// link address of the destination.
+pub(crate) fn ndisc_frame(
+    mac: [u8; 6],
+    source: Ipv6Addr,
+    to: (Ipv6Addr, [u8; 6]),
+    repr: NdiscRepr<'_>,
+) -> Option<PacketHeader> {
+    let (destination, destination_mac) = to;
     let repr = Icmpv6Repr::Ndisc(repr);
     let ip = IpHeader {
         source: source.into(),
@@ -164,30 +194,32 @@ fn send_ndisc(
     };
     let l4 = ETHERNET_BYTES + ip.len();
     let len = l4 + repr.buffer_len();
-    let Ok(mut header) = PacketHeader::zeroed(len, ETHERNET_BYTES, l4) else { return };
-    let link = EthernetAddrs { source: out.net.mac, destination: destination_mac };
+    let mut header = PacketHeader::zeroed(len, ETHERNET_BYTES, l4).ok()?;
+    let link = EthernetAddrs { source: mac, destination: destination_mac };
     let frame = header.as_mut_slice();
     emit::ethernet_ip(&link, &ip, len - l4, frame);
     let mut packet = Icmpv6Packet::new_unchecked(&mut frame[l4..]);
     repr.emit(&source, &destination, &mut packet, &wire::std_formats_caps());
-    out.send_frame(header, Bytes::new());
+    Some(header)
 }
 
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+/// All routers of the link (RFC 4291 section 2.7.1).
+pub(crate) const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
 
 /// Returns the solicited-node multicast address: RFC 4291 section 2.7.1.
-fn solicited_node(addr: Ipv6Addr) -> Ipv6Addr {
+pub(crate) fn solicited_node(addr: Ipv6Addr) -> Ipv6Addr {
     let [.., a, b] = addr.segments();
     Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | (a & 0xff), b)
 }
 
 /// Returns the Ethernet address of a multicast group: RFC 2464 section 7.
-fn multicast_mac(group: Ipv6Addr) -> [u8; 6] {
+pub(crate) fn multicast_mac(group: Ipv6Addr) -> [u8; 6] {
     let [.., a, b, c, d] = group.octets();
     [0x33, 0x33, a, b, c, d]
 }
 
-fn raw(mac: [u8; 6]) -> RawHardwareAddress {
+pub(crate) fn raw(mac: [u8; 6]) -> RawHardwareAddress {
     RawHardwareAddress::from(HardwareAddress::Ethernet(EthernetAddress(mac)))
 }
 

@@ -8,10 +8,12 @@ use wire::Tuple;
 use crate::config::{Cidr, HostConfig};
 
 pub(crate) mod arp;
+pub(crate) mod autoconf;
 pub(crate) mod icmp;
 pub(crate) mod neighbor;
 pub(crate) mod outbox;
 
+use autoconf::NetworkAddrs;
 use neighbor::NeighborTable;
 
 /// Addresses and routes of a host.
@@ -37,6 +39,25 @@ impl Net {
             answers_requests: config.answers,
             neighbors: NeighborTable::new(),
         }
+    }
+
+    /// Returns whether these addresses, gateways and MTU are in effect.
+    pub(crate) fn uses(&self, network: &NetworkAddrs) -> bool {
+        let NetworkAddrs { addrs, gateways, mtu } = network;
+        self.addrs == *addrs && self.gateways == *gateways && self.mtu == *mtu
+    }
+
+    /// Returns our addresses that are not in `network`.
+    pub(crate) fn lost_by(&self, network: &NetworkAddrs) -> Vec<IpAddr> {
+        let is_kept = |addr: IpAddr| network.addrs.iter().any(|cidr| cidr.addr == addr);
+        self.addrs.iter().map(|cidr| cidr.addr).filter(|&addr| !is_kept(addr)).collect()
+    }
+
+    /// Replaces addresses, gateways and MTU.
+    pub(crate) fn replace(&mut self, network: &NetworkAddrs) {
+        self.addrs.clone_from(&network.addrs);
+        self.gateways.clone_from(&network.gateways);
+        self.mtu = network.mtu;
     }
 
     /// Returns whether `addr` is one of our addresses.

@@ -22,7 +22,7 @@ use tcp_rules::paws::TsRecent;
 use tcp_rules::time_wait::TimeWaitTcb;
 
 use super::Streams;
-use super::table::TupleOwner;
+use super::table::{SplicePhase, TupleOwner};
 use super::teardown_offload::count_kept;
 use crate::api::{SocketError, SocketId};
 use crate::l5p::L5pConnection;
@@ -71,6 +71,24 @@ impl Streams {
         let Some(conn) = self.table.get_mut(socket) else { return };
         conn.modes.held_by_app = false;
         self.with(cx, socket, |conn, cx| conn.abort(cx, SocketError::Closed));
+    }
+
+    /// Resets a connection that its application keeps, and that no splice may own. Returns whether
+    /// it was open.
+    pub(crate) fn reset(
+        &mut self,
+        cx: &mut TcpEnv<'_>,
+        socket: SocketId,
+        error: SocketError,
+    ) -> bool {
+        if self.table.splice_phase(socket.index) != SplicePhase::No {
+            return false;
+        }
+        self.promote(cx, socket);
+        if self.table.get(socket).is_none_or(|conn| conn.state == TcpState::Closed) {
+            return false;
+        }
+        self.with(cx, socket, |conn, cx| conn.abort(cx, error)).is_some()
     }
 
     /// Discards received bytes of a connection in lingering close.

@@ -4,7 +4,7 @@
 use alloc::boxed::Box;
 use alloc::vec;
 use alloc::vec::Vec;
-use core::net::IpAddr;
+use core::net::{IpAddr, Ipv6Addr};
 use core::num::NonZeroU32;
 
 use abi::FlowId;
@@ -237,6 +237,30 @@ pub(crate) struct SocketTable {
 }
 
 impl SocketTable {
+    /// Returns the local addresses.
+    pub(crate) fn local_addrs(&self) -> Box<[IpAddr]> {
+        self.addrs.iter().copied().filter(|addr| !addr.is_unspecified()).collect()
+    }
+
+    /// Replaces the local addresses. No quasi-TCB may have one that is removed: quasi-TCBs name
+    /// their address by its position, so the others keep theirs.
+    pub(crate) fn replace_addrs(&mut self, addrs: impl Iterator<Item = IpAddr>) {
+        let new: Vec<IpAddr> = addrs.collect();
+        let free = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+        let kept = |&addr: &IpAddr| if new.contains(&addr) { addr } else { free };
+        let mut all: Vec<IpAddr> = self.addrs.iter().map(kept).collect();
+        for &addr in &new {
+            if all.contains(&addr) {
+                continue;
+            }
+            match all.iter_mut().find(|slot| **slot == free) {
+                Some(slot) => *slot = addr,
+                None => all.push(addr),
+            }
+        }
+        self.addrs = all.into();
+    }
+
     pub(crate) fn new(prng: &mut Prng, addrs: Box<[IpAddr]>) -> Self {
         let hash = KeyedHashBuilder::random(prng);
         Self {

@@ -190,6 +190,8 @@ impl RxPipeline {
         };
         let IpPacket { l3, l4, end, .. } = *ip;
         let transport = match tuple {
+            // Replies of DHCP servers precede the address: any host may be the client.
+            Some(tuple) if is_dhcp_reply(ip, &tuple) => RxTransport::Other,
             Some(tuple) if ip.protocol == protocol::TCP => {
                 RxTransport::Tcp(TransportPosition { tuple, l3, l4, end })
             }
@@ -218,6 +220,11 @@ impl RxPipeline {
             _ => &mut c.rx_dropped_malformed,
         } += 1;
     }
+}
+
+/// Returns whether a packet is for a DHCP client (RFC 2131 section 4.1).
+fn is_dhcp_reply(ip: &IpPacket, tuple: &Tuple) -> bool {
+    ip.protocol == protocol::UDP && (tuple.remote.port, tuple.local.port) == (67, 68)
 }
 
 /// TCP payload of a received packet, for engines.

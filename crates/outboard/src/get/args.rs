@@ -9,7 +9,7 @@ use clap::Args;
 use stack::StackOptions;
 
 /// Options of `outboard get`.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct GetArgs {
     /// URLs of http or https to fetch
     #[arg(value_name = "URL", required = true)]

@@ -54,7 +54,10 @@ pub(crate) fn run(args: &GetArgs) -> Result<(), Failure> {
         })?),
         false => None,
     };
-    let (stack, senders, events) = session::start(args)?;
+    let mut args = args.clone();
+    let network = args.stack.wait_for_addrs(&signals)?;
+    let args = &args;
+    let (stack, senders, events) = session::start(args, network)?;
     let interrupt = Interrupt::default();
     interrupt.watch(signals, senders.all(), || GetMessage::Stop)?;
     let clock = MonotonicClock::new();
@@ -291,7 +294,7 @@ impl GetRun<'_> {
             })?;
             addrs = found.map(|addr| addr.ip()).collect();
         }
-        let ours = &self.args.stack.addr;
+        let ours = self.args.stack.addrs();
         addrs.retain(|addr| ours.iter().any(|our| our.addr.is_ipv4() == addr.is_ipv4()));
         if addrs.is_empty() {
             let line = format!("cannot resolve host {}: no address of our families", url.host);

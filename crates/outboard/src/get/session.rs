@@ -10,7 +10,7 @@ use base::{Duration, Instant};
 use host::{Application, Host, Notice};
 use io::clock;
 use nic::{L5oConfig, QuicConfig};
-use stack::{MessageSender, Offloads, QueueSetup, Stack};
+use stack::{MessageSender, Network, Offloads, QueueSetup, Stack};
 
 use super::args::GetArgs;
 use crate::alarms::is_alarm;
@@ -116,9 +116,9 @@ pub(super) type GetSession = (Stack<GetMessage>, GetSenders, Receiver<GetEvent>)
 ///
 /// # Errors
 /// Fails if a resource is missing.
-pub(super) fn start(args: &GetArgs) -> Result<GetSession, Failure> {
+pub(super) fn start(args: &GetArgs, network: Option<Network>) -> Result<GetSession, Failure> {
     let mut options = args.stack.clone();
-    if options.gateway.is_empty() {
+    if options.gateway.is_empty() && network.is_none() {
         // Servers are usually elsewhere, and the kernel forwards to them.
         options.gateway = options.peer.iter().map(|peer| peer.addr).collect();
     }
@@ -126,6 +126,7 @@ pub(super) fn start(args: &GetArgs) -> Result<GetSession, Failure> {
     let steering = quic_steering(args);
     let stack = Stack::builder()
         .options(options)
+        .network(network)
         .configure(|_, device, host| {
             let Offloads { tls_tx, tls_rx, quic, .. } = args.stack.offload;
             device.l5o = (tls_tx || tls_rx).then(|| L5oConfig {

@@ -39,7 +39,7 @@ pub(crate) enum NvmeSubcommand {
 }
 
 /// Options of all subcommands that connect to a target.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct ConnectArgs {
     /// Target: ADDR or ADDR:PORT [default port: 4420]
     #[arg(value_name = "TARGET")]
@@ -65,7 +65,7 @@ pub(crate) struct ConnectArgs {
 }
 
 /// Options of all subcommands that use a subsystem.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct SubsystemArgs {
     #[command(flatten)]
     pub(crate) connect: ConnectArgs,
@@ -84,7 +84,7 @@ pub(crate) struct SubsystemArgs {
 }
 
 /// Security of connections to a target.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(group = ArgGroup::new("psk").multiple(true))]
 pub(crate) struct SecurityArgs {
     /// Use TLS 1.3; requires --tls-ca, --insecure or a pre-shared key
@@ -137,7 +137,7 @@ pub(crate) enum DerivationArg {
 }
 
 /// Options of `outboard nvme read`.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct ReadArgs {
     #[command(flatten)]
     pub(crate) subsystem: SubsystemArgs,
@@ -161,7 +161,7 @@ pub(crate) struct ReadArgs {
 }
 
 /// Options of `outboard nvme write`.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct WriteArgs {
     #[command(flatten)]
     pub(crate) subsystem: SubsystemArgs,
@@ -177,7 +177,7 @@ pub(crate) struct WriteArgs {
 }
 
 /// Options of `outboard nvme fio`.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct FioArgs {
     #[command(flatten)]
     pub(crate) subsystem: SubsystemArgs,
@@ -203,7 +203,7 @@ pub(crate) struct FioArgs {
 }
 
 /// Options of `outboard nvme nbd`.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct NbdArgs {
     #[command(flatten)]
     pub(crate) subsystem: SubsystemArgs,
@@ -305,7 +305,7 @@ impl std::fmt::Display for TargetAddr {
 const PORT: u16 = 4420;
 
 /// Options of `outboard nvme target`.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(group = ArgGroup::new("psk").multiple(true))]
 pub(crate) struct TargetArgs {
     /// File or block device to serve as a namespace, read-only with :ro after its name; may be

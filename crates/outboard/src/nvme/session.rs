@@ -218,7 +218,8 @@ impl InitiatorSession {
             let (replies, waiting) = (BTreeMap::new(), VecDeque::new());
             InitiatorApp { initiator, events: Some(sender), replies, next: 0, waiting }
         };
-        let (stack, handle) = start(&args.connect, inspect, make, InitiatorApp::handle_order)?;
+        let application = (make, InitiatorApp::handle_order as HandleMessage<_, _>);
+        let (stack, handle) = start(&args.connect, &signals, inspect, application)?;
         let interrupt = Interrupt::default();
         interrupt.watch(signals, vec![handle.clone()], || InitiatorOrder::Close)?;
         let mut session = Self {
@@ -405,7 +406,8 @@ pub(super) fn discover(
         discovery: Discovery::new(now, host, config, args.target.0),
         result,
     };
-    let (stack, sender) = start(args, false, make, DiscoveryReader::close)?;
+        let application = (make, DiscoveryReader::close as HandleMessage<_, _>);
+        let (stack, sender) = start(args, &signals, false, application)?;
     let interrupt = Interrupt::default();
     interrupt.watch(signals, vec![sender], || ())?;
     let log = log.recv();
@@ -421,13 +423,16 @@ pub(super) fn discover(
     })
 }
 
+/// An application's function that handles a message.
+type HandleMessage<A, M> = fn(&mut A, Instant, &mut Host, M);
+
 /// Starts a stack with one queue, whose device can inspect data if `inspect` is set; returns it
 /// with a sender of messages to its application.
 fn start<A: Application + Send + 'static, M: Send + 'static>(
     args: &ConnectArgs,
+    signals: &Signals,
     inspect: bool,
-    make: impl FnOnce(Instant, &mut Host) -> A,
-    handle: fn(&mut A, Instant, &mut Host, M),
+    (make, handle): (impl FnOnce(Instant, &mut Host) -> A, HandleMessage<A, M>),
 ) -> Result<(Stack<M>, MessageSender<M>), Failure> {
     if args.stack.queues != 1 {
         // An initiator with all its connections is an application of one host.
@@ -435,8 +440,11 @@ fn start<A: Application + Send + 'static, M: Send + 'static>(
     }
     let one_queue = || Failure::System("an initiator supports only one queue".to_owned());
     let mut make = Some(make);
+    let mut options = args.stack.clone();
+    let network = options.wait_for_addrs(signals)?;
     let stack = Stack::builder()
-        .options(args.stack.clone())
+        .options(options)
+        .network(network)
         .configure(|_, device, _| {
             let tls = args.security.is_tls();
             device.l5o = super::l5o_config(args.stack.offload, tls, inspect);

@@ -39,9 +39,13 @@ pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
         // Each host has its own range locks: two hosts would not exclude each other.
         return Err(Failure::Usage("--queues: a target supports only one queue".to_owned()));
     }
+    let mut args = args.clone();
+    let network = args.stack.wait_for_addrs(&signals)?;
+    let args = &args;
     let certificates = args.tls && !args.has_psk();
-    let certificates =
-        certificates.then(|| ServerCertificates::load(&args.cert, &args.stack.addr)).transpose()?;
+    let certificates = certificates
+        .then(|| ServerCertificates::load(&args.cert, &args.stack.addrs()))
+        .transpose()?;
     let psks = PskStore::target(args)?;
     let tls = certificates.as_ref().map(tls::nvme_server).transpose()?;
     let psk = psks.clone().map(|psks| psks as Arc<dyn NvmeTlsHandshakeFactory>);
@@ -60,6 +64,7 @@ pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
     let (nqn, block_bytes) = (args.nqn.0, args.block_size);
     let stack = Stack::builder()
         .options(args.stack.clone())
+        .network(network)
         .configure(|_, device, host| configure(args, device, host))
         // Namespaces may be anywhere. Only files named by the operator are opened.
         .disk(|| args.files.open_disk(Path::new("/"), ChangeRule::Content))
@@ -119,7 +124,7 @@ fn config(args: &TargetArgs) -> Result<(NvmeTargetConfig, BTreeMap<String, File>
     let address = |cidr: &Cidr| Endpoint { addr: cidr.addr, port: args.port };
     let config = NvmeTargetConfig {
         listen: vec![ListenConfig { addr: None, port: args.port, backlog: BACKLOG }],
-        addresses: args.stack.addr.iter().map(address).collect(),
+        addresses: args.stack.addrs().iter().map(address).collect(),
         subsystems: vec![subsystem],
         header_digest: args.header_digest == Switch::On,
         data_digest: args.data_digest == Switch::On,
@@ -197,7 +202,7 @@ fn configure(args: &TargetArgs, device: &mut DeviceConfig, host: &mut host::Host
 /// Prints that the target is ready, and a command to try if one is enough.
 fn announce(args: &TargetArgs, certificates: Option<&ServerCertificates>, out: &mut impl Write) {
     let over = if args.is_tls() { ", over TLS" } else { "" };
-    for cidr in &args.stack.addr {
+    for cidr in args.stack.addrs() {
         let at = std::net::SocketAddr::new(cidr.addr, args.port);
         let count = cli::counted(args.namespace.len(), "namespace");
         let _ = writeln!(out, "serving {} with {count} at {at}{over}", args.nqn.0);
@@ -208,7 +213,7 @@ fn announce(args: &TargetArgs, certificates: Option<&ServerCertificates>, out: &
     }
     // Linux's initiator needs no more than this, but TLS, and an initiator on another stack of
     // ours, need further options.
-    if let (Some(first), false) = (args.stack.addr.first(), args.is_tls()) {
+    if let (Some(first), false) = (args.stack.addrs().first(), args.is_tls()) {
         let (addr, port, nqn) = (first.addr, args.port, args.nqn.0);
         let _ = writeln!(out, "try: nvme connect -t tcp -a {addr} -s {port} -n {nqn}");
     }

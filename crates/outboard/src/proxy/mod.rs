@@ -57,6 +57,10 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
         return check(args);
     }
     let signals = Signals::take()?;
+    let mut args = args.clone();
+    check_options(&args)?;
+    let network = args.stack.wait_for_addrs(&signals)?;
+    let args = &args;
     let plan = read_plan(args)?;
     let mut names = BackendResolver::new(args.resolver, plan.clone());
     let table = names.table();
@@ -68,6 +72,7 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
     };
     let stack = Stack::builder()
         .options(args.stack.clone())
+        .network(network)
         .links(|options, clock| open_links(args, options, clock))
         .configure(|_, device, host| configure(args, device, host))
         .application(proxy)
@@ -91,11 +96,21 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
     stack.run(signals, has_input.then_some(&mut reload))
 }
 
-/// Returns the plan of the options or the file, if a proxy can start with it.
-fn read_plan(args: &ProxyArgs) -> Result<ProxyPlan, Failure> {
+/// Fails if options contradict each other.
+fn check_options(args: &ProxyArgs) -> Result<(), Failure> {
     if args.backend_link.as_ref() == Some(&args.stack.link) {
         return Err(Failure::Usage("--backend-link is the same as --link; omit it".to_owned()));
     }
+    if args.backend_link.is_some() && args.stack.has_auto_addrs() {
+        let line = "--backend-link: dhcp and slaac support only one link; set --addr CIDR";
+        return Err(Failure::Usage(line.to_owned()));
+    }
+    Ok(())
+}
+
+/// Returns the plan of the options or the file, if a proxy can start with it.
+fn read_plan(args: &ProxyArgs) -> Result<ProxyPlan, Failure> {
+    check_options(args)?;
     let plan = match &args.config {
         Some(path) => file::read(path, &limits(args)).map_err(Failure::NoInput)?,
         None => plan_from_options(args)?,
@@ -107,10 +122,13 @@ fn read_plan(args: &ProxyArgs) -> Result<ProxyPlan, Failure> {
 /// Returns the plan if its listeners can be opened.
 fn check_plan_listeners(args: &ProxyArgs, plan: ProxyPlan) -> Result<ProxyPlan, String> {
     let backend_addr = args.backend_link.iter().flat_map(|_| &args.backend_addr);
-    let ours: Vec<_> = args.stack.addr.iter().chain(backend_addr).map(|cidr| cidr.addr).collect();
+    let addrs = args.stack.addrs();
+    let ours: Vec<_> = addrs.iter().chain(backend_addr).map(|cidr| cidr.addr).collect();
     // The device's link-local address is derived from its MAC address, which is not known here.
     let link_local = |addr| matches!(addr, IpAddr::V6(v6) if v6.is_unicast_link_local());
-    let is_ours = |addr| ours.contains(&addr) || link_local(addr);
+    // With `--check` an automatic address is not known either.
+    let unknown = args.stack.has_auto_addrs();
+    let is_ours = |addr| unknown || ours.contains(&addr) || link_local(addr);
     match proxy::check_listeners(&plan.listeners, is_ours) {
         Ok(()) => Ok(plan),
         Err(why) => Err(why.to_string()),
@@ -273,7 +291,7 @@ fn app_config(args: &ProxyArgs, clock: &MonotonicClock) -> proxy::ProxyConfig {
 /// Prints the listeners when the proxy is ready, with a command to try.
 fn announce(args: &ProxyArgs, plan: &ProxyPlan) {
     let mut out = std::io::stdout().lock();
-    let ours = args.stack.addr.first().map(|cidr| cidr.addr);
+    let ours = args.stack.addrs().first().map(|cidr| cidr.addr);
     let members = plan.pools.iter().map(|pool| pool.members.len()).sum::<usize>();
     for listener in &plan.listeners {
         let Some(addr) = listener.addr.or(ours) else { continue };

@@ -15,7 +15,7 @@ use apps::remote::{RemoteContentServer, RemoteFilesConfig};
 use base::{Duration, Instant};
 use host::{Application, ContentSource, Host, HostConfig, ListenConfig, Notice, TlsServer};
 use io::clock::{self, MonotonicClock};
-use io::disk::ChangeRule;
+use io::disk::{ChangeRule, Disk, UploadDirectory};
 use io::watch::{FileWatch, StaleFile};
 use nic::{DeviceConfig, L5oConfig, QuicConfig};
 use stack::{BACKLOG, Offloads, QueueSetup, Signals, Stack};
@@ -169,6 +169,9 @@ impl Application for ServedSite {
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let signals = Signals::take()?;
     let remote = remote_files(args)?;
+    let mut args = args.clone();
+    let network = args.stack.wait_for_addrs(&signals)?;
+    let args = &args;
     let error_pages = read_error_pages(args)?;
     check_qlog(args)?;
     let uploads = uploads::open(args, remote.is_some())?;
@@ -176,7 +179,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let rules = patterns.as_mut().map(PatternFile::read).transpose()?;
     let certificates = args
         .tls
-        .then(|| tls::ServerCertificates::load(&args.cert, &args.stack.addr))
+        .then(|| tls::ServerCertificates::load(&args.cert, &args.stack.addrs()))
         .transpose()?;
     let tls = certificates.as_ref().map(tls::https).transpose()?;
     let quic = certificates.as_ref().filter(|_| args.http3).map(tls::quic).transpose()?;
@@ -201,6 +204,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let is_remote = remote.is_some();
     let stack = Stack::builder()
         .options(args.stack.clone())
+        .network(network)
         .configure(|_, device, host| {
             args.files.configure_host(host);
             configure(args, steering, device);
@@ -208,13 +212,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
                 configure_remote(args, device, host);
             }
         })
-        .disk(|| match &uploads {
-            _ if is_remote => Ok(stack::no_disk()),
-            Some((directory, _)) => {
-                args.files.open_disk_for_uploads(args.dir(), rule(args), Arc::clone(directory))
-            }
-            None => args.files.open_disk(args.dir(), rule(args)),
-        })
+        .disk(|| open_disk(args, is_remote, uploads.as_ref().map(|(directory, _)| directory)))
         .application(site)
         .messages(|site: &mut ServedSite, _, _, order| match order {
             ServeOrder::SetErrorPages(pages) => site.server_mut().set_error_pages(&pages),
@@ -234,6 +232,21 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         certificates.iter().for_each(|certificates| certificates.reload(&args.cert));
     };
     stack.run(signals, has_input.then_some(&mut reload))
+}
+
+/// Opens the disk of a device or a host: none if the files are on namespaces.
+fn open_disk(
+    args: &ServeArgs,
+    is_remote: bool,
+    uploads: Option<&Arc<UploadDirectory>>,
+) -> Result<Box<dyn Disk>, Failure> {
+    match uploads {
+        _ if is_remote => Ok(stack::no_disk()),
+        Some(directory) => {
+            args.files.open_disk_for_uploads(args.dir(), rule(args), Arc::clone(directory))
+        }
+        None => args.files.open_disk(args.dir(), rule(args)),
+    }
 }
 
 /// Returns the namespaces to serve; `None` for a directory. Fails if the sources cannot be served,
@@ -266,7 +279,7 @@ fn announce(args: &ServeArgs, certificates: Option<&tls::ServerCertificates>) {
     let (scheme, usual) = if args.tls { ("https", 443) } else { ("http", 80) };
     let port = if args.port() == usual { String::new() } else { format!(":{}", args.port()) };
     let mut out = std::io::stdout().lock();
-    for cidr in &args.stack.addr {
+    for cidr in args.stack.addrs() {
         let url = match cidr.addr {
             IpAddr::V4(v4) => format!("{scheme}://{v4}{port}/"),
             IpAddr::V6(v6) => format!("{scheme}://[{v6}]{port}/"),
@@ -281,7 +294,7 @@ fn announce(args: &ServeArgs, certificates: Option<&tls::ServerCertificates>) {
     if let Some(dir) = &args.uploads.upload_dir {
         let _ = writeln!(out, "uploads go to {}", dir.display());
     }
-    if let Some(first) = args.stack.addr.first() {
+    if let Some(first) = args.stack.addrs().first() {
         let host = match first.addr {
             IpAddr::V4(v4) => v4.to_string(),
             IpAddr::V6(v6) => format!("[{v6}]"),

@@ -2,11 +2,12 @@
 //! devices.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
 
 use abi::disk::{DiskCompletion, DiskRequest};
 use abi::{Event, Op, PacketBuf};
 use base::{Duration, Instant};
-use host::Application;
+use host::{Application, AutoAddrEvent};
 use io::clock::MonotonicClock;
 use io::disk::Disk;
 use io::notify::Poller;
@@ -34,6 +35,7 @@ pub(super) struct HostThread<A, M> {
     messages: Messages<M>,
     queries: ProbeReceiver,
     log: Option<AccessLog>,
+    addr_events: Option<Sender<AutoAddrEvent>>,
     hooks: Hooks<A, M>,
     /// A full ring or disk blocked the last turn: retry after [`RETRY`] even without a wake-up.
     blocked: bool,
@@ -48,7 +50,7 @@ impl<A: Application, M> HostThread<A, M> {
         queue: HostRings,
         queries: ProbeReceiver,
     ) -> Self {
-        let HostSide { host, app, disk, log, hooks } = host_side;
+        let HostSide { host, app, disk, log, addr_events, hooks } = host_side;
         Self {
             clock,
             half: HostHalf::new(host),
@@ -57,6 +59,7 @@ impl<A: Application, M> HostThread<A, M> {
             messages,
             queries,
             log,
+            addr_events,
             hooks,
             blocked: false,
             phase: ThreadPhase::Running,
@@ -134,6 +137,7 @@ impl<A: Application, M> HostThread<A, M> {
         let turn = self.half.turn(self.clock.now(), &mut self.app, &mut self.ports);
         self.blocked = turn.blocked;
         self.write_log();
+        self.send_addr_events();
         turn.worked
     }
 
@@ -143,6 +147,15 @@ impl<A: Application, M> HostThread<A, M> {
         let retry = self.blocked.then(|| now + RETRY);
         let due = Instant::earliest([self.half.poll_timeout(&self.app), retry]);
         self.phase.sleep_for(now, due.map(|at| at.since(now)))
+    }
+
+    /// Passes the host's events of automatic addresses on.
+    fn send_addr_events(&mut self) {
+        let Some(events) = &self.addr_events else { return };
+        while let Some(event) = self.half.host.poll_addr_event() {
+            // The receiving thread ends after this one.
+            let _ = events.send(event);
+        }
     }
 
     fn write_log(&mut self) {
@@ -172,6 +185,7 @@ impl<A: Application, M> HostThread<A, M> {
             let (now, host) = (self.clock.now(), &mut self.half.host);
             match message {
                 HostMessage::Drain => self.app.drain(now, host),
+                HostMessage::SetAddrs(addrs) => host.set_addrs(now, &addrs),
                 HostMessage::Application(message) => {
                     (self.hooks.handle_message)(&mut self.app, now, host, message);
                 }

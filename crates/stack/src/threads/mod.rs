@@ -19,7 +19,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
 use cli::Failure;
-use host::{Application, Host};
+use host::{Application, AutoAddrEvent, Host, NetworkAddrs};
 use io::clock::MonotonicClock;
 use io::disk::Disk;
 use io::link::Link;
@@ -39,6 +39,8 @@ pub(crate) use queue::{QueueRings, ring_mesh};
 pub(crate) enum HostMessage<M> {
     /// Stop accepting connections, and end the open ones.
     Drain,
+    /// Replace the local addresses.
+    SetAddrs(NetworkAddrs),
     /// A message in the application's own type.
     Application(M),
 }
@@ -67,6 +69,10 @@ impl<M> MessageSender<M> {
         self.send_message(HostMessage::Drain);
     }
 
+    pub(crate) fn set_addrs(&self, addrs: NetworkAddrs) {
+        self.send_message(HostMessage::SetAddrs(addrs));
+    }
+
     fn send_message(&self, message: HostMessage<M>) {
         let _ended = self.messages.send(message);
         self.probe.wake();
@@ -83,7 +89,7 @@ impl<M> MessageSender<M> {
         let (probe, _) = control::probe_channel("host", 0, bell.notifier());
         let sent = std::iter::from_fn(move || match receiver.try_recv() {
             Ok(HostMessage::Application(message)) => Some(message),
-            Ok(HostMessage::Drain) | Err(_) => None,
+            Ok(HostMessage::Drain | HostMessage::SetAddrs(_)) | Err(_) => None,
         });
         Ok((Self { messages, probe }, sent))
     }
@@ -96,6 +102,8 @@ pub(crate) struct HostSide<A, M> {
     /// Disk for files that the host reads itself.
     pub(crate) disk: Box<dyn Disk>,
     pub(crate) log: Option<AccessLog>,
+    /// Receiver of the host's events of automatic addresses, if it has any.
+    pub(crate) addr_events: Option<Sender<AutoAddrEvent>>,
     pub(crate) hooks: Hooks<A, M>,
 }
 

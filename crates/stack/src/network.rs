@@ -1,0 +1,171 @@
+//! The wait for automatic addresses (DHCP, SLAAC) at the start of a program.
+//!
+//! A program calls [`StackOptions::wait_for_addrs`] before it reads its addresses: certificates,
+//! listeners and messages name them. The clients run here on the bare link, and continue in the
+//! host of the first queue ([`crate::Builder::network`]). A client that has found no address yet
+//! when another has continues there too.
+
+use abi::PacketPool;
+use abi::link::{FramePayload, FramePayloads, TxFrame};
+use base::{Duration, Instant};
+use cli::Failure;
+use host::{AutoAddrConfig, AutoAddrEvent, AutoAddrFrame, AutoAddrs, Cidr, NetworkAddrs};
+use io::clock::{self, MonotonicClock};
+use io::link::Link;
+use io::notify::Poller;
+use signal_hook::consts::{SIGHUP, SIGUSR1};
+
+use crate::link::open_links;
+use crate::options::{AddrSource, StackOptions};
+use crate::signals::Signals;
+
+/// Longest sleep, so that a signal ends the wait soon.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Buffers for received frames.
+const BUFFERS: usize = 64;
+
+/// Opened links, and the clients for their automatic addresses.
+pub struct Network {
+    pub(crate) clock: MonotonicClock,
+    pub(crate) links: Vec<Box<dyn Link>>,
+    pub(crate) auto: AutoAddrs,
+}
+
+impl std::fmt::Debug for Network {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Network").field("auto", &self.auto).finish_non_exhaustive()
+    }
+}
+
+impl StackOptions {
+    /// Opens the link and waits for an address, if one is to be assigned automatically; the options
+    /// then have the addresses and gateways that were assigned. Returns `None` if all addresses are
+    /// configured by hand.
+    ///
+    /// # Errors
+    /// Fails if the link cannot be opened, no address was assigned in time, or a signal arrived.
+    pub fn wait_for_addrs(&mut self, signals: &Signals) -> Result<Option<Network>, Failure> {
+        if !self.has_auto_addrs() {
+            return Ok(None);
+        }
+        let machine = crate::machine::MachineKey::read();
+        self.link_address = Some(machine.link_address(&self.link.to_string()));
+        let clock = MonotonicClock::new();
+        let links = open_links(self, &clock)?;
+        let mtu = links.iter().map(|link| link.capabilities().mtu).min().unwrap_or_default();
+        let fixed = NetworkAddrs { addrs: self.addrs(), gateways: self.gateway.clone(), mtu };
+        let auto = AutoAddrs::new(AutoAddrConfig {
+            dhcp: self.addr.contains(&AddrSource::Dhcp),
+            slaac: self.addr.contains(&AddrSource::Slaac),
+            mac: self.link_address(),
+            fixed,
+            secret: machine.secret(),
+            seed: clock::entropy(),
+        });
+        let mut network = Network { clock, links, auto };
+        eprintln!("outboard: waiting for an address on {}", self.link);
+        network.wait(self, signals)?;
+        let found = network.auto.network();
+        self.addr = found.addrs.iter().copied().map(AddrSource::Static).collect();
+        self.gateway.clone_from(&found.gateways);
+        Ok(Some(network))
+    }
+}
+
+impl Network {
+    /// Runs the clients until all have an address, or the time is over and one has.
+    fn wait(&mut self, options: &StackOptions, signals: &Signals) -> Result<(), Failure> {
+        let mut pool = PacketPool::new(BUFFERS);
+        let mut poller = Poller::new();
+        for link in &self.links {
+            link.pollable().map(|fd| poller.add(fd));
+        }
+        let limit = Duration::from_secs(options.addr_wait.into());
+        let until = self.clock.now() + limit;
+        loop {
+            let now = self.clock.now();
+            self.turn(now, &mut pool);
+            while let Some(event) = self.auto.poll_event() {
+                report(&event);
+            }
+            let found = (self.auto.has_lease(), self.auto.has_slaac_address());
+            if found == (true, true) {
+                return Ok(());
+            }
+            if now >= until {
+                return missing(options, self.auto.network(), found);
+            }
+            if let Some(signal) = signals.next_within(Duration::ZERO) {
+                if signal != SIGUSR1 && signal != SIGHUP {
+                    return Err(Failure::Interrupted(signal));
+                }
+            }
+            let links = self.links.iter().map(|link| link.poll_timeout());
+            let due = links.chain([self.auto.poll_timeout()]).flatten().min();
+            let sleep = due.map_or(POLL_INTERVAL, |at| at.since(now)).min(POLL_INTERVAL);
+            // An error means that the kernel is out of memory: the loop continues without sleep.
+            let _ = poller.wait(Some(sleep));
+        }
+    }
+
+    /// Passes received frames to the clients, and theirs to the first link. A frame that the link
+    /// does not take is lost, and sent again later.
+    fn turn(&mut self, now: Instant, pool: &mut PacketPool) {
+        for link in &mut self.links {
+            while let Some(frame) = link.receive(now, pool) {
+                self.auto.handle_frame(now, frame.packet.as_slice(), frame.checksum);
+                pool.put(frame.packet);
+            }
+        }
+        if self.auto.poll_timeout().is_some_and(|at| at <= now) {
+            self.auto.handle_timeout(now);
+        }
+        while let Some(AutoAddrFrame { header, body }) = self.auto.poll_frame() {
+            let mut payload = FramePayloads::new();
+            if !body.is_empty() {
+                payload.push(FramePayload::Host(body));
+            }
+            let mut frame = TxFrame { header, payload, segment_size: 0, checksum_partial: false };
+            if let Some(link) = self.links.first_mut() {
+                let _lost = link.transmit(now, &mut frame);
+            }
+        }
+    }
+}
+
+/// Prints an event. Changes are printed with their consequences, while the stack runs.
+pub(crate) fn report(event: &AutoAddrEvent) {
+    if !matches!(event, AutoAddrEvent::Changed(_)) {
+        eprintln!("outboard: {event}");
+    }
+}
+
+/// Returns the line about a change of the addresses while the stack runs.
+pub(crate) fn describe_change(network: &NetworkAddrs) -> String {
+    let addrs = &network.addrs;
+    let now = if addrs.is_empty() { "none".to_owned() } else { list(addrs) };
+    format!("addresses are now {now}; connections of former addresses are reset")
+}
+
+/// Returns the failure of an address that was not assigned in time. It is a warning only if there
+/// is another one.
+fn missing(
+    options: &StackOptions,
+    network: &NetworkAddrs,
+    (has_lease, _): (bool, bool),
+) -> Result<(), Failure> {
+    let who = if has_lease { "IPv6 router" } else { "DHCP server" };
+    let waited = options.addr_wait;
+    let line = format!("no {who} answered on {} within {waited} s", options.link);
+    if network.addrs.is_empty() {
+        let line = format!("{line}; check the link, or set --addr ADDRESS/LENGTH");
+        return Err(Failure::Unavailable(line));
+    }
+    eprintln!("outboard: warning: {line}; continuing with {}", list(&network.addrs));
+    Ok(())
+}
+
+fn list(addrs: &[Cidr]) -> String {
+    let all: Vec<_> = addrs.iter().map(|c| format!("{}/{}", c.addr, c.prefix_len)).collect();
+    all.join(", ")
+}
