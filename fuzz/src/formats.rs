@@ -47,6 +47,11 @@ fn assert_round_trip<T: Debug + PartialEq>(value: T, again: T) {
 }
 
 fn frame(bytes: &[u8]) {
+    if let Ok(fragment) = wire::fragment::parse(bytes) {
+        let (headers, payload) = (fragment.headers, fragment.payload);
+        assert!(fragment.l3 < fragment.next_header_at && fragment.next_header_at < headers.end);
+        assert!(headers.end <= payload.start && payload.end <= bytes.len());
+    }
     let Ok(ParsedFrame::Ip(packet)) = frame::parse(bytes) else { return };
     let IpPacket { l3, l4, end, .. } = packet;
     assert!(ETHERNET_BYTES <= l3 && l3 < l4 && l4 <= end && end <= bytes.len());

@@ -1,5 +1,5 @@
 //! Addresses that the network assigns, by third-party servers of DHCP and router advertisements;
-//! VLANs.
+//! fragmented packets of the kernel; VLANs.
 //!
 //! The interface is one end of a veth pair; the kernel's servers and clients use the other end.
 
@@ -182,6 +182,26 @@ fn an_address_of_router_advertisements_serves_files() {
         let stat = server.stat();
         assert_eq!((stat.get("slaac_assigned"), stat.get("dad_conflicts")), (1, 0), "{stat:?}");
         assert!(stat.get("router_adverts") > 0, "{stat:?}");
+        server.expect_no_alarm();
+    }
+}
+
+/// The kernel fragments its echo requests, and reassembles the answers.
+#[test]
+fn fragmented_echo_requests_are_answered() {
+    let files = Files::new(TMP);
+    let netns = namespace();
+    for (link, queues) in [("packet:v0", "1"), ("macvtap:v0", "1"), ("packet:v0", "2")] {
+        let network = ["--link", link, "--addr", "10.77.0.2/24", "--addr", "fd77::2/64"];
+        let server = serve(&netns, &files, &network, &["--queues", queues]);
+        for addr in ["10.77.0.2", "fd77::2"] {
+            let mut ping = server.command("ping");
+            let _ = expect_success(&run(ping.args(["-c", "3", "-i", "0.2", "-s", "4000", addr])));
+        }
+        let stat = server.stat();
+        assert_eq!((stat.get("ip_reasm_oks"), stat.get("ip_reasm_fails")), (6, 0), "{stat:?}");
+        assert_eq!((stat.get("ip_reasm_reqds"), stat.get("ip_frag_creates")), (18, 18));
+        assert_eq!(stat.get("icmp_echo_replies"), 6, "{stat:?}");
         server.expect_no_alarm();
     }
 }

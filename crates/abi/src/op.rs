@@ -118,7 +118,8 @@ pub enum Op {
     /// Hands over a connection that the application has closed.
     Teardown(Box<Teardown>),
     /// Returns a received frame to the device: it arrived before the device had taken the
-    /// [`Op::Teardown`] of its connection, and the device has taken it by now.
+    /// [`Op::Teardown`] of its connection, and the device has taken it by now; or the host has
+    /// reassembled it from fragments.
     Return(RxFrame),
     /// Takes over two connections and relays between them. Answered by [`crate::Event::Spliced`].
     Splice(Box<Splice>),

@@ -17,6 +17,20 @@ base::counters! {
         received_not_ours,
         /// Packets of an unsupported protocol.
         received_unknown_protocol,
+        /// IP fragments received (Linux: `IpReasmReqds`).
+        ip_reasm_reqds,
+        /// IP packets reassembled (Linux: `IpReasmOKs`).
+        ip_reasm_oks,
+        /// IP packets that could not be reassembled, for any reason, and malformed fragments
+        /// (Linux: `IpReasmFails`).
+        ip_reasm_fails,
+        /// IP packets dropped because fragments were missing for too long (Linux:
+        /// `IpReasmTimeout`).
+        ip_reasm_timeouts,
+        /// IP packets dropped because their fragments overlap or contradict each other.
+        ip_reasm_overlaps: alarm,
+        /// IP fragments sent (Linux: `IpFragCreates`).
+        ip_frag_creates,
         /// TCP segments received.
         tcp_in_segs,
         /// TCP segments with a malformed header.

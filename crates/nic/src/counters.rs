@@ -60,8 +60,6 @@ base::counters! {
         rx_dropped_bad_length: alarm,
         /// Dropped: the IPv4 header checksum is wrong.
         rx_dropped_bad_header_checksum: alarm,
-        /// Dropped: a fragment.
-        rx_dropped_fragment,
         /// Dropped: too many IPv6 extension headers.
         rx_dropped_bad_extension_header: alarm,
         /// Dropped: malformed in another way.

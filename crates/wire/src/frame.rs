@@ -32,7 +32,7 @@ pub mod protocol {
 
 /// Maximum IPv6 extension headers before the transport header. More are refused: no honest sender
 /// needs them, and the loop must be bounded.
-const EXTENSION_HEADERS_MAX: usize = 4;
+pub(crate) const EXTENSION_HEADERS_MAX: usize = 4;
 
 /// A frame with well-formed headers up to the start of the transport header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +81,7 @@ pub enum FrameHeaderError {
     BadLength,
     /// The IPv4 header checksum is wrong.
     BadHeaderChecksum,
-    /// The packet is a fragment: the stack sends with DF set and does not reassemble.
+    /// The packet is a fragment ([`crate::fragment`]).
     Fragment,
     /// Too many IPv6 extension headers.
     BadExtensionHeader,

@@ -15,6 +15,7 @@ extern crate alloc;
 
 pub mod checksum;
 pub mod emit;
+pub mod fragment;
 pub mod frame;
 pub mod nvme;
 pub mod quic;

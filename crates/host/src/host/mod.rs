@@ -47,6 +47,7 @@ use crate::hash::KeyedHashBuilder;
 use crate::net::arp;
 use crate::net::autoconf::AutoAddrs;
 use crate::net::outbox::Outbox;
+use crate::net::reassembly::Reassembly;
 use crate::splice::Splices;
 use crate::storage::decompress::Decompression;
 use crate::storage::extents::Extents;
@@ -115,6 +116,7 @@ pub(crate) struct Services {
     decompression: Decompression,
     /// `None` if all addresses are configured by hand, or another host of the device has them.
     auto_addrs: Option<Box<AutoAddrs>>,
+    reassembly: Reassembly,
     ending: ShutdownStage,
     /// The queue that active opens must lead to.
     own_queue: Option<OwnQueue>,
@@ -157,6 +159,7 @@ impl Host {
                 extents: Extents::default(),
                 decompression: Decompression::new(&config, capabilities),
                 auto_addrs: None,
+                reassembly: Reassembly::default(),
                 ending: ShutdownStage::default(),
                 own_queue: config.own_queue,
                 ports: config.ports,
@@ -198,6 +201,7 @@ impl Host {
         }
         Accept::handle_timeout(streams, &mut cx);
         services.auto_addrs_timeout(&mut cx);
+        services.reassembly.handle_timeout(cx.out, now);
         let streams = &mut services.streams;
         services.splices.settle(streams, &mut cx);
     }
@@ -206,8 +210,9 @@ impl Host {
     /// once [`Self::poll_op`] has returned `None`.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let Services { streams, splices, auto_addrs, .. } = &self.services;
+        let Services { streams, splices, auto_addrs, reassembly, .. } = &self.services;
         Instant::earliest([
+            reassembly.poll_timeout(),
             auto_addrs.as_ref().and_then(|auto| auto.poll_timeout()),
             streams.poll_timeout(),
             self.out.net.neighbors.poll_timeout(),

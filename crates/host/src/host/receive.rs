@@ -6,7 +6,7 @@
 use abi::link::RxFrame;
 use abi::{Checksum, Op, ReceivedFrame};
 use wire::checksum::pseudo_header;
-use wire::frame::{IpPacket, ParsedFrame, protocol};
+use wire::frame::{FrameHeaderError, IpPacket, ParsedFrame, protocol};
 use wire::tcp::TcpHeader;
 use wire::{Endpoint, Tuple};
 
@@ -46,6 +46,9 @@ impl Services {
                 return;
             }
             Ok(ParsedFrame::Ip(ip)) => self.handle_other_ip(cx, frame, &ip),
+            Err(FrameHeaderError::Fragment) => {
+                self.reassembly.handle_fragment(cx.out, cx.now, frame);
+            }
             Err(_) => cx.out.counters.received_malformed += 1,
         }
         cx.out.recycle.push_back(received.packet);

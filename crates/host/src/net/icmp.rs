@@ -124,9 +124,8 @@ fn checksum_holds(ip: &IpPacket, body: &[u8]) -> bool {
 }
 
 fn reply_echo(out: &mut Outbox, now: Instant, ip: &IpPacket, body: &[u8]) {
-    let fits = body.len() + IPV6_BYTES <= usize::from(out.net.mtu);
     let for_us = out.net.answers_requests && out.net.is_ours(ip.destination);
-    if body.len() < 8 || !fits || !for_us {
+    if body.len() < 8 || !for_us {
         return;
     }
     let mut reply = body.to_vec();
@@ -139,7 +138,7 @@ fn reply_echo(out: &mut Outbox, now: Instant, ip: &IpPacket, body: &[u8]) {
         hop_limit: HOP_LIMIT,
     };
     write_checksum(&header, &mut reply);
-    out.send_ip(now, &header, Bytes::from(reply));
+    out.send_ip_fragmented(now, &header, Bytes::from(reply));
     out.counters.icmp_echo_replies += 1;
 }
 

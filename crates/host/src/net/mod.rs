@@ -12,6 +12,7 @@ pub(crate) mod autoconf;
 pub(crate) mod icmp;
 pub(crate) mod neighbor;
 pub(crate) mod outbox;
+pub(crate) mod reassembly;
 
 use autoconf::NetworkAddrs;
 use neighbor::NeighborTable;

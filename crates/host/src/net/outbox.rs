@@ -17,6 +17,7 @@ use abi::{
 use base::{Instant, SeqNum};
 use bytes::Bytes;
 use wire::emit::{self, EthernetAddrs, IpHeader};
+use wire::fragment::{FRAGMENT_HEADER, FRAGMENT_HEADER_BYTES};
 use wire::frame::protocol;
 use wire::tcp::{TcpFlags, TcpHeader};
 use wire::{ETHERNET_BYTES, Tuple};
@@ -47,6 +48,8 @@ pub(crate) struct Outbox {
     pub(crate) lost_echoes: Vec<(FlowId, u32)>,
     /// Number of context identifiers assigned so far.
     contexts_named: u64,
+    /// Identification of the last packet that was sent in fragments.
+    fragments_named: u32,
     /// Rate limit of resets that answer segments of no connection.
     reset_limiter: RateLimiter,
 }
@@ -94,6 +97,7 @@ impl Outbox {
             },
             lost_echoes: Vec::new(),
             contexts_named: 0,
+            fragments_named: 0,
             reset_limiter: RateLimiter::new(config.tcp.resets_per_s_max),
         }
     }
@@ -236,6 +240,33 @@ impl Outbox {
         self.route(now, ip.destination, plain_transmit(header, body));
     }
 
+    /// Sends an IP packet, in fragments if it exceeds the MTU. `body` has its checksum. Only for
+    /// answers to requests that were fragmented themselves: TCP and UDP find the path's MTU.
+    pub(crate) fn send_ip_fragmented(&mut self, now: Instant, ip: &IpHeader, body: Bytes) {
+        let mtu = usize::from(self.net.mtu);
+        if ip.len() + body.len() <= mtu {
+            return self.send_ip(now, ip, body);
+        }
+        self.fragments_named = self.fragments_named.wrapping_add(1);
+        let headers = ip.len() + if ip.source.is_ipv4() { 0 } else { FRAGMENT_HEADER_BYTES };
+        let size = mtu.saturating_sub(headers) / 8 * 8;
+        let mut offset = 0;
+        while offset < body.len() && size > 0 {
+            let piece = body.slice(offset..body.len().min(offset + size));
+            let place = FragmentPlace {
+                identification: self.fragments_named,
+                offset,
+                more: offset + piece.len() < body.len(),
+            };
+            offset += piece.len();
+            let Some(header) = fragment_header(self.net.mac, ip, place, piece.len()) else {
+                return;
+            };
+            self.counters.ip_frag_creates += 1;
+            self.route(now, ip.destination, plain_transmit(header, piece));
+        }
+    }
+
     /// Sends a frame as it is: ARP, or one with a link address.
     pub(crate) fn send_frame(&mut self, header: PacketHeader, body: Bytes) {
         self.ops.push_back(Op::Transmit(plain_transmit(header, body)));
@@ -274,6 +305,46 @@ impl Outbox {
             self.drop_transmit(&displaced);
         }
     }
+}
+
+/// Place of a fragment in its packet.
+#[derive(Clone, Copy)]
+struct FragmentPlace {
+    identification: u32,
+    offset: usize,
+    more: bool,
+}
+
+/// Returns the headers of a fragment with `len` bytes of payload.
+fn fragment_header(
+    mac: [u8; 6],
+    ip: &IpHeader,
+    place: FragmentPlace,
+    len: usize,
+) -> Option<PacketHeader> {
+    let FragmentPlace { identification, offset, more } = place;
+    let offset = u16::try_from(offset).ok()?;
+    let link = EthernetAddrs { source: mac, destination: [0; 6] };
+    let l4 = ETHERNET_BYTES + ip.len();
+    if ip.source.is_ipv4() {
+        let mut header = PacketHeader::zeroed(l4, ETHERNET_BYTES, l4).ok()?;
+        let frame = header.as_mut_slice();
+        emit::ethernet_ip(&link, ip, len, frame);
+        let field = offset / 8 | u16::from(more) << 13;
+        frame[ETHERNET_BYTES + 6..ETHERNET_BYTES + 8].copy_from_slice(&field.to_be_bytes());
+        #[expect(clippy::cast_possible_truncation, reason = "the field has 16 bits")]
+        emit::set_lengths(frame, ETHERNET_BYTES, l4 + len, identification as u16);
+        return Some(header);
+    }
+    let end = l4 + FRAGMENT_HEADER_BYTES;
+    let mut header = PacketHeader::zeroed(end, ETHERNET_BYTES, l4).ok()?;
+    let frame = header.as_mut_slice();
+    let outer = IpHeader { protocol: FRAGMENT_HEADER, ..*ip };
+    emit::ethernet_ip(&link, &outer, FRAGMENT_HEADER_BYTES + len, &mut frame[..l4]);
+    frame[l4] = ip.protocol;
+    frame[l4 + 2..l4 + 4].copy_from_slice(&(offset | u16::from(more)).to_be_bytes());
+    frame[l4 + 4..].copy_from_slice(&identification.to_be_bytes());
+    Some(header)
 }
 
 fn plain_transmit(header: PacketHeader, body: Bytes) -> Transmit {

@@ -64,6 +64,12 @@ pub(crate) fn classify(header: &PacketHeader) -> Option<TemplateKind> {
     if !plain || header.l3() != l3 || header.l4() != l3 + ip_bytes {
         return None;
     }
+    // A fragment is complete: all fragments of a packet have one identification, and its checksum
+    // covers their payload together.
+    let field = u16_at(bytes, l3 + 6).unwrap_or_default();
+    if version == 4 && field & 0x3fff != 0 {
+        return Some(TemplateKind::Raw);
+    }
     let transport = &bytes[header.l4()..];
     match ip[protocol_at] {
         protocol::TCP => {

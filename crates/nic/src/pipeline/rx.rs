@@ -80,6 +80,8 @@ pub(crate) enum RxTransport {
     Tcp(TransportPosition),
     /// A UDP datagram.
     Udp(TransportPosition),
+    /// A fragment of a packet.
+    Fragment,
     /// Anything else.
     Other,
 }
@@ -130,6 +132,7 @@ impl RxPipeline {
         let facts = match parse(bytes) {
             Ok(ParsedFrame::Ip(ip)) => self.parse_transport(bytes, &ip, checksum),
             Ok(_) => Ok(RxFacts::NONE),
+            Err(FrameHeaderError::Fragment) => Ok(self.parse_fragment(bytes)),
             Err(error) => Err(error),
         };
         let facts = match facts {
@@ -201,6 +204,18 @@ impl RxPipeline {
         Ok(RxFacts { checksum, flow_hash, transport })
     }
 
+    /// Returns the facts about a fragment. All fragments of a packet go to one host, which
+    /// reassembles it and returns it ([`abi::Op::Return`]). Only the first fragment has ports.
+    fn parse_fragment(&self, bytes: &[u8]) -> RxFacts {
+        let facts = RxFacts { transport: RxTransport::Fragment, ..RxFacts::NONE };
+        let Some(fragment) = wire::fragment::parse(bytes).ok().filter(|_| self.queues > 1) else {
+            return facts;
+        };
+        let end = |addr| Endpoint { addr, port: 0 };
+        let tuple = Tuple { local: end(fragment.destination), remote: end(fragment.source) };
+        RxFacts { flow_hash: self.rss.hash(&tuple), ..facts }
+    }
+
     /// Returns the hash of a QUIC datagram's connection ID, if its destination is the steered port.
     fn steer(&self, tuple: &Tuple, bytes: &[u8], ip: &IpPacket) -> Option<u32> {
         let steering = self.quic.as_ref().filter(|s| s.port == tuple.local.port)?;
@@ -215,7 +230,6 @@ impl RxPipeline {
             FrameHeaderError::BadVersion => &mut c.rx_dropped_bad_version,
             FrameHeaderError::BadLength => &mut c.rx_dropped_bad_length,
             FrameHeaderError::BadHeaderChecksum => &mut c.rx_dropped_bad_header_checksum,
-            FrameHeaderError::Fragment => &mut c.rx_dropped_fragment,
             FrameHeaderError::BadExtensionHeader => &mut c.rx_dropped_bad_extension_header,
             _ => &mut c.rx_dropped_malformed,
         } += 1;
