@@ -208,12 +208,13 @@ impl RxPipeline {
     /// reassembles it and returns it ([`abi::Op::Return`]). Only the first fragment has ports.
     fn parse_fragment(&self, bytes: &[u8]) -> RxFacts {
         let facts = RxFacts { transport: RxTransport::Fragment, ..RxFacts::NONE };
-        let Some(fragment) = wire::fragment::parse(bytes).ok().filter(|_| self.queues > 1) else {
+        let Some(fragment) = wire::fragment::parse(bytes).ok() else { return facts };
+        if self.flows.queues() == 1 {
             return facts;
-        };
+        }
         let end = |addr| Endpoint { addr, port: 0 };
         let tuple = Tuple { local: end(fragment.destination), remote: end(fragment.source) };
-        RxFacts { flow_hash: self.rss.hash(&tuple), ..facts }
+        RxFacts { flow_hash: self.flows.hash(&tuple), ..facts }
     }
 
     /// Returns the hash of a QUIC datagram's connection ID, if its destination is the steered port.
