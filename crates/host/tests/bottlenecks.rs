@@ -43,22 +43,13 @@ fn measured(path: BottleneckConfig, flows: &[FlowConfig], seconds: (u64, u64)) -
     net.run(Duration::from_secs(seconds.0));
     net.measure();
     net.run(Duration::from_secs(seconds.1));
-    let rates: Vec<u64> = (0..flows.len()).map(|n| net.goodput(n) * 8 / 1000).collect();
-    println!(
-        "{:?}: {rates:?} kbit/s, {:.3} used, fairness {:.3}, wait {} us, {} dropped",
-        flows.iter().map(|f| f.algorithm).collect::<Vec<_>>(),
-        net.utilization(),
-        net.fairness(),
-        net.mean_wait().as_micros(),
-        net.dropped(),
-    );
     net
 }
 
 #[test]
 fn bbr_fills_a_path_with_a_short_queue() {
     let net = measured(HOME, &[flow(Bbr, 0)], (5, 15));
-    assert!(net.utilization() > 0.90);
+    assert!(net.utilization() > 0.90, "{}", net.summary());
     // CUBIC keeps the queue of 40 ms nearly full.
     assert!(net.mean_wait() < Duration::from_millis(10), "{}", net.mean_wait());
 }
@@ -66,7 +57,7 @@ fn bbr_fills_a_path_with_a_short_queue() {
 #[test]
 fn bbr_fills_a_path_with_a_shallow_queue() {
     let net = measured(SHALLOW, &[flow(Bbr, 0)], (3, 6));
-    assert!(net.utilization() > 0.90);
+    assert!(net.utilization() > 0.90, "{}", net.summary());
 }
 
 /// CUBIC collapses: the response function of RFC 9438 section 5.1 allows it some 12 segments in
@@ -74,10 +65,10 @@ fn bbr_fills_a_path_with_a_shallow_queue() {
 #[test]
 fn bbr_keeps_its_rate_under_random_loss() {
     let bbr = measured(LOSSY, &[flow(Bbr, 0)], (5, 10));
-    assert!(bbr.utilization() > 0.75);
+    assert!(bbr.utilization() > 0.75, "{}", bbr.summary());
     assert!(bbr.mean_wait() < Duration::from_millis(50), "{}", bbr.mean_wait());
     let cubic = measured(LOSSY, &[flow(Cubic, 0)], (5, 10));
-    assert!(cubic.utilization() < 0.10);
+    assert!(cubic.utilization() < 0.10, "{}", cubic.summary());
 }
 
 /// A second connection gets its share from one that has filled the path.
@@ -85,8 +76,8 @@ fn bbr_keeps_its_rate_under_random_loss() {
 fn two_bbr_connections_converge() {
     for (path, seconds) in [(HOME, (15, 25)), (SHALLOW, (10, 10)), (LOSSY, (10, 15))] {
         let net = measured(path, &[flow(Bbr, 0), flow(Bbr, 3000)], seconds);
-        assert!(net.fairness() > 0.95);
-        assert!(net.utilization() > 0.88);
+        assert!(net.fairness() > 0.95, "{}", net.summary());
+        assert!(net.utilization() > 0.88, "{}", net.summary());
     }
 }
 
@@ -96,8 +87,8 @@ fn bbr_and_cubic_share_a_path() {
     for (path, seconds) in [(HOME, (10, 30)), (SHALLOW, (5, 10))] {
         let net = measured(path, &[flow(Cubic, 0), flow(Bbr, 1000)], seconds);
         let share = |n| net.goodput(n) as f64 / path.bytes_per_s as f64;
-        assert!(share(0) > 0.25 && share(1) > 0.25);
-        assert!(net.utilization() > 0.90);
+        assert!(share(0) > 0.25 && share(1) > 0.25, "{}", net.summary());
+        assert!(net.utilization() > 0.90, "{}", net.summary());
     }
 }
 
@@ -110,7 +101,7 @@ fn files_are_paced_with_and_without_the_device() {
         let net = measured(HOME, &flows, (5, 10));
         let by_device = net.count(0, "file_offload_bytes");
         assert_eq!(by_device > 10_000_000, source == FlowSource::DeviceFile, "{by_device}");
-        assert!(net.utilization() > 0.90, "{source:?}");
+        assert!(net.utilization() > 0.90, "{source:?}: {}", net.summary());
         assert!(net.mean_wait() < Duration::from_millis(10), "{source:?}: {}", net.mean_wait());
         rates.push(net.goodput(0));
     }

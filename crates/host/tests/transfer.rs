@@ -6,6 +6,9 @@ use outboard_host::CongestionAlgorithm;
 use testkit::{PairTransfer, PathConfig, TransferPair, TransferSide};
 
 const MB: u64 = 1_000_000;
+/// All congestion controls.
+const ALGORITHMS: [CongestionAlgorithm; 3] =
+    [CongestionAlgorithm::Cubic, CongestionAlgorithm::NewReno, CongestionAlgorithm::Bbr];
 
 fn memory(bytes: u64) -> PairTransfer {
     PairTransfer { bytes, file_bytes: 0 }
@@ -40,13 +43,13 @@ fn lossy(seed: u64) -> PathConfig {
 
 #[test]
 fn loss_reordering_and_doubles() {
-    for seed in 1..=8 {
-        let algorithm =
-            if seed % 2 == 0 { CongestionAlgorithm::Cubic } else { CongestionAlgorithm::NewReno };
+    for seed in 1..=9 {
+        let algorithm = ALGORITHMS[seed % 3];
         let file = PairTransfer { bytes: 2 * MB, file_bytes: 2 * MB };
-        let mut pair = TransferPair::new(lossy(seed), [memory(4 * MB), file], |_, config| {
-            config.tcp.algorithm = algorithm;
-        });
+        let mut pair =
+            TransferPair::new(lossy(seed as u64), [memory(4 * MB), file], |_, config| {
+                config.tcp.algorithm = algorithm;
+            });
         pair.run(Duration::from_secs(60));
         assert!(pair.packets().1 > 0);
     }
@@ -57,6 +60,9 @@ fn loss_without_sack() {
     for seed in 1..=4 {
         let mut pair = TransferPair::new(lossy(seed), [memory(MB), memory(MB)], |_, config| {
             config.tcp.sack = false;
+            if seed % 2 == 0 {
+                config.tcp.algorithm = CongestionAlgorithm::Bbr;
+            }
         });
         pair.run(Duration::from_secs(120));
     }
@@ -117,7 +123,7 @@ fn reordering_on_a_short_path() {
 /// most of the link has to be used.
 #[test]
 fn goodput_at_one_percent_loss() {
-    for algorithm in [CongestionAlgorithm::Cubic, CongestionAlgorithm::NewReno] {
+    for algorithm in ALGORITHMS {
         let path = PathConfig {
             delay: Duration::from_millis(10),
             loss: 0.01,
@@ -138,7 +144,7 @@ fn goodput_at_one_percent_loss() {
 /// full.
 #[test]
 fn a_full_link() {
-    for algorithm in [CongestionAlgorithm::Cubic, CongestionAlgorithm::NewReno] {
+    for algorithm in ALGORITHMS {
         let path = PathConfig {
             delay: Duration::from_millis(10),
             bytes_per_s: Some(2_000_000),
@@ -157,12 +163,17 @@ fn a_full_link() {
 /// A disk that is much slower than the path causes no retransmission.
 #[test]
 fn a_slow_disk_is_no_loss() {
-    let path = PathConfig { disk_read_time: Duration::from_millis(700), ..PathConfig::default() };
-    let file = PairTransfer { bytes: 0, file_bytes: 2 * MB };
-    let mut pair = TransferPair::new(path, [memory(10), file], |_, _| {});
-    pair.run(Duration::from_secs(600));
-    assert_eq!(retransmitted(&pair), 0);
-    assert_eq!(pair.count(TransferSide::Server, "tcp_timeouts"), 0);
+    for algorithm in ALGORITHMS {
+        let disk_read_time = Duration::from_millis(700);
+        let path = PathConfig { disk_read_time, ..PathConfig::default() };
+        let file = PairTransfer { bytes: 0, file_bytes: 2 * MB };
+        let mut pair = TransferPair::new(path, [memory(10), file], |_, config| {
+            config.tcp.algorithm = algorithm;
+        });
+        pair.run(Duration::from_secs(600));
+        assert_eq!(retransmitted(&pair), 0, "{algorithm:?}");
+        assert_eq!(pair.count(TransferSide::Server, "tcp_timeouts"), 0);
+    }
 }
 
 fn pick<T: Copy>(prng: &mut Prng, choices: &[T]) -> T {
@@ -207,6 +218,8 @@ fn random_paths_and_configurations() {
             tcp.timestamps = !(off(0b1100) && path.loss < 0.1);
             tcp.algorithm = if off(0b1_0000) {
                 CongestionAlgorithm::NewReno
+            } else if off(0b1000_0000) {
+                CongestionAlgorithm::Bbr
             } else {
                 CongestionAlgorithm::Cubic
             };

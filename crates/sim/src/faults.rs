@@ -778,10 +778,10 @@ fn draw_device(r: &mut Prng) -> FileConfig {
 pub(crate) fn draw_tcp(r: &mut Prng, server: bool) -> TcpConfig {
     let big = r.chance(0.6);
     TcpConfig {
-        algorithm: match r.unit() {
-            x if x < 0.4 => CongestionAlgorithm::Cubic,
-            x if x < 0.6 => CongestionAlgorithm::Bbr,
-            _ => CongestionAlgorithm::NewReno,
+        algorithm: if r.chance(0.6) {
+            CongestionAlgorithm::Cubic
+        } else {
+            CongestionAlgorithm::NewReno
         },
         receive_bytes_max: if big { 1 << 20 } else { r.range(4_096, 200_000) as u32 },
         send_bytes_max: if server && r.chance(0.3) {

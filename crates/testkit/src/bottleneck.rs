@@ -1,7 +1,7 @@
 //! Connections that share a bottleneck: a queue of limited length and rate, on virtual time.
 //!
-//! Used by tests of congestion control. Each connection has a sender and a receiver of its own, with
-//! real devices. Frames of all senders pass the queue; acknowledgments are only delayed.
+//! Used by tests of congestion control. Each connection has a sender and a receiver of its own,
+//! with real devices. Frames of all senders pass the queue; acknowledgments are only delayed.
 
 use std::collections::BTreeMap;
 
@@ -254,6 +254,21 @@ impl SharedBottleneck {
     #[must_use]
     pub const fn dropped(&self) -> u64 {
         self.dropped
+    }
+
+    /// Returns the figures of the measurement in a line, for messages of failed tests.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let flows = self.flows.iter().enumerate();
+        let rates: Vec<_> =
+            flows.map(|(n, f)| (f.config.algorithm, self.goodput(n) * 8 / 1000)).collect();
+        format!(
+            "{rates:?} kbit/s, {:.3} of the rate, fairness {:.3}, wait {}, {} dropped",
+            self.utilization(),
+            self.fairness(),
+            self.mean_wait(),
+            self.dropped,
+        )
     }
 
     /// Returns the sum of a sender's counters and gauges named `name`.

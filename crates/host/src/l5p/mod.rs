@@ -21,11 +21,11 @@ pub(crate) type L5pConnection = crate::tcp::conn::TcpConnection<L5pTransforms>;
 mod tests {
     use super::*;
 
-    /// An idle connection needs at most 939 bytes, with slot, route and flow-table entry
+    /// An idle connection needs at most 947 bytes, with slot, route and flow-table entry
     /// (`outboard-lab bench memory`).
     #[test]
     fn a_connection_is_small() {
         let bytes = size_of::<L5pConnection>();
-        assert!(bytes <= 728, "{bytes} bytes");
+        assert!(bytes <= 736, "{bytes} bytes");
     }
 }

@@ -1,8 +1,8 @@
 //! Passes the events of a connection to BBR, and its window back.
 //!
 //! Called by the sender ([`super::output`]), for acknowledgments and losses ([`super::ack`],
-//! [`super::expire`]) and for the device's echoes ([`super::conn`]). Every method does nothing for a
-//! connection with another congestion control.
+//! [`super::expire`]) and for the device's echoes ([`super::conn`]). Without BBR, every method does
+//! nothing.
 
 use alloc::boxed::Box;
 

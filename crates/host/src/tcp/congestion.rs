@@ -3,8 +3,8 @@
 //!
 //! Owns the congestion window and the slow-start threshold. Called by the sender for
 //! acknowledgments, and for losses, ECN marks and time-outs that indicate congestion. During
-//! recovery, PRR sets the window ([`super::recovery`]). With BBR, [`super::bbr`] sets the window, and
-//! nothing here changes it.
+//! recovery, PRR sets the window ([`super::recovery`]). With BBR, [`super::bbr`] sets the window,
+//! and nothing here changes it.
 
 use base::{Duration, Instant};
 

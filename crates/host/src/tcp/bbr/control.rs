@@ -16,7 +16,7 @@ const DEFAULT_CWND_GAIN: u64 = 200;
 const PROBE_RTT_CWND_GAIN: u64 = 50;
 /// Section 5.6.2: the round-trip time before the first sample.
 const UNKNOWN_RTT: Duration = Duration::from_millis(1);
-/// Section 5.6.3: bounds of a run.
+/// Bounds of a run in bytes and in segments (section 5.6.3).
 const SEND_QUANTUM_MAX: u64 = 64 * 1024;
 const SEND_QUANTUM_SEGMENTS_MIN: u64 = 2;
 /// BBR.MinPipeCwnd in segments.

@@ -35,12 +35,13 @@ use windowed_max::WindowedMax;
 const UNBOUNDED: u64 = u64::MAX;
 /// BBR.ProbeRTTDuration.
 const PROBE_RTT_DURATION: Duration = Duration::from_millis(200);
-/// Section 5.3.2: rounds after which Drain ends in any case.
+/// Rounds after which Drain ends in any case (section 5.3.2).
 const DRAIN_ROUNDS_MAX: u64 = 3;
-/// Section 5.3.3.8: rounds after which bandwidth is probed, as Reno would on a path with a window
-/// of as many packets.
+/// Rounds after which the bandwidth is probed, as by Reno with a window of as many packets (section
+/// 5.3.3.8).
 const RENO_ROUNDS_MAX: u64 = 63;
-/// Section 5.3.3.8: least time between two probes of the bandwidth; up to a second more is random.
+/// Minimum time between two probes of the bandwidth (section 5.3.3.8). Up to a second more is
+/// random.
 const PROBE_WAIT_MIN: Duration = Duration::from_secs(2);
 const PROBE_WAIT_RANDOM_NS: u64 = 1_000_000_000;
 
@@ -409,7 +410,9 @@ impl Bbr {
     /// Section 5.3.3.7.
     fn is_time_to_go_down(&mut self) -> bool {
         let longterm = self.long.inflight;
-        if self.cycle.prev_too_high && self.inputs.inflight >= longterm {
+        // Whole segments are sent, so the bound is reached if no other one fits.
+        let reached = self.inputs.inflight + self.inputs.mss > longterm;
+        if self.cycle.prev_too_high && reached {
             self.cycle.prev_precautionary = true;
             return true;
         }

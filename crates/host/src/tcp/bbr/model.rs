@@ -23,7 +23,7 @@ const EXTRA_ACKED_ROUNDS: u64 = 10;
 const PROBE_RTT_INTERVAL: Duration = Duration::from_secs(5);
 /// BBR.MinRTTFilterLen.
 const MIN_RTT_WINDOW: Duration = Duration::from_secs(10);
-/// Section 5.3.3.9: maximum of BBR.bw_probe_up_rounds.
+/// Maximum of BBR.bw_probe_up_rounds (section 5.3.3.9).
 const UP_ROUNDS_MAX: u32 = 30;
 
 /// The estimator of a full pipe: section 5.3.1.2.

@@ -271,11 +271,12 @@ mod tests {
             assert_eq!((sample.delivered, sample.tx_in_flight), (bytes, bytes));
             assert_eq!(sample.rate, bytes * 1000 / (10 + 2 * u64::from(n)));
         }
-        // A transmit in mid-flight counts from the last acknowledgment.
+        // A later transmit counts from the departure of the one acknowledged last, at 9 ms: that
+        // is longer than the time since the acknowledgment.
         send(&mut sampler, 10, ms(28), 2 * MSS);
         sampler.note_delivered(10);
         let sample = sampler.on_ack(ms(40), acked(MSS));
-        assert_eq!((sample.delivered, sample.rate), (MSS, MSS * 1000 / 12));
+        assert_eq!((sample.delivered, sample.rate), (MSS, MSS * 1000 / 19));
     }
 
     /// Section 4.1.1.2.4: acknowledgments that arrive together do not make a path fast.

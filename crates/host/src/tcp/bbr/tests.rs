@@ -36,6 +36,8 @@ struct TestSender {
     /// Every n-th packet is lost.
     lose_every: Option<u32>,
     pace_at: Instant,
+    /// The application has nothing to send.
+    idle: bool,
     recovery_end: Option<u32>,
     /// States in the order in which they were entered, with the time.
     states: Vec<(u64, BbrState)>,
@@ -56,6 +58,7 @@ impl TestSender {
             rate: RATE,
             lose_every: None,
             pace_at: now,
+            idle: false,
             recovery_end: None,
             states: Vec::new(),
             delivered: 0,
@@ -141,7 +144,9 @@ impl TestSender {
         while self.now < end {
             self.now += Duration::from_micros(100);
             self.acknowledge();
-            self.send();
+            if !self.idle {
+                self.send();
+            }
         }
     }
 
@@ -164,10 +169,11 @@ fn bw(phase: ProbeBwPhase) -> BbrState {
     BbrState::ProbeBw(phase)
 }
 
-/// Returns a sender that has just entered the first phase of the steady state.
+/// Returns a sender that has just drained the queue: the first phase of the steady state ends with
+/// the acknowledgment that begins it.
 fn steady(queue_max: u64) -> TestSender {
     let mut sender = TestSender::new(queue_max);
-    sender.run_until(bw(Down));
+    sender.run_until(bw(Cruise));
     sender
 }
 
@@ -177,17 +183,9 @@ fn steady(queue_max: u64) -> TestSender {
 fn states_follow_each_other() {
     let mut sender = TestSender::new(1000);
     sender.run(Duration::from_secs(4));
-    let expected = [
-        BbrState::Startup,
-        BbrState::Drain,
-        bw(Down),
-        bw(Cruise),
-        bw(Refill),
-        bw(Up),
-        bw(Down),
-        bw(Cruise),
-    ];
-    assert_eq!(sender.states()[..8], expected, "{:?}", sender.states);
+    let expected =
+        [BbrState::Startup, BbrState::Drain, bw(Cruise), bw(Refill), bw(Up), bw(Down), bw(Cruise)];
+    assert_eq!(sender.states()[..7], expected, "{:?}", sender.states);
     let rate = sender.bbr.max_bw();
     assert!(rate.abs_diff(RATE) < RATE / 20, "{rate}");
     assert_eq!(sender.bbr.rtt.min.map(|rtt| rtt.as_millis()), Some(40));
@@ -231,7 +229,7 @@ fn drain_empties_the_queue() {
     let mut sender = TestSender::new(1000);
     sender.run_until(BbrState::Drain);
     assert!(sender.flight.len() as u64 * MSS > BDP * 5 / 4);
-    sender.run_until(bw(Down));
+    sender.run_until(bw(Cruise));
     assert!(sender.flight.len() as u64 * MSS <= BDP + 4 * MSS);
 }
 
@@ -240,10 +238,9 @@ fn drain_empties_the_queue() {
 fn rates_follow_the_gains() {
     let mut sender = steady(1000);
     for (state, gain) in
-        [(bw(Down), 90), (bw(Cruise), 100), (bw(Refill), 100), (bw(Up), 125), (bw(Down), 90)]
+        [(bw(Cruise), 100), (bw(Refill), 100), (bw(Up), 125), (bw(Down), 90), (bw(Cruise), 100)]
     {
         sender.run_until(state);
-        sender.run(MS * 4);
         let expected = sender.bbr.bw * gain * 99 / 10_000;
         assert!(sender.bbr.pacing_rate().abs_diff(expected) <= 2, "{state:?}");
     }
@@ -279,8 +276,9 @@ fn losses_in_a_probe_bound_the_volume() {
     sender.run_until(bw(Up));
     sender.run_until(bw(Down));
     assert!(sender.bbr.cycle.prev_precautionary);
+    let down = sender.now;
     sender.run_until(bw(Refill));
-    assert!(!sender.states().ends_with(&[bw(Cruise), bw(Refill)]), "{:?}", sender.states);
+    assert!(sender.now.since(down) < MS * 300, "{:?}", sender.states);
 }
 
 /// Section 5.3.3.5: a bound that is in the way is raised faster and faster.
@@ -292,7 +290,7 @@ fn a_bound_in_the_way_is_raised() {
     sender.rate = 4 * RATE;
     let before = sender.bbr.long.inflight;
     sender.run(MS * 400);
-    assert!(sender.bbr.long.inflight > before + 30 * MSS, "{}", sender.bbr.long.inflight);
+    assert!(sender.bbr.long.inflight > before + 20 * MSS, "{}", sender.bbr.long.inflight);
 }
 
 /// Section 5.5.10.3: losses in cruise reduce the short-term model, by at most 30 % per round, and
@@ -338,17 +336,15 @@ fn the_round_trip_is_probed() {
 fn an_idle_connection_paces_at_the_bandwidth() {
     let mut sender = steady(1000);
     sender.run_until(bw(Cruise));
-    let window = sender.cwnd;
     sender.bbr.mark_app_limited(sender.flight.len() as u64 * MSS);
-    sender.cwnd = 0;
+    sender.idle = true;
     sender.run(MS * 500);
+    let window = sender.cwnd;
     assert!(sender.flight.is_empty());
     sender.bbr.mark_app_limited(0);
     sender.now += Duration::from_secs(6);
-    sender.cwnd = window;
-    let mut inputs = sender.inputs();
-    inputs.cwnd = window;
-    assert_eq!(sender.bbr.before_transmit(inputs), window);
+    sender.idle = false;
+    assert_eq!(sender.bbr.before_transmit(sender.inputs()), window);
     assert!(sender.bbr.idle_restart);
     assert_eq!(sender.bbr.pacing_rate(), sender.bbr.bw * 99 / 100);
     sender.run(MS * 300);
