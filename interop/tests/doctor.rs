@@ -64,14 +64,17 @@ fn recommends_a_link_and_changes_nothing() {
 #[test]
 fn finds_what_is_slow_or_down() {
     let netns = namespace();
-    let script = "ethtool -K v0 tso off gso off >/dev/null && ip link set v1 down";
+    let script = "ethtool -K v0 tso off gso off gro off >/dev/null && ip link set v1 down";
     run_for_output(netns.command("sh").args(["-c", script]));
     let output = doctor(&netns, &["v0", "--json"]);
     let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let offloads = finding(&report, "offloads");
-    assert_eq!((&offloads["status"], &offloads["found"]), (&"slow".into(), &"TSO, GSO off".into()));
+    assert_eq!(
+        (&offloads["status"], &offloads["found"]),
+        (&"slow".into(), &"TSO, GSO, GRO off".into())
+    );
     let fix = offloads["fix"].as_str().expect("a command");
-    assert_eq!(fix, "sudo ethtool -K v0 tso on gso on");
+    assert_eq!(fix, "sudo ethtool -K v0 tso on gso on gro on");
     let interface = finding(&report, "interface");
     assert_eq!(interface["status"], "missing");
     run_for_output(netns.command("sh").args(["-c", fix.trim_start_matches("sudo ")]));

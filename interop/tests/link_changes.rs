@@ -234,13 +234,12 @@ fn another_link_address_or_number_of_queues() {
     net.run("ip link set v0 address 02:00:00:00:00:33");
     net.wait_until("link_address_changed", 1);
     net.run("ethtool -L v0 rx 4 tx 4");
-    // The address of the peer, which our neighbor table has.
-    net.run("ip link set v1 address 02:00:00:00:00:44");
     net.finish(download);
     net.expect_lines(&["outboard: link address of interface v0 is now 02:00:00:00:00:33"]);
 
     let net = ChangingLink::new("tap:ob0", &[]);
     let download = net.download();
+    // The address of our peer, which the neighbor table has.
     net.run("ip link set ob0 address 02:00:00:00:00:44");
     net.finish(download);
     net.expect_lines(&["outboard: link address of interface ob0 is now 02:00:00:00:00:44"]);

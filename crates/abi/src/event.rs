@@ -77,7 +77,8 @@ pub enum Event {
     Decompressed(Box<Decompressed>),
     /// The device's load has crossed one of its thresholds.
     Load(DeviceLoad),
-    /// The link is up again, perhaps with other neighbors, or has another MTU.
+    /// The link has another MTU, or may have neighbors with other link addresses: it is up again,
+    /// or its interface has another address.
     LinkChanged {
         /// MTU in bytes. Larger packets are still taken up to the largest MTU that was announced,
         /// and may be lost.

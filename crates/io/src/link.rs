@@ -20,8 +20,8 @@ pub trait Link: Send {
     /// Returns the offloads of the link, which are constant over its life, and its MTU.
     fn capabilities(&self) -> LinkCaps;
 
-    /// Returns how many times the link has come up again or changed its MTU since it was opened,
-    /// modulo 2^32.
+    /// Returns how many times the link has come up again, or changed its MTU or the link address of
+    /// its interface, since it was opened; modulo 2^32.
     fn changes(&self) -> u32 {
         0
     }

@@ -34,11 +34,25 @@ pub(crate) enum CliSubcommand {
     #[command(subcommand)]
     Nvme(crate::nvme::NvmeSubcommand),
     /// Examine this machine, and recommend a link and options; changes nothing
-    Doctor(crate::doctor::DoctorArgs),
+    Doctor(DoctorArgs),
     /// Show counters of a running instance
     Stat(StatArgs),
     /// Show connections of a running instance and their offloads, with the reason if there is none
     Ss(QueryArgs),
+}
+
+/// Options of `outboard doctor`.
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// Interface to the network [default: that of the default route]
+    #[arg(value_name = "INTERFACE")]
+    pub(crate) interface: Option<String>,
+    /// Directory of files that are to be served: also examine its file system
+    #[arg(long, value_name = "DIR")]
+    pub(crate) folder: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Options of `outboard serve`.

@@ -124,11 +124,6 @@ impl VnetLink {
         &self.name
     }
 
-    /// Returns whether the interface is down.
-    pub(crate) const fn is_down(&self) -> bool {
-        self.is_down
-    }
-
     /// Sets whether the interface is down: frames to send are dropped then.
     pub(crate) const fn set_down(&mut self, is_down: bool) {
         self.is_down = is_down;

@@ -78,6 +78,9 @@ enum LinkState {
 struct SharedState {
     state: LinkState,
     mtu: u16,
+    /// Changes that concern the device, modulo 2^32: the interface is up again, or has another MTU
+    /// or link address.
+    device_changes: u32,
     /// Queues that were opened again, until each is taken.
     opened: Vec<Option<VnetLink>>,
     counters: LinkWatchCounters,
@@ -118,7 +121,7 @@ pub struct WatchedLink {
     is_closed: bool,
     /// Number of changes that this queue has seen.
     seen: u32,
-    /// Changes that concern the device: it is up again, or has another MTU.
+    /// Changes that concern the device.
     changes: u32,
 }
 
@@ -164,13 +167,9 @@ impl WatchedLink {
         if state.state == LinkState::Removed && !self.is_closed {
             self.is_closed = self.link.close(bell).is_ok();
         }
-        let is_down = self.is_closed || state.state != LinkState::Up;
-        let comes_up = self.link.is_down() && !is_down;
-        if comes_up || state.mtu != self.link.capabilities().mtu {
-            self.changes = self.changes.wrapping_add(1);
-        }
         self.link.set_mtu(state.mtu);
-        self.link.set_down(is_down);
+        self.link.set_down(self.is_closed || state.state != LinkState::Up);
+        self.changes = state.device_changes;
     }
 }
 

@@ -40,7 +40,13 @@ impl WatchThread {
         let counters = LinkWatchCounters::default();
         let shared = Arc::new(SharedWatch {
             changes: AtomicU32::new(0),
-            state: Mutex::new(SharedState { state: LinkState::Up, mtu, opened, counters }),
+            state: Mutex::new(SharedState {
+                state: LinkState::Up,
+                mtu,
+                device_changes: 0,
+                opened,
+                counters,
+            }),
             bells: (0..queues).map(|_| Notifier::new()).collect::<io::Result<_>>()?,
         });
         let stop = Notifier::new()?;
@@ -149,6 +155,7 @@ impl Watcher {
             InterfaceChange::Up => {
                 self.shared.change(|shared| {
                     shared.state = LinkState::Up;
+                    shared.device_changes = shared.device_changes.wrapping_add(1);
                     shared.counters.link_up += 1;
                 });
                 let ms = now.since(self.down_since).as_nanos() / 1_000_000;
@@ -157,6 +164,7 @@ impl Watcher {
             InterfaceChange::Mtu { from, to } => {
                 self.shared.change(|shared| {
                     shared.mtu = to;
+                    shared.device_changes = shared.device_changes.wrapping_add(1);
                     shared.counters.link_mtu_changed += 1;
                 });
                 self.report(&format!("MTU of interface {name} is now {to}, was {from}"));
@@ -168,7 +176,11 @@ impl Watcher {
     }
 
     fn report_address(&self, address: [u8; 6]) {
-        self.shared.change(|shared| shared.counters.link_address_changed += 1);
+        self.shared.change(|shared| {
+            // The other end of a TAP has another address.
+            shared.device_changes = shared.device_changes.wrapping_add(1);
+            shared.counters.link_address_changed += 1;
+        });
         let name = &self.config.interface;
         let mut line = format!("link address of interface {name} is now {}", mac_text(address));
         if let Some(ours) = self.config.mac.filter(|&ours| ours != address) {

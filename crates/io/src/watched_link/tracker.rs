@@ -31,7 +31,7 @@ pub(super) enum InterfaceChange {
     Appeared,
 }
 
-/// What is known about whether the interface carries frames.
+/// Knowledge of whether the interface carries frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Presence {
     /// The link was just opened.

@@ -10,6 +10,7 @@ use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
 use base::Instant;
+use testkit::PLAIN_LINK;
 
 use super::frames::MAC;
 use super::rig::{Rig, content, extent, plain};
@@ -468,14 +469,16 @@ fn hosts_learn_of_another_mtu() {
         (queue, Event::LinkChanged { mtu }) => Some((*queue, *mtu)),
         _ => None,
     };
-    let all: Vec<_> = rig.events.drain(..).filter_map(|event| told(&event)).collect();
+    let mut all: Vec<_> = rig.events.drain(..).filter_map(|event| told(&event)).collect();
+    all.sort_unstable();
     assert_eq!((all, rig.device.capabilities().mtu), (vec![(0, 1200), (1, 1200)], 1200));
     rig.send(0, plain(7, 10, &[0; 1448]));
     assert_eq!(rig.sent.len(), 1);
     rig.device.handle_link_change(1500);
     rig.device.reset();
     rig.collect();
-    let all: Vec<_> = rig.events.drain(..).filter_map(|event| told(&event)).collect();
+    let mut all: Vec<_> = rig.events.drain(..).filter_map(|event| told(&event)).collect();
+    all.sort_unstable();
     assert_eq!(all, [(0, 1500), (1, 1500)]);
 }
 

@@ -12,28 +12,13 @@ mod links;
 mod tests;
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
 
-use clap::Args;
 use serde_json::json;
 
+use crate::args::DoctorArgs;
 use checks::{Finding, FindingStatus};
 use cli::Failure;
 use links::{LinkVerdict, Obstacle, Recommendation};
-
-/// Options of `outboard doctor`.
-#[derive(Debug, Args)]
-pub(crate) struct DoctorArgs {
-    /// Interface to the network [default: that of the default route]
-    #[arg(value_name = "INTERFACE")]
-    interface: Option<String>,
-    /// Directory of files that are to be served: also examine its file system
-    #[arg(long, value_name = "DIR")]
-    folder: Option<PathBuf>,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-}
 
 /// The result of an examination.
 struct Diagnosis {
