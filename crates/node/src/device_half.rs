@@ -51,7 +51,7 @@ pub trait DevicePorts: DiskPort {
         None
     }
 
-    /// Gives a free buffer to the device of a queue, in exchange for that of a frame. If the ring
+    /// Passes a free buffer to the device of a queue, in exchange for that of a frame. If the ring
     /// is full the buffer is freed, and that device allocates another.
     fn push_spare(&mut self, _queue: usize, _packet: PacketBuf) {}
 }

@@ -99,6 +99,15 @@ pub(crate) struct ServerStart {
     pub(crate) now: Instant,
 }
 
+/// Returns the configuration of a server's uploads.
+fn uploads(scenario: &Scenario, start: ServerStart) -> Option<UploadConfig> {
+    scenario.uploads.as_ref().map(|uploads| UploadConfig {
+        quota: Arc::new(UploadQuota::new(uploads.quota, start.upload_bytes)),
+        file_bytes_max: uploads.file_bytes_max,
+        served_as: Some(DIRECTORY.as_bytes().to_vec()),
+    })
+}
+
 /// Builds a server, or a queue of it.
 pub(crate) fn server(
     (node, queue): (usize, SimQueue),
@@ -143,20 +152,18 @@ pub(crate) fn server(
     if let Some(remote) = &scenario.remote {
         remote.configure_host(&mut config);
     }
-    queue.configure(scenario, &mut device, &mut config);
+    queue.configure(scenario.seed, &mut device, &mut config);
+    let steering = queue.quic_steering(scenario.seed, quic::SERVER_PORT);
+    device.quic_steering = steering;
     let device = Device::new(device, net.link_caps());
     let mut host = Host::new(config, &device.capabilities(), rng.next_u64());
     let mut content = scenario.content.clone();
     content.tls = scenario.tls.as_ref().map(tls::server);
     content.http3 = quic::config(scenario, node, start.life);
-    if let (Some(http3), Some(steering)) = (&mut content.http3, queue.quic_steering(scenario)) {
+    if let (Some(http3), Some(steering)) = (&mut content.http3, steering) {
         http3.steering = Some((steering, queue.index));
     }
-    content.uploads = scenario.uploads.as_ref().map(|uploads| UploadConfig {
-        quota: Arc::new(UploadQuota::new(uploads.quota, start.upload_bytes)),
-        file_bytes_max: uploads.file_bytes_max,
-        served_as: Some(DIRECTORY.as_bytes().to_vec()),
-    });
+    content.uploads = uploads(scenario, start);
     content.pattern_rules = scenario.patterns_of(node).map(PatternScenario::rules);
     (content.setup_offload, content.teardown_offload) =
         (scenario.hand_over.set_up, scenario.hand_over.tear_down);

@@ -15,8 +15,6 @@ use host::HostConfig;
 use nic::DeviceConfig;
 use wire::frame::{ParsedFrame, parse};
 
-use crate::faults::Scenario;
-use crate::quic::SERVER_PORT;
 use crate::trace::hash_bytes;
 
 /// Salt of this module's generators.
@@ -34,21 +32,15 @@ impl SimQueue {
     /// The queue of a machine with one.
     pub(crate) const ONLY: Self = Self { index: 0, count: 1 };
 
-    /// Configures the device and the host of the queue.
-    pub(crate) fn configure(
-        self,
-        scenario: &Scenario,
-        device: &mut DeviceConfig,
-        host: &mut HostConfig,
-    ) {
+    /// Configures the device and the host of the queue in the run of `seed`.
+    pub(crate) fn configure(self, seed: u64, device: &mut DeviceConfig, host: &mut HostConfig) {
         if self.count == 1 {
             return;
         }
-        let seed = Prng::new(scenario.seed ^ SALT).next_u64();
+        let seed = Prng::new(seed ^ SALT).next_u64();
         device.queues = self.count;
         device.own_queue = Some(self.index);
         device.rss_seed = seed;
-        device.quic_steering = self.quic_steering(scenario);
         host.answers = self.index == 0;
         host.own_queue = Some(OwnQueue {
             steering: Arc::new(FlowSteering::new(seed, self.count)),
@@ -56,11 +48,11 @@ impl SimQueue {
         });
     }
 
-    /// Returns the steering of QUIC datagrams, if there are several queues.
-    pub(crate) fn quic_steering(self, scenario: &Scenario) -> Option<QuicSteering> {
+    /// Returns the steering of QUIC datagrams to `port`, if there are several queues.
+    pub(crate) fn quic_steering(self, seed: u64, port: u16) -> Option<QuicSteering> {
         let queues = u32::try_from(self.count).ok().filter(|&count| count > 1)?;
-        let key = scenario.seed ^ (SALT << 8);
-        Some(QuicSteering { port: SERVER_PORT, id_bytes: quic::CID_BYTES, key, queues })
+        let key = seed ^ (SALT << 8);
+        Some(QuicSteering { port, id_bytes: quic::CID_BYTES, key, queues })
     }
 }
 

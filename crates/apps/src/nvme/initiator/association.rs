@@ -252,26 +252,26 @@ impl Association {
         index: usize,
         answer: CommandDone,
     ) -> Result<AssociationEvent, AssociationLoss> {
-        if let CommandOrigin::Request(serial) = answer.owner {
-            return Ok(AssociationEvent::Answer(serial, answer));
-        }
-        let CommandDone { owner, completion, buffer, digest_ok, .. } = answer;
-        match owner {
-            CommandOrigin::KeepAlive if completion.status.is_success() => {
+        match answer.owner {
+            CommandOrigin::Request(serial) => return Ok(AssociationEvent::Answer(serial, answer)),
+            CommandOrigin::KeepAlive if answer.completion.status.is_success() => {
                 cx.counters.nvmei_keep_alives += 1;
             }
             CommandOrigin::KeepAlive => {
                 return Err(AssociationLoss::Refused {
                     step: "keep alive",
-                    status: completion.status,
+                    status: answer.completion.status,
                 });
             }
             CommandOrigin::Abort => self.aborts_open = self.aborts_open.saturating_sub(1),
-            CommandOrigin::AsyncEvent => return self.handle_event(cx, &completion),
+            CommandOrigin::AsyncEvent => return self.handle_event(cx, &answer.completion),
             CommandOrigin::SetUp if index > 0 => {
-                return self.queue_connected(cx, index, &completion);
+                return self.queue_connected(cx, index, &answer.completion);
             }
-            CommandOrigin::SetUp => return self.next_step(cx, &completion, buffer, digest_ok),
+            CommandOrigin::SetUp => {
+                let CommandDone { completion, buffer, digest_ok, .. } = answer;
+                return self.next_step(cx, &completion, buffer, digest_ok);
+            }
         }
         Ok(AssociationEvent::Nothing)
     }
