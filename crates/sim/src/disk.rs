@@ -398,10 +398,7 @@ impl SimDisk {
                 SimDiskRequest::Publish { id, inode, fault }
             }
             DiskRequest::Close { file } => {
-                match self.open.remove(&file.0) {
-                    Some((opener, inode)) if opener == by => self.close_upload(inode),
-                    _ => self.bad_handles += 1,
-                }
+                self.close(by, file);
                 return None;
             }
         };
@@ -531,6 +528,13 @@ impl SimDisk {
                 let result = name.map_or(Err(FileFault::BadExtent), |_| fault.map_or(Ok(()), Err));
                 DiskCompletion::Flushed { id, result }
             }
+        }
+    }
+
+    fn close(&mut self, by: DiskClient, file: DiskFile) {
+        match self.open.remove(&file.0) {
+            Some((opener, inode)) if opener == by => self.close_upload(inode),
+            _ => self.bad_handles += 1,
         }
     }
 

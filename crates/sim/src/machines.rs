@@ -105,6 +105,7 @@ fn uploads(scenario: &Scenario, start: ServerStart) -> Option<UploadConfig> {
         quota: Arc::new(UploadQuota::new(uploads.quota, start.upload_bytes)),
         file_bytes_max: uploads.file_bytes_max,
         served_as: Some(DIRECTORY.as_bytes().to_vec()),
+        decompression: None,
     })
 }
 

@@ -154,8 +154,8 @@ pub(crate) fn segmentation(scenario: &Scenario) -> bool {
     scenario.quic.as_ref().is_some_and(|quic| quic.segmentation)
 }
 
-/// Returns the configuration of a node's endpoint, with randomness from the seed and from the number
-/// of times that the node's program has started before.
+/// Returns the configuration of a node's endpoint, with randomness from the seed and from the
+/// number of times that the node's program has started before.
 pub(crate) fn config(
     scenario: &Scenario,
     node: usize,

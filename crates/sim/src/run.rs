@@ -94,17 +94,7 @@ impl SimRun {
         // One port more, for the attacker.
         let macs: Vec<_> = (0..clients + others + 2).map(mac).collect();
         let net = SimNet::new(&scenario, &macs, rng.fork());
-        let mut disk =
-            SimDisk::new(scenario.disk.clone(), scenario.seed, scenario.files, rng.fork());
-        if let Some(bytes) = scenario.file_bytes() {
-            disk = disk.with_file_bytes(bytes);
-        }
-        if let Some(uploads) = &scenario.uploads {
-            disk = disk.with_uploads(uploads);
-        }
-        if scenario.remote.is_some() {
-            disk = disk.with_site(remote_scenario::NAMESPACE);
-        }
+        let mut disk = disk_of(&scenario, rng.fork());
         let mut nodes = match &scenario.storage {
             Some(storage) => kills::storage_nodes(&scenario, storage, &net, &mut disk, &mut rng),
             None => {
@@ -131,24 +121,7 @@ impl SimRun {
         let machines = nodes.len();
         nodes.extend(further_queues(&scenario, &net));
         nodes.iter_mut().for_each(|node| node.odd.late_answers = scenario.late_answers);
-        let mut report = RunReport::new(options.trace);
-        if let Some(proxied) = &scenario.proxied {
-            report.grace = proxied.idle_timeout + LAST_PROXIED - Duration::from_secs(1);
-        }
-        if scenario.remote.is_some() {
-            report.grace = LAST_REMOTE - Duration::from_secs(1);
-        }
-        report.errors_allowed = scenario.may_fail()
-            || !scenario.calm_net()
-            || scenario.crowd.dribble > 0.0
-            || scenario.crowd.slow > 0.0
-            // Connections that the device was tearing down are lost in its reset.
-            || (scenario.hand_over.tear_down && scenario.resets > 0)
-            || scenario.uploads.as_ref().is_some_and(UploadScenario::refuses);
-        report.uploads.is_replayed = scenario.may_replay();
-        report.failures_allowed = scenario.may_fail();
-        report.programs_end = scenario.terminates.is_some();
-        report.servers_killed = scenario.kills_server();
+        let report = report_of(&scenario, options);
         let mut sim = Self {
             now: Instant::ZERO,
             queue: SimEventQueue::default(),
@@ -772,6 +745,44 @@ fn further_queues(scenario: &Scenario, net: &SimNet) -> Vec<SimNode> {
         }
     };
     (1..count).map(build).collect()
+}
+
+/// Returns the disk of a scenario's servers and targets, with their files.
+fn disk_of(scenario: &Scenario, rng: Prng) -> SimDisk {
+    let mut disk = SimDisk::new(scenario.disk.clone(), scenario.seed, scenario.files, rng);
+    if let Some(bytes) = scenario.file_bytes() {
+        disk = disk.with_file_bytes(bytes);
+    }
+    if let Some(uploads) = &scenario.uploads {
+        disk = disk.with_uploads(uploads);
+    }
+    if scenario.remote.is_some() {
+        disk = disk.with_site(remote_scenario::NAMESPACE);
+    }
+    disk
+}
+
+/// Returns an empty report that knows the errors that the scenario permits.
+fn report_of(scenario: &Scenario, options: &RunOptions) -> RunReport {
+    let mut report = RunReport::new(options.trace);
+    if let Some(proxied) = &scenario.proxied {
+        report.grace = proxied.idle_timeout + LAST_PROXIED - Duration::from_secs(1);
+    }
+    if scenario.remote.is_some() {
+        report.grace = LAST_REMOTE - Duration::from_secs(1);
+    }
+    report.errors_allowed = scenario.may_fail()
+        || !scenario.calm_net()
+        || scenario.crowd.dribble > 0.0
+        || scenario.crowd.slow > 0.0
+        // Connections that the device was tearing down are lost in its reset.
+        || (scenario.hand_over.tear_down && scenario.resets > 0)
+        || scenario.uploads.as_ref().is_some_and(UploadScenario::refuses);
+    report.uploads.is_replayed = scenario.may_replay();
+    report.failures_allowed = scenario.may_fail();
+    report.programs_end = scenario.terminates.is_some();
+    report.servers_killed = scenario.kills_server();
+    report
 }
 
 /// Returns whether a frame is a UDP datagram.

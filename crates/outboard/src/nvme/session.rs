@@ -406,8 +406,8 @@ pub(super) fn discover(
         discovery: Discovery::new(now, host, config, args.target.0),
         result,
     };
-        let application = (make, DiscoveryReader::close as HandleMessage<_, _>);
-        let (stack, sender) = start(args, &signals, false, application)?;
+    let application = (make, DiscoveryReader::close as HandleMessage<_, _>);
+    let (stack, sender) = start(args, &signals, false, application)?;
     let interrupt = Interrupt::default();
     interrupt.watch(signals, vec![sender], || ())?;
     let log = log.recv();

@@ -354,6 +354,12 @@ impl FrameChecker {
         Ok([0, 0, 0, hash_bytes(0, payload)])
     }
 
+    fn is_from_server(&self, node: usize, segment: &TcpHeader) -> bool {
+        let is_storage = self.storage_tls.is_some() && is_storage(segment);
+        let port = if is_storage { STORAGE_PORT } else { self.server_port };
+        !self.is(node, NodeRole::Client) && segment.source == port
+    }
+
     fn segment(
         &mut self,
         node: usize,
@@ -361,9 +367,7 @@ impl FrameChecker {
         segment: &TcpHeader,
         payload: &[u8],
     ) -> Result<(), String> {
-        let is_storage = self.storage_tls.is_some() && is_storage(segment);
-        let port = if is_storage { STORAGE_PORT } else { self.server_port };
-        let from_server = !self.is(node, NodeRole::Client) && segment.source == port;
+        let from_server = self.is_from_server(node, segment);
         let source = Endpoint { addr: ip.source, port: segment.source };
         let destination = Endpoint { addr: ip.destination, port: segment.destination };
         let key = if from_server { (destination, source) } else { (source, destination) };
