@@ -11,6 +11,22 @@ use std::os::fd::AsRawFd;
 
 use crate::open_error::{LinkKind, OpenLinkError};
 
+/// `SIOCETHTOOL` and `ETHTOOL_GCHANNELS` of `linux/sockios.h` and `linux/ethtool.h`.
+const SIOCETHTOOL: libc::Ioctl = 0x8946;
+const ETHTOOL_GCHANNELS: u32 = 0x3c;
+
+/// `struct ethtool_channels`.
+#[derive(Debug, Default)]
+#[repr(C)]
+struct EthtoolChannels {
+    cmd: u32,
+    max: [u32; 4],
+    rx_count: u32,
+    tx_count: u32,
+    other_count: u32,
+    combined_count: u32,
+}
+
 /// Control of one interface.
 #[derive(Debug)]
 pub(crate) struct InterfaceControl {
@@ -62,14 +78,31 @@ impl InterfaceControl {
 
     /// Fails if the interface has no Ethernet header.
     pub(crate) fn require_ethernet(&self) -> Result<(), OpenLinkError> {
+        self.ethernet_address().map(|_| ())
+    }
+
+    /// Returns the link address. Fails if the interface has no Ethernet header.
+    pub(crate) fn ethernet_address(&self) -> Result<[u8; 6], OpenLinkError> {
         let mut request = ifreq(&self.name);
         ioctl(&self.socket, libc::SIOCGIFHWADDR, &mut request).map_err(self.error("query"))?;
         // SAFETY: SIOCGIFHWADDR has filled in this member.
-        let family = unsafe { request.ifr_ifru.ifru_hwaddr.sa_family };
-        if family == libc::ARPHRD_ETHER {
-            Ok(())
-        } else {
-            Err(OpenLinkError::NotEthernet { name: self.name.clone() })
+        let address = unsafe { request.ifr_ifru.ifru_hwaddr };
+        if address.sa_family != libc::ARPHRD_ETHER {
+            return Err(OpenLinkError::NotEthernet { name: self.name.clone() });
+        }
+        let [a, b, c, d, e, f, ..] = address.sa_data.map(|byte| byte.to_ne_bytes()[0]);
+        Ok([a, b, c, d, e, f])
+    }
+
+    /// Returns the number of receive queues (`ethtool -l`); one if the driver does not report it.
+    pub(crate) fn receive_queues(&self) -> Result<u32, OpenLinkError> {
+        let mut channels = EthtoolChannels { cmd: ETHTOOL_GCHANNELS, ..Default::default() };
+        let mut request = ifreq(&self.name);
+        request.ifr_ifru.ifru_data = std::ptr::from_mut(&mut channels).cast();
+        match ioctl(&self.socket, SIOCETHTOOL, &mut request) {
+            Ok(()) => Ok((channels.rx_count + channels.combined_count).max(1)),
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(1),
+            Err(error) => Err(self.error("query the queues of")(error)),
         }
     }
 

@@ -6,8 +6,8 @@
 //! simulator.
 //!
 //! Links: [`memory_link`] (two ends in one process), [`tap`] (the Linux kernel at the other end),
-//! [`macvtap`] and [`packet_socket`] (the network of an interface); [`fault`] and [`pcap`] wrap any
-//! link, [`bridge`] joins two. Disks: io_uring, a thread pool, or plain calls, chosen by
+//! [`macvtap`], [`packet_socket`] and [`xdp`] (the network of an interface); [`fault`] and [`pcap`]
+//! wrap any link, [`bridge`] joins two. Disks: io_uring, a thread pool, or plain calls, chosen by
 //! [`disk::open_disk`]. [`heap`] reports how much memory the process has allocated.
 //!
 //! This crate implements no protocol: it parses a frame only if the format of a link or a capture
@@ -35,6 +35,7 @@ pub mod tap;
 pub mod vnet;
 pub mod watch;
 pub mod watched_link;
+pub mod xdp;
 pub mod xdp_features;
 
 #[cfg(test)]

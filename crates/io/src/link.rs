@@ -47,6 +47,11 @@ pub trait Link: Send {
         None
     }
 
+    /// Returns the link address that the device must have; `None` if any will do.
+    fn link_address(&self) -> Option<[u8; 6]> {
+        None
+    }
+
     /// Calls `f` with the name and value of each counter.
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64));
 }
@@ -78,6 +83,10 @@ impl<W: Link + ?Sized> Link for Box<W> {
 
     fn pollable_changes(&self) -> Option<RawFd> {
         (**self).pollable_changes()
+    }
+
+    fn link_address(&self) -> Option<[u8; 6]> {
+        (**self).link_address()
     }
 
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {

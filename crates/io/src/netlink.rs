@@ -1,8 +1,10 @@
 //! Configuration of interfaces by rtnetlink(7): addresses of the kernel's end of a TAP, and macvtap
-//! interfaces. Also a query for the interfaces that have an address.
+//! interfaces. Also a query for the interfaces that have an address, and the kernel's neighbor
+//! table.
 //!
-//! Called while a link is opened, and when a macvtap ends. [`crate::link_events`] reads the
-//! kernel's reports about interfaces with the formats that are here. Netlink is used rather than
+//! Called while a link is opened, and when a macvtap ends; the neighbor table for each solicitation
+//! of a stack that shares an address. [`crate::link_events`] reads the kernel's reports about
+//! interfaces with the formats that are here. Netlink is used rather than
 //! ioctl(2) because it takes any number of addresses of both families, can disable duplicate
 //! address detection, which would make an IPv6 address unusable for a second, and creates
 //! interfaces.
@@ -38,6 +40,13 @@ const IFLA_INFO_KIND: u16 = 1;
 const IFLA_INFO_DATA: u16 = 2;
 const IFLA_MACVLAN_MODE: u16 = 1;
 pub(crate) const IFINFOMSG_BYTES: usize = 16;
+
+const NDA_DST: u16 = 1;
+const NDA_LLADDR: u16 = 2;
+const NTF_USE: u8 = 1;
+/// States in which the link address may be used: reachable, stale, delay, probe, no ARP, permanent.
+const NUD_VALID: u16 = 0x02 | 0x04 | 0x08 | 0x10 | 0x40 | 0x80;
+const NDMSG_BYTES: usize = 12;
 
 /// An address with its network's prefix length, as in `10.77.0.1/24`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,6 +139,72 @@ pub(crate) fn attribute(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
     body.resize(body.len().next_multiple_of(4), 0);
 }
 
+/// Makes the kernel resolve a neighbor on the interface with this index, or confirm it, as if it
+/// had sent a packet to it.
+pub(crate) fn use_neighbor(index: u32, addr: IpAddr) -> io::Result<()> {
+    request(libc::RTM_NEWNEIGH, NLM_F_CREATE, &neighbor_message(index, addr, NTF_USE))
+}
+
+/// Returns the link address of a neighbor on the interface with this index; `None` if the kernel
+/// does not know it.
+pub(crate) fn neighbor(index: u32, addr: IpAddr) -> io::Result<Option<[u8; 6]>> {
+    let reply = exchange(libc::RTM_GETNEIGH, 0, &neighbor_message(index, addr, 0))?;
+    Ok(neighbor_address(&reply))
+}
+
+/// Returns a `struct ndmsg`: family, padding, index, state, flags, type; and the address.
+fn neighbor_message(index: u32, addr: IpAddr, flags: u8) -> Vec<u8> {
+    let (family, bytes) = match addr {
+        IpAddr::V4(v4) => (libc::AF_INET, v4.octets().to_vec()),
+        IpAddr::V6(v6) => (libc::AF_INET6, v6.octets().to_vec()),
+    };
+    let mut body = vec![0; NDMSG_BYTES];
+    // Address families are below 256.
+    body[0] = family.to_le_bytes()[0];
+    body[4..8].copy_from_slice(&index.to_ne_bytes());
+    body[10] = flags;
+    attribute(&mut body, NDA_DST, &bytes);
+    body
+}
+
+/// Returns the link address in an `RTM_NEWNEIGH` message, if it is valid.
+fn neighbor_address(reply: &[u8]) -> Option<[u8; 6]> {
+    let half = |at: usize| Some(u16::from_ne_bytes(reply.get(at..at + 2)?.try_into().ok()?));
+    let end = u32::from_ne_bytes(reply.get(..4)?.try_into().ok()?);
+    let reply = reply.get(..usize::try_from(end).ok()?)?;
+    if half(4)? != libc::RTM_NEWNEIGH || half(HEAD_BYTES + 8)? & NUD_VALID == 0 {
+        return None;
+    }
+    let mut at = HEAD_BYTES + NDMSG_BYTES;
+    loop {
+        let (len, kind) = (usize::from(half(at)?), half(at + 2)?);
+        if kind == NDA_LLADDR {
+            return reply.get(at + 4..at + len)?.try_into().ok();
+        }
+        at += len.max(4).next_multiple_of(4);
+    }
+}
+
+/// Sends a request to the kernel, and waits for its acknowledgment.
+fn request(kind: u16, flags: u16, body: &[u8]) -> io::Result<()> {
+    let reply = exchange(kind, NLM_F_ACK | flags, body)?;
+    match acknowledgment(&reply) {
+        Some(0) => Ok(()),
+        Some(errno) => Err(io::Error::from_raw_os_error(errno)),
+        None => Err(io::Error::other("no netlink acknowledgment")),
+    }
+}
+
+/// Sends a message to the kernel, and returns the first message of its reply.
+fn exchange(kind: u16, flags: u16, body: &[u8]) -> io::Result<Vec<u8>> {
+    let mut socket = open_socket(libc::NETLINK_ROUTE, 0)?;
+    send(&mut socket, kind, flags, body)?;
+    let mut reply = vec![0; 512];
+    let len = socket.read(&mut reply)?;
+    reply.truncate(len);
+    Ok(reply)
+}
+
 /// Opens a netlink socket of a protocol such as `NETLINK_ROUTE`, with flags such as
 /// `SOCK_NONBLOCK`.
 pub(crate) fn open_socket(protocol: libc::c_int, flags: libc::c_int) -> io::Result<File> {
@@ -154,19 +229,6 @@ pub(crate) fn send(socket: &mut File, kind: u16, flags: u16, body: &[u8]) -> io:
     message.extend_from_slice(body);
     // An unconnected netlink socket sends to the kernel.
     socket.write_all(&message)
-}
-
-/// Sends a request to the kernel, and waits for its acknowledgment.
-fn request(kind: u16, flags: u16, body: &[u8]) -> io::Result<()> {
-    let mut socket = open_socket(libc::NETLINK_ROUTE, 0)?;
-    send(&mut socket, kind, NLM_F_ACK | flags, body)?;
-    let mut reply = [0; 512];
-    let len = socket.read(&mut reply)?;
-    match acknowledgment(&reply[..len]) {
-        Some(0) => Ok(()),
-        Some(errno) => Err(io::Error::from_raw_os_error(errno)),
-        None => Err(io::Error::other("no netlink acknowledgment")),
-    }
 }
 
 /// Returns the error number of an `NLMSG_ERROR` message, 0 for success.

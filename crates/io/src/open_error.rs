@@ -13,14 +13,23 @@ pub enum LinkKind {
     Macvtap,
     /// A packet socket on an interface.
     PacketSocket,
+    /// XDP sockets on an interface.
+    Xdp,
 }
 
 impl LinkKind {
-    /// Returns the capabilities that opening such a link needs.
-    const fn capabilities(self) -> &'static str {
+    /// Returns how to get the permission to open such a link.
+    const fn permission_advice(self) -> &'static str {
         match self {
-            Self::Tap | Self::Macvtap => "CAP_NET_ADMIN",
-            Self::PacketSocket => "CAP_NET_RAW",
+            Self::Tap | Self::Macvtap => {
+                "run as root, grant CAP_NET_ADMIN, or use `make run`, which creates a private \
+                 network namespace"
+            }
+            Self::PacketSocket => {
+                "run as root, grant CAP_NET_RAW, or use `make run`, which creates a private \
+                 network namespace"
+            }
+            Self::Xdp => "run as root, or grant CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF",
         }
     }
 }
@@ -31,6 +40,7 @@ impl fmt::Display for LinkKind {
             Self::Tap => "TAP",
             Self::Macvtap => "macvtap",
             Self::PacketSocket => "packet socket on",
+            Self::Xdp => "XDP socket on",
         })
     }
 }
@@ -40,9 +50,8 @@ impl fmt::Display for LinkKind {
 pub enum OpenLinkError {
     /// The process may not create or configure network interfaces, or open packet sockets.
     #[error(
-        "cannot set up {kind} {name}: Operation not permitted; run as root, grant {}, or use \
-         `make run`, which creates a private network namespace",
-        kind.capabilities()
+        "cannot set up {kind} {name}: Operation not permitted; {}",
+        kind.permission_advice()
     )]
     NoPermission {
         /// The link.
@@ -132,6 +141,101 @@ pub enum OpenLinkError {
         addr: IpAddr,
         /// The interface that has it.
         interface: String,
+    },
+    /// A frame of this MTU does not fit a chunk of the memory of XDP sockets.
+    #[error(
+        "interface {name} has MTU {mtu}, and XDP sockets take at most {max}; run `ip link set \
+         {name} mtu {max}`"
+    )]
+    MtuTooLarge {
+        /// The interface.
+        name: String,
+        /// Its MTU.
+        mtu: u16,
+        /// The limit.
+        max: u16,
+    },
+    /// The device has more queues than the interface.
+    #[error(
+        "interface {name} has fewer receive queues ({has}) than --queues ({asked}); reduce \
+         --queues, or add queues with `ethtool -L {name}`"
+    )]
+    TooFewQueues {
+        /// The interface.
+        name: String,
+        /// Its receive queues.
+        has: u32,
+        /// Queues of the device.
+        asked: u32,
+    },
+    /// The interface has an XDP program.
+    #[error(
+        "interface {name} has an XDP program already; stop the process that has attached it, or \
+         remove it with `ip link set dev {name} xdp off`"
+    )]
+    HasXdpProgram {
+        /// The interface.
+        name: String,
+    },
+    /// The driver does not support zero-copy.
+    #[error("the driver of interface {name} has no zero-copy; omit `zerocopy` from --link")]
+    NoZeroCopy {
+        /// The interface.
+        name: String,
+    },
+    /// The process may not lock as much memory as an XDP socket needs.
+    #[error(
+        "cannot lock the memory of an XDP socket on {name}; run `ulimit -l unlimited` before, or \
+         grant CAP_IPC_LOCK"
+    )]
+    LockedMemory {
+        /// The interface.
+        name: String,
+    },
+    /// An address of the stack is the kernel's.
+    #[error(
+        "address {addr} is already in use on interface {interface}; choose another with --addr, \
+         or use both stacks on it with --share-address"
+    )]
+    AddressOfKernel {
+        /// The address.
+        addr: IpAddr,
+        /// The interface that has it.
+        interface: String,
+    },
+    /// An address to share is not on the interface.
+    #[error(
+        "interface {interface} does not have address {addr}; give its address with --addr, or \
+         omit --share-address"
+    )]
+    AddressNotShared {
+        /// The address.
+        addr: IpAddr,
+        /// The interface.
+        interface: String,
+    },
+    /// The kernel may use the stack's ports of active opens.
+    #[error(
+        "the kernel's local ports {}-{} overlap those of --share-address, {first}-{last}; run \
+         `sysctl -w net.ipv4.ip_local_port_range=\"32768 60999\"`",
+        kernel.0,
+        kernel.1
+    )]
+    PortsOfKernel {
+        /// First and last port of the kernel.
+        kernel: (u16, u16),
+        /// First port of the stack.
+        first: u16,
+        /// Last port of the stack.
+        last: u16,
+    },
+    /// More ports than the XDP program can have.
+    #[error("--share-address with {count} listening ports; at most {max} are possible")]
+    TooManyPorts {
+        /// Ports to listen on.
+        count: usize,
+        /// The limit.
+        max: usize,
     },
     /// Any other error.
     #[error("cannot {doing} interface {name}: {source}; check `ip link show {name}`")]

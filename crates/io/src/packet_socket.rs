@@ -60,16 +60,50 @@ pub fn open(config: &PacketSocketConfig) -> Result<Vec<VnetLink>, OpenLinkError>
     Ok(links)
 }
 
-fn open_socket(index: u32, mac: [u8; 6]) -> io::Result<File> {
+/// Makes an interface receive frames to these groups, until the returned descriptor is closed. It
+/// receives nothing itself.
+pub(crate) fn join_groups(index: u32, groups: &[[u8; 6]]) -> io::Result<File> {
+    let socket = unbound_socket()?;
+    for group in groups {
+        add_membership(&socket, index, (libc::PACKET_MR_MULTICAST, 6), *group)?;
+    }
+    Ok(socket)
+}
+
+/// Opens a socket that receives nothing until it is bound.
+fn unbound_socket() -> io::Result<File> {
     let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: no pointers are passed; the result is checked before use. Protocol 0 receives nothing
-    // before the socket is bound, when all options are set.
+    // SAFETY: no pointers are passed; the result is checked before use. Protocol 0 receives
+    // nothing.
     let fd = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: the kernel has just returned this descriptor, and nothing else owns it.
-    let socket = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+    Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+}
+
+/// Adds a membership of a kind, with the length of its address.
+fn add_membership(
+    socket: &File,
+    index: u32,
+    (kind, len): (libc::c_int, u16),
+    mac: [u8; 6],
+) -> io::Result<()> {
+    let mut address = [0; 8];
+    address[..6].copy_from_slice(&mac);
+    let member = libc::packet_mreq {
+        mr_ifindex: signed(index),
+        mr_type: u16::from_ne_bytes(low_word(kind)),
+        mr_alen: len,
+        mr_address: address,
+    };
+    set_option(socket, libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &member)
+}
+
+fn open_socket(index: u32, mac: [u8; 6]) -> io::Result<File> {
+    // All options are set before it is bound.
+    let socket = unbound_socket()?;
     let on: libc::c_int = 1;
     set_option(&socket, libc::SOL_PACKET, libc::PACKET_VNET_HDR, &on)?;
     set_option(&socket, libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, &on)?;
@@ -82,16 +116,8 @@ fn open_socket(index: u32, mac: [u8; 6]) -> io::Result<File> {
             set_option(&socket, libc::SOL_SOCKET, limited, &BUFFER_BYTES)?;
         }
     }
-    let mut address = [0; 8];
-    address[..6].copy_from_slice(&mac);
-    for (kind, len) in [(libc::PACKET_MR_UNICAST, 6), (libc::PACKET_MR_ALLMULTI, 0)] {
-        let member = libc::packet_mreq {
-            mr_ifindex: signed(index),
-            mr_type: u16::from_ne_bytes(low_word(kind)),
-            mr_alen: len,
-            mr_address: address,
-        };
-        set_option(&socket, libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &member)?;
+    for membership in [(libc::PACKET_MR_UNICAST, 6), (libc::PACKET_MR_ALLMULTI, 0)] {
+        add_membership(&socket, index, membership, mac)?;
     }
     bind(&socket, index)?;
     Ok(socket)

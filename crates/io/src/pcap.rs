@@ -243,6 +243,10 @@ impl<W: Link> Link for PcapLink<W> {
         self.inner.pollable()
     }
 
+    fn link_address(&self) -> Option<[u8; 6]> {
+        self.inner.link_address()
+    }
+
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.inner.visit(f);
         self.counters.visit(f);

@@ -1,0 +1,369 @@
+//! An AF_XDP socket: its memory (UMEM), its rings and its binding to a queue of an interface.
+//!
+//! Called by [`super`]. The UMEM has chunks of 4 KiB. One half of them circulates between fill ring
+//! and receive ring; the other half is free, or between transmit ring and completion ring. Frames
+//! are copied between chunks and the buffers of the device.
+//!
+//! Descriptors from the kernel are checked: an address outside of its half is an error, which is
+//! counted by the caller.
+#![expect(unsafe_code, reason = "socket, bind, setsockopt, and memory shared with the kernel")]
+
+use std::io;
+use std::mem::size_of;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use abi::link::TxFrame;
+use abi::{PacketBuf, PacketPool};
+
+use super::ring::{Mapping, XskRing};
+
+/// Size of a chunk, and of a page.
+const CHUNK_BYTES: usize = 4096;
+/// Chunks of each direction, and entries of each ring.
+const CHUNKS: u32 = 2048;
+/// Bytes at the front of a chunk that the kernel keeps free on receive (`XDP_PACKET_HEADROOM`).
+const HEADROOM: usize = 256;
+/// Longest frame that can be received.
+pub(super) const FRAME_BYTES_MAX: usize = CHUNK_BYTES - HEADROOM;
+/// Kernel memory for frames on their way to the interface, in copy mode.
+const SEND_BUFFER_BYTES: libc::c_int = 8 << 20;
+/// Frames that one system call sends in copy mode (`TX_BATCH_SIZE`).
+const TX_BATCH: u32 = 32;
+/// Calls per wake-up: with them the kernel can take all frames of the ring.
+const KICKS_MAX: u32 = CHUNKS / TX_BATCH;
+
+/// Transfer of frames between interface and UMEM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum XdpTransfer {
+    /// By the kernel's copy, with any driver.
+    Copy,
+    /// By the interface itself; only with drivers that support it.
+    ZeroCopy,
+}
+
+/// Result of a receive.
+#[derive(Debug)]
+pub(super) enum XskReceived {
+    /// A frame.
+    Frame(PacketBuf),
+    /// A descriptor that is not valid, or a frame without buffer.
+    Malformed,
+    /// No frame.
+    Empty,
+}
+
+/// Result of a transmit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum XskSent {
+    Sent,
+    Full,
+    TooLong,
+}
+
+/// A socket that is bound to one queue.
+#[derive(Debug)]
+pub(super) struct XskSocket {
+    fd: OwnedFd,
+    fill: XskRing<u64>,
+    completion: XskRing<u64>,
+    rx: XskRing<libc::xdp_desc>,
+    tx: XskRing<libc::xdp_desc>,
+    umem: Mapping,
+    /// Addresses of free chunks for transmits.
+    tx_free: Vec<u64>,
+    /// Appended to the transmit ring and not published yet.
+    tx_unpublished: u32,
+    /// Completions that named no chunk of ours.
+    bad_completions: u64,
+}
+
+impl XskSocket {
+    /// Opens a socket with its memory, and fills the fill ring. Binding is separate.
+    pub(super) fn open() -> io::Result<Self> {
+        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+        // SAFETY: no pointers are passed; the result is checked before use.
+        let fd = unsafe { libc::socket(libc::AF_XDP, kind, 0) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the kernel has just returned this descriptor, and nothing else owns it.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let umem = Mapping::anonymous(CHUNKS as usize * 2 * CHUNK_BYTES)?;
+        register(&fd, &umem)?;
+        // Without the privilege the default remains: fewer frames can wait for the interface.
+        let _ = set_socket_option(&fd, libc::SO_SNDBUFFORCE, &SEND_BUFFER_BYTES);
+        let offsets = offsets(&fd)?;
+        let page = |page: libc::off_t| u64::try_from(page).map_err(io::Error::other);
+        let mut fill = XskRing::map(&fd, libc::XDP_UMEM_PGOFF_FILL_RING, &offsets.fr, CHUNKS)?;
+        for chunk in 0..CHUNKS {
+            let has_room = fill.push(address(chunk));
+            debug_assert!(has_room, "the ring has room for each chunk");
+        }
+        fill.publish_produced();
+        let completion = libc::XDP_UMEM_PGOFF_COMPLETION_RING;
+        Ok(Self {
+            completion: XskRing::map(&fd, completion, &offsets.cr, CHUNKS)?,
+            rx: XskRing::map(&fd, page(libc::XDP_PGOFF_RX_RING)?, &offsets.rx, CHUNKS)?,
+            tx: XskRing::map(&fd, page(libc::XDP_PGOFF_TX_RING)?, &offsets.tx, CHUNKS)?,
+            fill,
+            fd,
+            umem,
+            tx_free: (CHUNKS..2 * CHUNKS).map(address).collect(),
+            tx_unpublished: 0,
+            bad_completions: 0,
+        })
+    }
+
+    /// Binds the socket to a queue of an interface. Without `transfer` the kernel tries zero-copy
+    /// first.
+    pub(super) fn bind(
+        &self,
+        interface: u32,
+        queue: u32,
+        transfer: Option<XdpTransfer>,
+    ) -> io::Result<()> {
+        let mode = match transfer {
+            None => 0,
+            Some(XdpTransfer::Copy) => libc::XDP_COPY,
+            Some(XdpTransfer::ZeroCopy) => libc::XDP_ZEROCOPY,
+        };
+        let name = libc::sockaddr_xdp {
+            sxdp_family: u16::try_from(libc::AF_XDP).map_err(io::Error::other)?,
+            sxdp_flags: mode | libc::XDP_USE_NEED_WAKEUP,
+            sxdp_ifindex: interface,
+            sxdp_queue_id: queue,
+            sxdp_shared_umem_fd: 0,
+        };
+        let len = option_len::<libc::sockaddr_xdp>();
+        // SAFETY: the pointer and the length are those of `name`.
+        match unsafe { libc::bind(self.fd.as_raw_fd(), (&raw const name).cast(), len) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    pub(super) const fn fd(&self) -> &OwnedFd {
+        &self.fd
+    }
+
+    /// Returns whether the interface accesses the memory itself.
+    pub(super) fn is_zero_copy(&self) -> bool {
+        let mut options = libc::xdp_options { flags: 0 };
+        get_option(&self.fd, libc::XDP_OPTIONS, &mut options).is_ok()
+            && options.flags & libc::XDP_OPTIONS_ZEROCOPY != 0
+    }
+
+    /// Returns the kernel's counters of this socket.
+    pub(super) fn statistics(&self) -> libc::xdp_statistics {
+        // SAFETY: the structure is plain data, valid as zeros.
+        let mut statistics: libc::xdp_statistics = unsafe { std::mem::zeroed() };
+        // An older kernel fills in fewer fields.
+        let _ = get_option(&self.fd, libc::XDP_STATISTICS, &mut statistics);
+        statistics
+    }
+
+    pub(super) const fn bad_completions(&self) -> u64 {
+        self.bad_completions
+    }
+
+    /// Copies a frame to a free chunk and appends it to the transmit ring.
+    pub(super) fn transmit(&mut self, frame: &TxFrame) -> XskSent {
+        let len = frame.len();
+        if len > CHUNK_BYTES {
+            return XskSent::TooLong;
+        }
+        if self.tx_free.is_empty() {
+            self.flush_backlog();
+            self.take_completions();
+        }
+        let Some(addr) = self.tx_free.pop() else { return XskSent::Full };
+        let Some(chunk) = self.chunk(addr, len) else {
+            unreachable!("free chunks lie in the memory");
+        };
+        frame.copy_to(chunk);
+        let len = u32::try_from(len).expect("at most a chunk");
+        let has_room = self.tx.push(libc::xdp_desc { addr, len, options: 0 });
+        debug_assert!(has_room, "the ring has room for each chunk");
+        self.tx_unpublished += 1;
+        if self.tx_unpublished >= TX_BATCH {
+            self.flush();
+        }
+        XskSent::Sent
+    }
+
+    /// Publishes the appended frames, and makes the kernel send them if it does not by itself.
+    pub(super) fn flush(&mut self) {
+        if self.tx_unpublished == 0 {
+            return;
+        }
+        self.tx_unpublished = 0;
+        self.tx.publish_produced();
+        for _ in 0..KICKS_MAX {
+            let before = self.tx.unconsumed();
+            if before == 0 || !self.tx.needs_wakeup() {
+                return;
+            }
+            let (fd, flags) = (self.fd.as_raw_fd(), libc::MSG_DONTWAIT);
+            // SAFETY: no memory is passed.
+            unsafe { libc::sendto(fd, std::ptr::null(), 0, flags, std::ptr::null(), 0) };
+            // The kernel sends a limited number of frames per call, and none if the interface has
+            // no room; frames that it leaves are sent at the next flush.
+            if self.tx.unconsumed() >= before {
+                return;
+            }
+        }
+    }
+
+    /// Returns whether the transmit ring has frames that the kernel takes only in a system call:
+    /// the interface was full.
+    pub(super) fn has_backlog(&self) -> bool {
+        self.tx.unconsumed() > 0 && self.tx.needs_wakeup()
+    }
+
+    /// Makes the kernel send frames that it left in the ring.
+    pub(super) fn flush_backlog(&mut self) {
+        if self.has_backlog() {
+            self.tx_unpublished = self.tx_unpublished.max(1);
+            self.flush();
+        }
+    }
+
+    fn take_completions(&mut self) {
+        while let Some(addr) = self.completion.pop() {
+            let addr = chunk_of(addr);
+            if addr >= address(CHUNKS) && addr < address(2 * CHUNKS) {
+                self.tx_free.push(addr);
+            } else {
+                self.bad_completions += 1;
+            }
+        }
+        self.completion.publish_consumed();
+    }
+
+    /// Copies the next received frame to a buffer of the pool, and returns its chunk to the kernel.
+    pub(super) fn receive(&mut self, pool: &mut PacketPool) -> XskReceived {
+        let Some(descriptor) = self.rx.pop() else { return XskReceived::Empty };
+        self.rx.publish_consumed();
+        let (addr, len) = (descriptor.addr, descriptor.len as usize);
+        let chunk = chunk_of(addr);
+        let is_ours = chunk < address(CHUNKS);
+        let packet = if is_ours && len > 0 && descriptor.options & libc::XDP_PKT_CONTD == 0 {
+            self.chunk(addr, len).and_then(|frame| pool.copy(frame))
+        } else {
+            None
+        };
+        if is_ours {
+            let has_room = self.fill.push(chunk);
+            debug_assert!(has_room, "the ring has room for each chunk");
+        }
+        packet.map_or(XskReceived::Malformed, XskReceived::Frame)
+    }
+
+    /// Publishes the chunks of received frames, and wakes the driver if it waits for them.
+    pub(super) fn refill(&mut self) {
+        self.fill.publish_produced();
+        if self.fill.needs_wakeup() {
+            let (fd, flags) = (self.fd.as_raw_fd(), libc::MSG_DONTWAIT);
+            let null = std::ptr::null_mut();
+            // SAFETY: no memory is passed.
+            unsafe {
+                libc::recvfrom(fd, null, 0, flags, std::ptr::null_mut(), std::ptr::null_mut())
+            };
+        }
+    }
+
+    /// Returns `len` bytes of the memory at an address, `None` if they do not lie in one chunk.
+    fn chunk(&mut self, addr: u64, len: usize) -> Option<&mut [u8]> {
+        let addr = usize::try_from(addr).ok()?;
+        if addr % CHUNK_BYTES + len > CHUNK_BYTES || addr + len > self.umem.len() {
+            return None;
+        }
+        // SAFETY: the bytes lie in the mapping. The kernel does not access the chunk while it is in
+        // no ring, and each chunk is in at most one.
+        Some(unsafe { std::slice::from_raw_parts_mut(self.umem.base().as_ptr().add(addr), len) })
+    }
+}
+
+/// Returns the address of a chunk by its number.
+const fn address(chunk: u32) -> u64 {
+    chunk as u64 * CHUNK_BYTES as u64
+}
+
+/// Returns the address of the chunk in which an address lies.
+const fn chunk_of(addr: u64) -> u64 {
+    addr & !(CHUNK_BYTES as u64 - 1)
+}
+
+/// Registers the memory with the socket, and creates the rings.
+fn register(fd: &OwnedFd, umem: &Mapping) -> io::Result<()> {
+    let region = libc::xdp_umem_reg {
+        addr: umem.base().as_ptr() as u64,
+        len: umem.len() as u64,
+        chunk_size: u32::try_from(CHUNK_BYTES).map_err(io::Error::other)?,
+        headroom: 0,
+        flags: 0,
+        tx_metadata_len: 0,
+    };
+    set_xdp_option(fd, libc::XDP_UMEM_REG, &region)?;
+    for ring in [
+        libc::XDP_UMEM_FILL_RING,
+        libc::XDP_UMEM_COMPLETION_RING,
+        libc::XDP_RX_RING,
+        libc::XDP_TX_RING,
+    ] {
+        set_xdp_option(fd, ring, &CHUNKS)?;
+    }
+    Ok(())
+}
+
+fn offsets(fd: &OwnedFd) -> io::Result<libc::xdp_mmap_offsets> {
+    // SAFETY: the structure is plain data, valid as zeros.
+    let mut offsets: libc::xdp_mmap_offsets = unsafe { std::mem::zeroed() };
+    let len = get_option(fd, libc::XDP_MMAP_OFFSETS, &mut offsets)?;
+    // Before Linux 5.4 the rings have no flags, and the structure is shorter.
+    if len == option_len::<libc::xdp_mmap_offsets>() {
+        Ok(offsets)
+    } else {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+fn set_xdp_option<T>(fd: &OwnedFd, option: libc::c_int, value: &T) -> io::Result<()> {
+    set_option(fd, (libc::SOL_XDP, option), value)
+}
+
+fn set_socket_option<T>(fd: &OwnedFd, option: libc::c_int, value: &T) -> io::Result<()> {
+    set_option(fd, (libc::SOL_SOCKET, option), value)
+}
+
+/// Sets an option, named by its level and number.
+fn set_option<T>(
+    fd: &OwnedFd,
+    (level, option): (libc::c_int, libc::c_int),
+    value: &T,
+) -> io::Result<()> {
+    let pointer = std::ptr::from_ref(value).cast();
+    // SAFETY: the pointer and the length are those of `value`; the callers pair each option with
+    // the type that the kernel reads for it.
+    match unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, pointer, option_len::<T>()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Reads an option, and returns the number of bytes that the kernel has written.
+fn get_option<T>(fd: &OwnedFd, option: libc::c_int, value: &mut T) -> io::Result<libc::socklen_t> {
+    let mut len = option_len::<T>();
+    let pointer = std::ptr::from_mut(value).cast();
+    // SAFETY: both pointers are valid for the lengths that the kernel writes.
+    match unsafe { libc::getsockopt(fd.as_raw_fd(), libc::SOL_XDP, option, pointer, &raw mut len) }
+    {
+        0 => Ok(len),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn option_len<T>() -> libc::socklen_t {
+    // Options and addresses have a few bytes.
+    libc::socklen_t::try_from(size_of::<T>()).unwrap_or(0)
+}
