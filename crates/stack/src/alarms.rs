@@ -15,6 +15,7 @@ pub fn alarms() -> impl Iterator<Item = &'static str> {
         io::disk::DiskCounters::ALARMS,
         io::vnet::VnetLinkCounters::ALARMS,
         io::watched_link::LinkWatchCounters::ALARMS,
+        io::xdp::XdpLinkCounters::ALARMS,
         io::bridge::BridgeCounters::ALARMS,
     ];
     let host_disk = io::disk::DiskCounters::ALARMS.iter().map(|name| host_disk::counter_name(name));

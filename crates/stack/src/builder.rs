@@ -268,6 +268,9 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
         let index = queue.device.index;
         let mut device_config = self.options.device_config(index);
         let mut host_config = self.options.host_config(index);
+        if let Some(mac) = link.link_address() {
+            device_config.mac = mac;
+        }
         if link.capabilities().segmentation {
             device_config.run_bytes_max = self.options.link.run_bytes_max();
         }

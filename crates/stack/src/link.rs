@@ -17,9 +17,10 @@ use io::packet_socket::{self, PacketSocketConfig};
 use io::pcap::PcapLink;
 use io::tap::{self, IpPrefix, TapConfig};
 use io::vnet;
-use io::watched_link::{self, OpenQueues, WatchConfig, WatchedLink};
+use io::watched_link::{self, OpenQueues, WatchConfig};
+use io::xdp::{self, SharedPorts, XdpConfig, XdpMode, XdpTransfer};
 
-use crate::options::StackOptions;
+use crate::options::{SHARED_ACTIVE_PORTS, StackOptions};
 
 /// A link as named on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +36,15 @@ pub enum LinkName {
     },
     /// A packet socket on an interface.
     Packet(String),
+    /// XDP sockets on an interface.
+    Xdp {
+        /// The interface.
+        interface: String,
+        /// Where the program runs; `None` for the driver if it can.
+        mode: Option<XdpMode>,
+        /// Transfer of frames; `None` for zero-copy if the driver can.
+        transfer: Option<XdpTransfer>,
+    },
 }
 
 impl LinkName {
@@ -42,7 +52,9 @@ impl LinkName {
     #[must_use]
     pub fn interface(&self) -> String {
         match self {
-            Self::Tap(name) | Self::Packet(name) => name.clone(),
+            Self::Tap(name) | Self::Packet(name) | Self::Xdp { interface: name, .. } => {
+                name.clone()
+            }
             Self::Macvtap { lower, .. } => macvtap::interface_name(lower),
         }
     }
@@ -51,7 +63,7 @@ impl LinkName {
     pub(crate) fn run_bytes_max(&self) -> u32 {
         match self {
             Self::Tap(_) => tap::run_bytes_max(),
-            Self::Macvtap { .. } | Self::Packet(_) => vnet::RUN_BYTES_MAX,
+            Self::Macvtap { .. } | Self::Packet(_) | Self::Xdp { .. } => vnet::RUN_BYTES_MAX,
         }
     }
 }
@@ -67,11 +79,37 @@ impl FromStr for LinkName {
                 let (lower, mode) = rest.split_once(',').unwrap_or((rest, "bridge"));
                 Ok(Self::Macvtap { lower: lower.to_owned(), mode: mode.parse()? })
             }
+            Some(("xdp", rest)) if !rest.is_empty() => parse_xdp(rest),
             _ => Err(format!(
-                "invalid link `{text}`; expected tap:NAME, macvtap:IF[,MODE] or packet:IF"
+                "invalid link `{text}`; expected tap:NAME, macvtap:IF[,MODE], packet:IF or \
+                 xdp:IF[,MODE]"
             )),
         }
     }
+}
+
+/// Parses an interface and options, separated by commas.
+fn parse_xdp(text: &str) -> Result<LinkName, String> {
+    let mut parts = text.split(',');
+    let interface = parts.next().unwrap_or_default().to_owned();
+    let (mut mode, mut transfer) = (None, None);
+    for part in parts {
+        match part {
+            "native" => mode = Some(XdpMode::Native),
+            "generic" => mode = Some(XdpMode::Generic),
+            "copy" => transfer = Some(XdpTransfer::Copy),
+            "zerocopy" => transfer = Some(XdpTransfer::ZeroCopy),
+            _ => {
+                return Err(format!(
+                    "unknown XDP mode `{part}`; expected native, generic, copy or zerocopy"
+                ));
+            }
+        }
+    }
+    if (mode, transfer) == (Some(XdpMode::Generic), Some(XdpTransfer::ZeroCopy)) {
+        return Err("XDP mode `generic` copies; omit `zerocopy`".to_owned());
+    }
+    Ok(LinkName::Xdp { interface, mode, transfer })
 }
 
 impl fmt::Display for LinkName {
@@ -80,6 +118,17 @@ impl fmt::Display for LinkName {
             Self::Tap(name) => write!(f, "tap:{name}"),
             Self::Macvtap { lower, mode } => write!(f, "macvtap:{lower},{}", mode.name()),
             Self::Packet(name) => write!(f, "packet:{name}"),
+            Self::Xdp { interface, mode, transfer } => {
+                let mode = mode.map_or("", |mode| match mode {
+                    XdpMode::Native => ",native",
+                    XdpMode::Generic => ",generic",
+                });
+                let transfer = transfer.map_or("", |transfer| match transfer {
+                    XdpTransfer::Copy => ",copy",
+                    XdpTransfer::ZeroCopy => ",zerocopy",
+                });
+                write!(f, "xdp:{interface}{mode}{transfer}")
+            }
         }
     }
 }
@@ -93,8 +142,7 @@ pub fn open_links(
     clock: &MonotonicClock,
 ) -> Result<Vec<Box<dyn Link>>, Failure> {
     let interface = options.link.interface();
-    let wrap = |(queue, link): (usize, WatchedLink)| {
-        let mut link: Box<dyn Link> = Box::new(link);
+    let wrap = |(queue, mut link): (usize, Box<dyn Link>)| {
         if let Some(path) = &options.pcap {
             link = capture(link, path, queue, (&interface, clock))?;
         }
@@ -104,12 +152,44 @@ pub fn open_links(
         }
         Ok(link)
     };
-    let opened = watched_link::open(watch_config(options)).map_err(open_failure)?;
+    let opened = open_interface(options)?;
     opened.into_iter().enumerate().map(wrap).collect()
 }
 
-/// Returns the configuration of the link of the options, without capture and faults. Its changes
-/// are reported on standard error.
+/// Opens the interface of the options, without capture and faults.
+fn open_interface(options: &StackOptions) -> Result<Vec<Box<dyn Link>>, Failure> {
+    fn boxed<L: Link + 'static>(links: Vec<L>) -> Vec<Box<dyn Link>> {
+        links.into_iter().map(|link| Box::new(link) as Box<dyn Link>).collect()
+    }
+    if let LinkName::Xdp { interface, mode, transfer } = &options.link {
+        if options.has_auto_addrs() {
+            // The program of the link selects frames by addresses that must be known before.
+            let line = format!("--addr dhcp and slaac do not work with --link {}", options.link);
+            return Err(Failure::Usage(line));
+        }
+        let shared = options.share_address.then(|| SharedPorts {
+            listeners: options.listen_ports.clone(),
+            active: SHARED_ACTIVE_PORTS,
+        });
+        let config = XdpConfig {
+            interface: interface.clone(),
+            queues: usize::from(options.queues),
+            mode: *mode,
+            transfer: *transfer,
+            addrs: options.addrs().iter().map(|cidr| cidr.addr).collect(),
+            shared,
+        };
+        return xdp::open(&config).map(boxed).map_err(open_failure);
+    }
+    if options.share_address {
+        let line = format!("--share-address needs --link xdp:IF, not {}", options.link);
+        return Err(Failure::Usage(line));
+    }
+    watched_link::open(watch_config(options)).map(boxed).map_err(open_failure)
+}
+
+/// Returns the configuration of the link of the options. Its changes are reported on standard
+/// error.
 fn watch_config(options: &StackOptions) -> WatchConfig {
     let (queues, mac) = (usize::from(options.queues), options.link_address());
     // Faults apply to packets: all packets of a run would be dropped or kept together.
@@ -131,6 +211,8 @@ fn watch_config(options: &StackOptions) -> WatchConfig {
             let config = PacketSocketConfig { interface: name.clone(), queues, mac, offloads };
             (name.clone(), Box::new(move || packet_socket::open(&config)))
         }
+        LinkName::Xdp { .. } => unreachable!("the caller opens XDP sockets itself"),
+        }
     };
     let is_macvtap = matches!(options.link, LinkName::Macvtap { .. });
     WatchConfig {
@@ -140,6 +222,10 @@ fn watch_config(options: &StackOptions) -> WatchConfig {
         open,
         report: |line| eprintln!("outboard: {line}"),
     }
+}
+
+fn boxed<L: Link + 'static>(links: Vec<L>) -> Vec<Box<dyn Link>> {
+    links.into_iter().map(|link| Box::new(link) as Box<dyn Link>).collect()
 }
 
 /// Wraps a queue's link to write its packets to a file.
@@ -164,7 +250,7 @@ fn open_failure(error: OpenLinkError) -> Failure {
         OpenLinkError::NoPermission { .. } | OpenLinkError::DeviceDenied { .. } => {
             Failure::NoPermission(line)
         }
-        OpenLinkError::BadName { .. } => Failure::Usage(line),
+        OpenLinkError::BadName { .. } | OpenLinkError::TooManyPorts { .. } => Failure::Usage(line),
         OpenLinkError::Other { .. } => Failure::System(line),
         _ => Failure::Unavailable(line),
     }
@@ -185,6 +271,13 @@ mod tests {
         assert_eq!((private.interface().len(), private.run_bytes_max()), (15, 65_416));
         let name: LinkName = "packet:eth0".parse().unwrap();
         assert_eq!((name.interface(), name.to_string()), ("eth0".into(), "packet:eth0".into()));
+        let name: LinkName = "xdp:eth0,copy,generic".parse().unwrap();
+        assert_eq!(name.interface(), "eth0");
+        assert_eq!(name.to_string(), "xdp:eth0,generic,copy");
+        let plain: LinkName = "xdp:eth0".parse().unwrap();
+        assert_eq!(plain.to_string().parse(), Ok(plain));
+        assert!("xdp:eth0,fast".parse::<LinkName>().unwrap_err().contains("zerocopy"));
+        assert!("xdp:eth0,generic,zerocopy".parse::<LinkName>().is_err());
         assert!("macvtap:eth0,x".parse::<LinkName>().unwrap_err().contains("passthru"));
         assert!("tap:".parse::<LinkName>().is_err());
         assert!("ob0".parse::<LinkName>().is_err());

@@ -7,6 +7,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -21,6 +22,10 @@ use nic::DeviceConfig;
 
 use crate::limits::LimitOptions;
 use crate::link::LinkName;
+
+/// Local ports of active opens on an address that is shared with the kernel, above those that Linux
+/// uses by default.
+pub(crate) const SHARED_ACTIVE_PORTS: RangeInclusive<u16> = 61000..=65535;
 
 /// Options common to all stacks.
 #[derive(Clone, Debug, Args)]
@@ -42,9 +47,19 @@ pub struct StackOptions {
     #[arg(long, value_name = "ADDR")]
     pub gateway: Vec<IpAddr>,
     /// Link to use: tap:NAME to the kernel of this machine; macvtap:IF, macvtap:IF,MODE or
-    /// packet:IF to the network of the interface IF, as a station of its own
+    /// packet:IF to the network of the interface IF, as a station of its own; xdp:IF to this
+    /// network through AF_XDP, with the link address of IF. Options of xdp, after commas: native or
+    /// generic, copy or zerocopy
     #[arg(long = "link", alias = "wire", default_value = "tap:ob0", value_name = "LINK")]
     pub link: LinkName,
+    /// Use addresses of the kernel on the interface of an xdp link for --addr: the stack has the
+    /// ports that it listens on, and 61000 to 65535 for connections that it opens; the kernel has
+    /// the rest
+    #[arg(long)]
+    pub share_address: bool,
+    /// Ports that the application listens on, for [`Self::share_address`]. Set by the program.
+    #[arg(skip)]
+    pub listen_ports: Vec<u16>,
     /// Offloads that the device provides, besides checksums and segmentation: all, none, or a list
     /// of file, tls-tx, tls-rx, setup, teardown, splice, quic, nvme, inspect, decompress
     #[arg(long, default_value = "all", value_name = "LIST")]
@@ -315,6 +330,9 @@ impl StackOptions {
             splice_offload: asked(self.offload.splice),
             ..host::HostConfig::default()
         };
+        if self.share_address {
+            config.ports = SHARED_ACTIVE_PORTS;
+        }
         config.tcp.algorithm = match self.congestion {
             CongestionControl::Cubic => CongestionAlgorithm::Cubic,
             CongestionControl::Newreno => CongestionAlgorithm::NewReno,

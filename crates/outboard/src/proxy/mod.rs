@@ -23,7 +23,7 @@ use io::bridge::Bridge;
 use io::clock::{self, MonotonicClock};
 use io::link::Link;
 use nic::{DeviceConfig, L5oConfig};
-use stack::{BACKLOG, MessageSender, QueueSetup, Signals, Stack, StackOptions, Switch};
+use stack::{BACKLOG, LinkName, MessageSender, QueueSetup, Signals, Stack, StackOptions, Switch};
 
 use crate::alarms::is_alarm;
 use crate::args::{BalanceArg, BalanceHashArg, HeaderPolicyArg, ModeArg, ProxyArgs};
@@ -71,7 +71,7 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
             .map_err(|e| Failure::Unavailable(format!("{e}; check --listen and --addr")))
     };
     let stack = Stack::builder()
-        .options(args.stack.clone())
+        .options(StackOptions { listen_ports: listen_ports(&plan), ..args.stack.clone() })
         .network(network)
         .links(|options, clock| open_links(args, options, clock))
         .configure(|_, device, host| configure(args, device, host))
@@ -96,6 +96,10 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
     stack.run(signals, has_input.then_some(&mut reload))
 }
 
+fn listen_ports(plan: &ProxyPlan) -> Vec<u16> {
+    plan.listeners.iter().map(|listener| listener.port).collect()
+}
+
 /// Fails if options contradict each other.
 fn check_options(args: &ProxyArgs) -> Result<(), Failure> {
     if args.backend_link.as_ref() == Some(&args.stack.link) {
@@ -104,6 +108,11 @@ fn check_options(args: &ProxyArgs) -> Result<(), Failure> {
     if args.backend_link.is_some() && args.stack.has_auto_addrs() {
         let line = "--backend-link: dhcp and slaac support only one link; set --addr CIDR";
         return Err(Failure::Usage(line.to_owned()));
+    }
+    let is_xdp = |link: &LinkName| matches!(link, LinkName::Xdp { .. });
+    if args.backend_link.iter().any(|link| is_xdp(link) || is_xdp(&args.stack.link)) {
+        // The stack has one link address, and each xdp link that of its interface.
+        return Err(Failure::Usage("--backend-link does not work with xdp links".to_owned()));
     }
     Ok(())
 }

@@ -18,7 +18,7 @@ use io::clock::{self, MonotonicClock};
 use io::disk::{ChangeRule, Disk, UploadDirectory};
 use io::watch::{FileWatch, StaleFile};
 use nic::{DeviceConfig, L5oConfig, QuicConfig};
-use stack::{BACKLOG, Offloads, QueueSetup, Signals, Stack};
+use stack::{BACKLOG, Offloads, QueueSetup, Signals, Stack, StackOptions};
 
 use crate::alarms::is_alarm;
 use crate::args::{ErrorPageArg, ServeArgs};
@@ -203,7 +203,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     };
     let is_remote = remote.is_some();
     let stack = Stack::builder()
-        .options(args.stack.clone())
+        .options(StackOptions { listen_ports: listen_ports(args), ..args.stack.clone() })
         .network(network)
         .configure(|_, device, host| {
             args.files.configure_host(host);
@@ -247,6 +247,10 @@ fn open_disk(
         }
         None => args.files.open_disk(args.dir(), rule(args)),
     }
+}
+
+fn listen_ports(args: &ServeArgs) -> Vec<u16> {
+    args.cleartext_port().into_iter().chain([args.port()]).collect()
 }
 
 /// Returns the namespaces to serve; `None` for a directory. Fails if the sources cannot be served,
