@@ -43,6 +43,12 @@ impl Netns {
         Self { holder, has_user_namespace }
     }
 
+    /// Returns the number of a process in the namespace, by which `ip link` names it.
+    #[must_use]
+    pub fn process_id(&self) -> u32 {
+        self.holder.id()
+    }
+
     /// Enables IPv4 forwarding in the namespace's kernel.
     ///
     /// # Panics

@@ -1,0 +1,317 @@
+//! AF_XDP links: files over HTTP, HTTPS and HTTP/3, beside the kernel on the same interface, with
+//! addresses of the stack and with those of the kernel.
+//!
+//! The interface is one end of a veth pair; the clients are in the namespace of the other end. Its
+//! kernel must compute checksums and segment: on a veth it would leave both to us. Programs are
+//! loaded by root of the first user namespace only.
+
+use std::sync::Arc;
+
+use interop::{
+    Files, Netns, TestServer, ThirdPartyServer, expect_success, run, run_for_output, sha256,
+};
+
+const TMP: &str = env!("CARGO_TARGET_TMPDIR");
+const H3GET: &str = env!("CARGO_BIN_EXE_h3get");
+const FILE_BYTES: u64 = 3_000_000;
+const FAULTS: [&str; 6] = ["--drop", "0.02", "--reorder", "0.02", "--dup", "0.01"];
+/// Address of the kernel on the same interface.
+const KERNEL: &str = "10.77.0.3";
+
+/// A veth pair: `v0` of the server, on which its kernel has an address too, and `v1` of the
+/// clients.
+struct Network {
+    server: Arc<Netns>,
+    clients: Netns,
+}
+
+impl Network {
+    /// Creates a pair with `queues` queues in each direction.
+    fn new(queues: u32) -> Self {
+        let (server, clients) = (Arc::new(Netns::new()), Netns::new());
+        let count = format!("numtxqueues {queues} numrxqueues {queues}");
+        let script = format!(
+            "ip link add v0 {count} type veth peer name v1 {count} netns {} && \
+             ip addr add {KERNEL}/24 dev v0 && ip addr add fd77::3/64 dev v0 nodad && \
+             ip link set v0 up",
+            clients.process_id()
+        );
+        run_for_output(server.command("sh").args(["-c", &script]));
+        let script = "ip addr add 10.77.0.1/24 dev v1 && ip addr add fd77::1/64 dev v1 nodad && \
+                      ethtool -K v1 tx off tso off gso off && ip link set v1 up";
+        run_for_output(clients.command("sh").args(["-c", script]));
+        Self { server, clients }
+    }
+
+    fn serve(&self, folder: &Files, link: &str, options: &[&str]) -> TestServer {
+        self.serve_at(folder, link, &["--addr", "10.77.0.2/24", "--addr", "fd77::2/64"], options)
+    }
+
+    fn serve_at(&self, folder: &Files, link: &str, addrs: &[&str], options: &[&str]) -> TestServer {
+        let network = [&["--link", link], addrs].concat();
+        let options = [&["--tls", "--http", "--http3"], options].concat();
+        let folder = folder.path().to_string_lossy();
+        TestServer::serve_namespace(Arc::clone(&self.server), &folder, &network, &options)
+    }
+
+    /// Fetches a URL with curl, and returns the SHA-256 of its content.
+    fn fetch(&self, url: &str) -> String {
+        let folder = Files::new(TMP);
+        let to = folder.path().join("got");
+        let mut curl = self.clients.command("curl");
+        curl.args(["-sSfk", "--max-time", "60", "-o"]).arg(&to).arg(url);
+        let _ = expect_success(&run(&mut curl));
+        sha256(&to)
+    }
+
+    fn fetch_http3(&self) -> String {
+        let folder = Files::new(TMP);
+        let to = folder.path().join("got");
+        let mut client = self.clients.command("timeout");
+        client.args(["60", H3GET, "10.77.0.2:443", "/a.bin"]).arg(&to);
+        let _ = expect_success(&run(&mut client));
+        sha256(&to)
+    }
+
+    /// Returns whether `v0` has an XDP program.
+    fn has_program(&self) -> bool {
+        let shown = run_for_output(self.server.command("ip").args(["link", "show", "v0"]));
+        shown.contains("prog/xdp")
+    }
+
+    /// Starts a server of the kernel's stack on port 8000, with a file `k.txt`.
+    fn kernel_server(netns: &Netns, folder: &Files) -> ThirdPartyServer {
+        folder.write("k.txt", "sent by the kernel\n");
+        let folder = folder.path().to_string_lossy();
+        let args = ["-m", "http.server", "8000", "--bind", "::", "--directory", &folder];
+        ThirdPartyServer::start(netns, "python3", &args, 8000)
+    }
+}
+
+/// Fetches the file over all protocols, and checks the device's counters.
+fn fetch_all(link: &str, faults: &[&str]) {
+    let files = Files::new(TMP);
+    let want = sha256(&files.fill("a.bin", FILE_BYTES));
+    let network = Network::new(1);
+    let server = network.serve(&files, link, faults);
+    for url in ["http://10.77.0.2/a.bin", "https://10.77.0.2/a.bin", "http://[fd77::2]/a.bin"] {
+        assert_eq!(network.fetch(url), want, "{link} {url}");
+    }
+    assert_eq!(network.fetch_http3(), want, "{link} HTTP/3");
+    let stat = server.stat();
+    assert!(stat.get("file_bytes") >= 3 * FILE_BYTES, "by the device: {stat:?}");
+    assert!(stat.get("tx_tls_encrypted_bytes") >= FILE_BYTES, "{stat:?}");
+    assert!(stat.get("quic_tx_sealed") > 1000 && stat.get("quic_rx_opened") > 0, "{stat:?}");
+    let native = u64::from(!link.contains("generic"));
+    assert_eq!((stat.get("link_xdp_native"), stat.get("link_xdp_zero_copy")), (native, 0));
+    assert!(stat.get("link_tx_frames") > 4 * FILE_BYTES / 1460, "{stat:?}");
+    assert!(stat.get("rx_checksum_good") > 100, "verified by the device: {stat:?}");
+    stat.expect_zero(&[
+        "link_rx_malformed",
+        "link_tx_errors",
+        "link_tx_refused",
+        "rx_dropped_not_for_us",
+    ]);
+    if faults.is_empty() {
+        stat.expect_zero(&["link_rx_dropped", "rx_checksum_bad"]);
+        server.expect_no_alarm();
+    } else {
+        assert!(stat.get("tcp_retrans") > 0, "packets were lost");
+    }
+}
+
+#[test]
+fn native() {
+    fetch_all("xdp:v0", &[]);
+    fetch_all("xdp:v0,native,copy", &FAULTS);
+}
+
+#[test]
+fn generic() {
+    fetch_all("xdp:v0,generic", &[]);
+    fetch_all("xdp:v0,generic", &FAULTS);
+}
+
+/// Flows are spread over the sockets of two queues, which belong to two devices or to one.
+#[test]
+fn several_queues() {
+    let files = Files::new(TMP);
+    let want = sha256(&files.fill("a.bin", 100_000));
+    let network = Network::new(2);
+    let server = network.serve(&files, "xdp:v0", &["--queues", "2"]);
+    let mut queues = [false; 2];
+    // With 40 connections, all use one queue once in 2^39 runs.
+    for _ in 0..40 {
+        assert_eq!(network.fetch("http://10.77.0.2/a.bin"), want);
+        let stat = server.stat();
+        queues = [0, 1].map(|queue| stat.get(&format!("nic.q{queue}.link_rx_frames")) > 10);
+        if queues == [true; 2] {
+            break;
+        }
+    }
+    assert_eq!(queues, [true; 2]);
+    server.expect_no_alarm();
+    drop(server);
+    let server = network.serve(&files, "xdp:v0", &[]);
+    for _ in 0..20 {
+        assert_eq!(network.fetch("http://10.77.0.2/a.bin"), want);
+    }
+    server.expect_no_alarm();
+}
+
+/// The kernel's traffic on its own address of the same interface passes.
+#[test]
+fn kernel_keeps_its_address() {
+    let (files, of_kernel) = (Files::new(TMP), Files::new(TMP));
+    let want = sha256(&files.fill("a.bin", 100_000));
+    for link in ["xdp:v0", "xdp:v0,generic"] {
+        let network = Network::new(1);
+        let _kernel = Network::kernel_server(&network.server, &of_kernel);
+        let kernel_file = sha256(&of_kernel.path().join("k.txt"));
+        let server = network.serve(&files, link, &[]);
+        for _ in 0..3 {
+            assert_eq!(network.fetch("http://10.77.0.2/a.bin"), want);
+            assert_eq!(network.fetch("http://10.77.0.3:8000/k.txt"), kernel_file);
+            assert_eq!(network.fetch("http://[fd77::3]:8000/k.txt"), kernel_file);
+        }
+        assert_eq!(server.stat().get("received_not_ours"), 0, "{link}");
+        server.expect_no_alarm();
+    }
+}
+
+/// The program ends with the process, however it ends.
+#[test]
+fn program_ends_with_the_process() {
+    let files = Files::new(TMP);
+    files.write("a.txt", "a\n");
+    let network = Network::new(1);
+    assert!(!network.has_program());
+    let server = network.serve(&files, "xdp:v0", &[]);
+    assert!(network.has_program());
+    let control = files.path().join("second").to_string_lossy().into_owned();
+    let folder = files.path().to_string_lossy();
+    let second = server.outboard(&["serve", &folder, "--link", "xdp:v0", "--control", &control]);
+    let said = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert_eq!(second.status.code(), Some(69), "{said}");
+    assert!(said.contains("interface v0 has an XDP program already"), "{said}");
+    assert!(server.stop().status.success());
+    assert!(!network.has_program(), "after SIGTERM");
+    let server = network.serve(&files, "xdp:v0,generic", &[]);
+    assert!(network.has_program());
+    let _ = server.crash();
+    assert!(!network.has_program(), "after SIGKILL");
+    let server = network.serve(&files, "xdp:v0", &[]);
+    assert_eq!(network.fetch("http://10.77.0.2/a.txt"), sha256(&files.path().join("a.txt")));
+    assert!(server.stop().status.success());
+}
+
+/// Both stacks use the addresses of the interface: the stack its ports, the kernel all others.
+#[test]
+fn shared_address() {
+    let (files, of_kernel) = (Files::new(TMP), Files::new(TMP));
+    let want = sha256(&files.fill("a.bin", FILE_BYTES));
+    for link in ["xdp:v0", "xdp:v0,generic"] {
+        let network = Network::new(1);
+        let _kernel = Network::kernel_server(&network.server, &of_kernel);
+        let kernel_file = sha256(&of_kernel.path().join("k.txt"));
+        let addrs = ["--addr", "10.77.0.3/24", "--addr", "fd77::3/64", "--share-address"];
+        let server = network.serve_at(&files, link, &addrs, &[]);
+        for _ in 0..2 {
+            assert_eq!(network.fetch("http://10.77.0.3/a.bin"), want);
+            assert_eq!(network.fetch("https://[fd77::3]/a.bin"), want);
+            assert_eq!(network.fetch("http://10.77.0.3:8000/k.txt"), kernel_file);
+            assert_eq!(network.fetch("http://[fd77::3]:8000/k.txt"), kernel_file);
+        }
+        let refused = run(network.clients.command("curl").args(["-sS", "http://10.77.0.3:81/"]));
+        assert_eq!(refused.status.code(), Some(7), "the kernel refuses other ports");
+        let stat = server.stat();
+        assert!(
+            stat.get("file_bytes") >= 2 * FILE_BYTES && stat.get("link_neighbors_answered") > 0
+        );
+        stat.expect_zero(&["neighbor_replies", "received_not_ours", "rx_checksum_bad"]);
+        server.expect_no_alarm();
+    }
+}
+
+/// Connections that the stack opens from a shared address, to a neighbor that the kernel does not
+/// know before.
+#[test]
+fn active_opens_from_a_shared_address() {
+    let of_kernel = Files::new(TMP);
+    let network = Network::new(1);
+    let _server = Network::kernel_server(&network.clients, &of_kernel);
+    let folder = Files::new(TMP);
+    for (url, addr) in [
+        ("http://10.77.0.1:8000/k.txt", "10.77.0.3/24"),
+        ("http://[fd77::1]:8000/k.txt", "fd77::3/64"),
+    ] {
+        run_for_output(network.server.command("ip").args(["neigh", "flush", "dev", "v0"]));
+        let to = folder.path().join("got");
+        let mut get = interop::outboard(&network.server);
+        get.args(["get", url, "--output"]).arg(&to).args(["--link", "xdp:v0", "--addr", addr]);
+        get.args(["--share-address", "--control"]).arg(folder.path().join("control"));
+        let _ = expect_success(&run(&mut get));
+        assert_eq!(sha256(&to), sha256(&of_kernel.path().join("k.txt")), "{url}");
+        std::fs::remove_file(&to).unwrap();
+    }
+}
+
+/// A peer that leaves checksums to its interface, as the kernel does on a veth, is reported.
+#[test]
+fn incomplete_checksums_are_an_alarm() {
+    let files = Files::new(TMP);
+    files.write("a.txt", "a\n");
+    let network = Network::new(1);
+    run_for_output(network.clients.command("ethtool").args(["-K", "v1", "tx", "on"]));
+    let server = network.serve(&files, "xdp:v0", &[]);
+    let mut curl = network.clients.command("curl");
+    let output = run(curl.args(["-sS", "--max-time", "2", "http://10.77.0.2/a.txt"]));
+    assert_eq!(output.status.code(), Some(28), "no connection");
+    assert!(server.stat().get("rx_checksum_bad") > 0);
+}
+
+#[test]
+fn errors_name_the_interface() {
+    let files = Files::new(TMP);
+    let network = Network::new(1);
+    let refuse = |options: &[&str], code: i32, message: &str| {
+        let mut command = interop::outboard(&network.server);
+        command.arg("serve").arg(files.path()).args(options);
+        let output = run(&mut command);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{options:?}: {said}");
+        assert!(said.contains(message), "{options:?}: {said}");
+    };
+    refuse(&["--link", "xdp:none"], 69, "no interface none; `ip link` lists them");
+    refuse(&["--link", "xdp:lo"], 69, "interface lo is not an Ethernet interface");
+    refuse(&["--link", "xdp:v0,fast"], 2, "unknown XDP mode `fast`");
+    refuse(&["--link", "xdp:v0,generic,zerocopy"], 2, "XDP mode `generic` copies");
+    refuse(&["--link", "xdp:v0,zerocopy"], 69, "the driver of interface v0 has no zero-copy");
+    refuse(
+        &["--link", "xdp:v0", "--queues", "2"],
+        69,
+        "fewer receive queues (1) than --queues (2)",
+    );
+    let kernels = ["--link", "xdp:v0", "--addr", "10.77.0.3/24"];
+    refuse(&kernels, 69, "address 10.77.0.3 is already in use on interface v0");
+    let shared = ["--link", "xdp:v0", "--share-address"];
+    refuse(&shared, 69, "interface v0 does not have address 10.77.0.2");
+    refuse(&["--share-address"], 2, "--share-address needs --link xdp:IF");
+    run_for_output(network.server.command("ip").args(["link", "set", "v0", "mtu", "9000"]));
+    refuse(&["--link", "xdp:v0"], 69, "interface v0 has MTU 9000");
+    run_for_output(network.server.command("ip").args(["link", "set", "v0", "mtu", "1500"]));
+    let mut command = network.server.command("setpriv");
+    command.args(["--bounding-set=-all", "--inh-caps=-all", "--"]);
+    let program = interop::outboard(&network.server);
+    // The last argument of the wrappers is the program.
+    command.args(program.get_args().last()).arg("serve").arg(files.path());
+    command.args(["--link", "xdp:v0"]);
+    let output = run(&mut command);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(77), "{said}");
+    assert!(said.contains("grant CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF"), "{said}");
+    let ports = "echo 32768 65535 >/proc/sys/net/ipv4/ip_local_port_range";
+    run_for_output(network.server.command("sh").args(["-c", ports]));
+    let shared = ["--link", "xdp:v0", "--share-address", "--addr", "10.77.0.3/24"];
+    refuse(&shared, 69, "overlap those of --share-address");
+}
