@@ -158,9 +158,6 @@ pub fn open_links(
 
 /// Opens the interface of the options, without capture and faults.
 fn open_interface(options: &StackOptions) -> Result<Vec<Box<dyn Link>>, Failure> {
-    fn boxed<L: Link + 'static>(links: Vec<L>) -> Vec<Box<dyn Link>> {
-        links.into_iter().map(|link| Box::new(link) as Box<dyn Link>).collect()
-    }
     if let LinkName::Xdp { interface, mode, transfer } = &options.link {
         if options.has_auto_addrs() {
             // The program of the link selects frames by addresses that must be known before.
@@ -212,7 +209,6 @@ fn watch_config(options: &StackOptions) -> WatchConfig {
             (name.clone(), Box::new(move || packet_socket::open(&config)))
         }
         LinkName::Xdp { .. } => unreachable!("the caller opens XDP sockets itself"),
-        }
     };
     let is_macvtap = matches!(options.link, LinkName::Macvtap { .. });
     WatchConfig {

@@ -108,7 +108,7 @@ impl XskMap {
             flags: 0,
         };
         // SAFETY: no pointers.
-        unsafe { bpf(BPF_MAP_CREATE, &mut argument) }.and_then(owned).map(Self)
+        unsafe { bpf(BPF_MAP_CREATE, &mut argument) }.map(|fd| Self(owned(fd)))
     }
 
     /// Sets the socket of a queue. The kernel removes it when the socket is closed.
@@ -159,7 +159,7 @@ impl Program {
             },
         };
         // SAFETY: no pointers.
-        unsafe { bpf(BPF_LINK_CREATE, &mut argument) }.and_then(owned)
+        unsafe { bpf(BPF_LINK_CREATE, &mut argument) }.map(owned)
     }
 
     /// Runs the program on a frame, and returns its verdict.
@@ -201,7 +201,7 @@ fn load(instructions: &[BpfInstruction], log: &mut Vec<u8>) -> io::Result<OwnedF
         match unsafe { bpf(BPF_PROG_LOAD, &mut argument) } {
             // The verifier gives up when a signal arrives.
             Err(error) if is_interrupted(&error) && attempts < LOAD_ATTEMPTS_MAX => {}
-            result => return result.and_then(owned),
+            result => return result.map(owned),
         }
     }
 }
@@ -225,11 +225,10 @@ unsafe fn bpf<T>(command: libc::c_int, argument: &mut T) -> io::Result<RawFd> {
     }
 }
 
-#[expect(clippy::unnecessary_wraps, reason = "continues a result")]
-fn owned(fd: RawFd) -> io::Result<OwnedFd> {
+fn owned(fd: RawFd) -> OwnedFd {
     // SAFETY: the callers pass a descriptor that the kernel has just returned, which nothing else
     // owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
 /// Returns a descriptor in the type that arguments of bpf(2) have.

@@ -123,7 +123,7 @@ pub struct XdpLink {
     /// The interface left frames in a ring: time of the next attempt.
     retry_at: Option<Instant>,
     counters: XdpLinkCounters,
-    _program: Arc<AttachedProgram>,
+    program: Arc<AttachedProgram>,
     /// Keeps memberships of multicast groups.
     _groups: Arc<Option<File>>,
 }
@@ -170,7 +170,7 @@ pub fn open(config: &XdpConfig) -> Result<Vec<XdpLink>, OpenLinkError> {
             answers: VecDeque::new(),
             retry_at: None,
             counters: XdpLinkCounters::default(),
-            _program: Arc::clone(&program),
+            program: Arc::clone(&program),
             _groups: Arc::clone(&groups),
         })
     };
@@ -315,7 +315,7 @@ impl XdpLink {
     pub fn mode(&self) -> (XdpMode, XdpTransfer) {
         let is_zero_copy = self.sockets.iter().all(XskSocket::is_zero_copy);
         let transfer = if is_zero_copy { XdpTransfer::ZeroCopy } else { XdpTransfer::Copy };
-        (self._program.mode, transfer)
+        (self.program.mode, transfer)
     }
 
     /// Returns whether the frame was a solicitation, which the kernel's table answers.

@@ -131,7 +131,7 @@ impl Assembler {
     }
 
     /// `to = be16(to)`: converts a number of the network to the native byte order.
-    pub(super) fn from_be16(&mut self, to: Register) {
+    pub(super) fn convert_be16(&mut self, to: Register) {
         self.push(0xdc, to, Register::R0, 0, 16);
     }
 

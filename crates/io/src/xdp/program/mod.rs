@@ -244,7 +244,7 @@ fn emit_transport(asm: &mut Assembler, shared: &SharedPorts, exits: Exits) {
     asm.jump_if(R7, Equal, PROTOCOL_TCP, has_ports);
     asm.jump_if(R7, NotEqual, PROTOCOL_UDP, exits.pass);
     asm.place(has_ports);
-    asm.from_be16(R5);
+    asm.convert_be16(R5);
     for port in &shared.listeners {
         asm.jump_if(R5, Equal, i32::from(*port), exits.redirect);
     }
