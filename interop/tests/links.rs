@@ -293,7 +293,7 @@ fn errors_name_the_interface() {
         ("eth0", 2, "expected tap:NAME, macvtap:IF[,MODE] or packet:IF"),
     ];
     for (link, code, message) in cases {
-        let mut command = interop::outboard(&netns);
+        let mut command = outboard(&netns);
         command.arg("serve").arg(files.path()).args(["--link", link]);
         let output = run(&mut command);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();

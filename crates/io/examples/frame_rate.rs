@@ -4,12 +4,13 @@
 //! within two seconds of the first. Run both on the ends of a veth pair in two network namespaces.
 #![forbid(unsafe_code)]
 
-use std::time::{Duration, Instant as Clock};
+use std::process::ExitCode;
 
 use abi::link::{FramePayload, TxFrame};
 use abi::{PacketHeader, PacketPool};
-use base::Instant;
+use base::{Duration, Instant};
 use bytes::Bytes;
+use outboard_io::clock::MonotonicClock;
 use outboard_io::link::{Link, LinkTxStatus};
 use outboard_io::notify::Poller;
 use outboard_io::packet_socket::{self, PacketSocketConfig};
@@ -19,11 +20,11 @@ const TIME: Duration = Duration::from_secs(2);
 /// Frames per turn, as the driver of a device takes them.
 const BATCH: usize = 64;
 
-fn main() {
+fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [action, kind, interface, rest @ ..] = &args[..] else {
         eprintln!("usage: frame_rate send|receive packet|xdp|generic IF [BYTES]");
-        std::process::exit(2);
+        return ExitCode::from(2);
     };
     let bytes = rest.first().map_or(64, |bytes| bytes.parse().expect("a number of bytes"));
     let mut link = open(kind, interface);
@@ -34,6 +35,7 @@ fn main() {
             println!("  {name} {value}");
         }
     });
+    ExitCode::SUCCESS
 }
 
 fn open(kind: &str, interface: &str) -> Box<dyn Link> {
@@ -76,8 +78,9 @@ fn datagram(bytes: usize) -> TxFrame {
 
 fn send(link: &mut dyn Link, bytes: usize) -> f64 {
     let (mut frame, mut pool) = (datagram(bytes), PacketPool::new(1024));
-    let (begin, mut sent) = (Clock::now(), 0_u32);
-    while begin.elapsed() < TIME {
+    let (clock, mut sent) = (MonotonicClock::new(), 0_u32);
+    let begin = clock.now();
+    while clock.now().since(begin) < TIME {
         for _ in 0..BATCH {
             if link.transmit(Instant::ZERO, &mut frame) != LinkTxStatus::Sent {
                 break;
@@ -89,24 +92,28 @@ fn send(link: &mut dyn Link, bytes: usize) -> f64 {
             pool.put(received.packet);
         }
     }
-    f64::from(sent) / begin.elapsed().as_secs_f64()
+    f64::from(sent) / seconds(clock.now().since(begin))
 }
 
 fn receive(link: &mut dyn Link) -> f64 {
     let (mut pool, mut poller) = (PacketPool::new(1024), Poller::new());
     link.pollable().map(|fd| poller.add(fd));
-    let (mut begin, mut received) = (None, 0_u32);
-    while begin.is_none_or(|begin: Clock| begin.elapsed() < TIME) {
+    let (clock, mut begin, mut received) = (MonotonicClock::new(), None, 0_u32);
+    while begin.is_none_or(|begin| clock.now().since(begin) < TIME) {
         let mut is_idle = true;
         while let Some(frame) = link.receive(Instant::ZERO, &mut pool) {
             pool.put(frame.packet);
-            begin.get_or_insert_with(Clock::now);
+            begin.get_or_insert_with(|| clock.now());
             (received, is_idle) = (received + 1, false);
         }
         if is_idle {
-            let wait = base::Duration::from_millis(100);
+            let wait = Duration::from_millis(100);
             poller.wait(Some(wait)).expect("memory for a list of one");
         }
     }
-    begin.map_or(0.0, |begin| f64::from(received) / begin.elapsed().as_secs_f64())
+    begin.map_or(0.0, |begin| f64::from(received) / seconds(clock.now().since(begin)))
+}
+
+fn seconds(time: Duration) -> f64 {
+    time.as_nanos() as f64 / 1e9
 }

@@ -245,9 +245,9 @@ impl SharedBottleneck {
 
     /// Returns the mean wait in the queue.
     #[must_use]
-    pub const fn mean_wait(&self) -> Duration {
+    pub fn mean_wait(&self) -> Duration {
         let (sum, count) = self.waits_us;
-        Duration::from_micros(if count == 0 { 0 } else { sum / count })
+        Duration::from_micros(sum.checked_div(count).unwrap_or(0))
     }
 
     /// Returns the number of frames that the full queue dropped.

@@ -330,7 +330,7 @@ fn fragment_header(
         let mut header = PacketHeader::zeroed(l4, ETHERNET_BYTES, l4).ok()?;
         let frame = header.as_mut_slice();
         emit::ethernet_ip(&link, ip, len, frame);
-        let field = offset / 8 | u16::from(more) << 13;
+        let field = (offset / 8) | (u16::from(more) << 13);
         frame[ETHERNET_BYTES + 6..ETHERNET_BYTES + 8].copy_from_slice(&field.to_be_bytes());
         #[expect(clippy::cast_possible_truncation, reason = "the field has 16 bits")]
         emit::set_lengths(frame, ETHERNET_BYTES, l4 + len, identification as u16);

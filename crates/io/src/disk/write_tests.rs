@@ -261,7 +261,7 @@ fn a_full_disk_says_so() {
             Err(why) => return println!("skipped, no small file system is to be had: {why}"),
         };
         let path = dir.path().join("namespace");
-        fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        File::create(&path).unwrap().set_len(1 << 20).unwrap();
         let mut asker = DiskTester::at(dir.path(), kind);
         let file = asker.open_namespace("namespace");
         let chunk = vec![7; 64 * 1024];

@@ -80,10 +80,11 @@ impl InterfaceTracker {
                 on_change(InterfaceChange::Removed);
             }
             Some(state) if is_ours => self.compare(state, on_change),
-            Some(state) if self.presence == Presence::Removed => {
-                if state.name.as_deref() == Some(&self.needs) {
-                    on_change(InterfaceChange::Appeared);
-                }
+            Some(state)
+                if self.presence == Presence::Removed
+                    && state.name.as_deref() == Some(&self.needs) =>
+            {
+                on_change(InterfaceChange::Appeared);
             }
             _ => {}
         }

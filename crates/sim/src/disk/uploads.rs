@@ -129,7 +129,7 @@ impl SimDisk {
         self.names.insert(format!("{DIRECTORY}/{path}"), inode);
         if let Some(new) = self.inodes.get_mut(inode) {
             // Each file has another time of modification.
-            (new.version, new.generation) = (version, inode as i64);
+            (new.version, new.generation) = (version, i64::try_from(inode).unwrap_or(i64::MAX));
             debug_assert!(new.stat().modified_s >= MODIFIED_S, "times ascend");
         }
         Ok(old.and_then(|old| self.inodes.get(old)).map(|old| old.size))

@@ -569,11 +569,7 @@ impl Uploads {
                 self.return_buffer(lease, Some(buffer));
             }
         } else if upload.change.take() == Some(UploadChange::Publication) {
-            if std::env::var("PF").as_deref() != Ok("2")
-                || self.uploads.get(key).is_some_and(|u| u.state == UploadState::Publishing)
-            {
-                self.handle_publication(key, done.result, done.replaced_bytes);
-            }
+            self.handle_publication(key, done.result, done.replaced_bytes);
         }
         let Some(upload) = self.uploads.get_mut(key) else { return };
         match (upload.state, done.result) {
@@ -651,13 +647,7 @@ impl Uploads {
         if upload.state == UploadState::Writing && upload.leases.is_empty() {
             upload.state = UploadState::Flushing;
             upload.change = Some(UploadChange::Flush);
-            if std::env::var("PF").as_deref() == Ok("1") {
-                upload.state = UploadState::Publishing;
-                upload.change = Some(UploadChange::Publication);
-                host.upload_publish(upload.token(key), upload.file, upload.order.replace);
-            } else {
-                host.upload_flush(upload.token(key), upload.file);
-            }
+            host.upload_flush(upload.token(key), upload.file);
         }
     }
 

@@ -431,7 +431,7 @@ fn extended_validity(
     seconds: u32,
     end: Option<Instant>,
 ) -> Option<Instant> {
-    let Some(new) = end else { return None };
+    let new = end?;
     let long = Duration::from_secs(seconds.into()) > VALID_MIN;
     let extends = current.is_some_and(|current| new > current);
     if long || extends {

@@ -28,6 +28,7 @@ fn outbox() -> Outbox {
         teardown: Err(none),
         splice: Err(none),
         quic: Err(none),
+        decompress: Err(none),
     };
     let cidr = |addr: IpAddr, prefix_len| Cidr { addr, prefix_len };
     let addrs = vec![cidr(ends(4).1, 24), cidr(ends(6).1, 64)];

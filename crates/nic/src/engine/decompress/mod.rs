@@ -58,17 +58,16 @@ impl DecompressEngine {
 
     fn refuse(&mut self, job: WaitingJob, why: Refusal, out: &mut Egress) {
         self.counters.decompress_refused += 1;
-        answer(job.queue, job.request, DecompressOutcome::Refused(why), out);
+        answer(job.queue, *job.request, DecompressOutcome::Refused(why), out);
     }
 }
 
 fn answer(
     queue: usize,
-    request: Box<DecompressRequest>,
+    DecompressRequest { id, job }: DecompressRequest,
     outcome: DecompressOutcome,
     out: &mut Egress,
 ) {
-    let DecompressRequest { id, job } = *request;
     out.emit(queue, Event::Decompressed(Box::new(Decompressed { id, job, outcome })));
 }
 
@@ -95,7 +94,7 @@ impl Engine for DecompressEngine {
     ) -> Option<Op> {
         let Op::Decompress(request) = op else { return Some(op) };
         let Some(engine) = engine else {
-            answer(queue, request, DecompressOutcome::Refused(Refusal::Disabled), out);
+            answer(queue, *request, DecompressOutcome::Refused(Refusal::Disabled), out);
             return None;
         };
         let checked = engine.check(&request);
@@ -123,7 +122,7 @@ impl Engine for DecompressEngine {
             }
             Err(_) => self.counters.decompress_faults += 1,
         }
-        answer(queue, request, result.into(), out);
+        answer(queue, *request, result.into(), out);
     }
 
     fn quiesce(&mut self, _now: Instant, queue: usize, out: &mut Egress) {
