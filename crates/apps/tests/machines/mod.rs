@@ -24,3 +24,7 @@ pub(crate) fn machine(
     };
     TestMachine::new(config, device, PLAIN_LINK, number.into(), MemDisk::default())
 }
+
+pub(crate) fn content(bytes: usize) -> Vec<u8> {
+    (0..=250).cycle().take(bytes).collect()
+}

@@ -141,7 +141,7 @@ fn bytes_of(commands: &[CommandData]) -> usize {
 fn matches_cross_packets_and_pdus() {
     let set = set();
     for digests in ALL {
-        let (content, commands) = reads(digests, 2, 37);
+        let (content, commands) = reads(digests, 2, 36);
         let all = bytes_of(&commands);
         for cut in 1..content.bytes.len() {
             let mut flow = NvmeRxFlow::new(content.clone(), config(true));
@@ -191,8 +191,9 @@ fn data_to_a_target_is_inspected() {
     let capsule = content.push(4, 0, &entry, b"a needle and n");
     let mut commands = vec![vec![capsule]];
     let mut data = vec![];
-    for (nth, part) in [&b"..nee"[..], b"dle a", b"nd ne"].into_iter().enumerate() {
-        content.data_pdu(false, 3, u32::try_from(nth * 5).unwrap(), part);
+    // Offsets of data are multiples of four.
+    for (offset, part) in [(0, &b"..ne"[..]), (4, b"edle and"), (12, b" ne")] {
+        content.data_pdu(false, 3, offset, part);
         data.push(content.pdus.last().unwrap().data.clone().unwrap().2);
     }
     commands.push(data);
@@ -230,12 +231,12 @@ proptest! {
         tls in prop_oneof![Just(None), (0_usize..SUITES.len()).prop_map(Some)],
         lost in 0_u64..40,
         late in 0_u64..40,
-        len in 1_usize..3000,
+        quarter in 1_usize..750,
         packet in 200_usize..1449,
         buffers: bool,
     ) {
         let set = set();
-        let (content, commands) = reads(BOTH, 3, len);
+        let (content, commands) = reads(BOTH, 3, 4 * quarter);
         let network = FaultyNetwork { lost, late, twice: 5 };
         let config = config(out_of_order);
         let mut flow = match tls {
@@ -248,7 +249,7 @@ proptest! {
         flow.inspect(&set);
         if buffers {
             // Of the first round; those of the second are not registered again.
-            (1..4).for_each(|tag| flow.setup(tag, 0, 3 * len));
+            (1..4).for_each(|tag| flow.setup(tag, 0, 12 * quarter));
         }
         let packets = arrivals(flow.wire.len(), packet, network, &mut Prng::new(seed));
         run(&mut flow, &packets);

@@ -410,7 +410,7 @@ fn an_address_in_use_is_defended() {
     bed.lease();
     bed.advance();
     for (after_s, announcements) in [(1, 1), (2, 0), (11, 1)] {
-        bed.now = bed.now + Duration::from_secs(after_s);
+        bed.now += Duration::from_secs(after_s);
         bed.receive(&arp([2, 0, 0, 0, 0, 9], LEASED, SERVER));
         let sent = core::iter::from_fn(|| bed.frame()).count();
         assert_eq!(sent, announcements, "{after_s} s later");
@@ -608,7 +608,7 @@ proptest! {
         let mut bed = Bed::new(true, true);
         let mut xid = 0;
         for (kind, bytes, wait_ms) in inputs {
-            bed.now = bed.now + Duration::from_millis(wait_ms);
+            bed.now += Duration::from_millis(wait_ms);
             let mut sent = 0;
             while let Some(frame) = bed.frame() {
                 sent += 1;
@@ -629,7 +629,7 @@ proptest! {
                     }
                     bed.auto.handle_frame(bed.now, &ack, Checksum::Good);
                 }
-                _ => bed.receive(&icmp(ROUTER, 255, &bytes)),
+                _ => bed.receive(&icmp(ROUTER, 255, &[&bytes[..], &[0; 4]].concat())),
             }
             prop_assert!(bed.auto.network().addrs.len() <= 9);
         }

@@ -14,7 +14,7 @@ use wire::segment::packet;
 use super::*;
 use crate::config::{Cidr, HostConfig};
 
-const ID: u32 = 77;
+const ID: u16 = 77;
 
 fn outbox() -> Outbox {
     let none = Refusal::NotSupported;
@@ -51,7 +51,7 @@ fn whole(version: u8, len: usize) -> Vec<u8> {
     let ip = IpHeader { source, destination, protocol: protocol::UDP, ecn: 0, hop_limit: 64 };
     let udp_len = u16::try_from(8 + len).unwrap().to_be_bytes();
     let header = [0, 9, 0, 9, udp_len[0], udp_len[1], 0, 0];
-    let payload: Vec<u8> = (0..len).map(|at| (at % 251) as u8).collect();
+    let payload: Vec<u8> = (0..251).cycle().take(len).collect();
     let mut frame =
         packet(&EthernetAddrs { source: [2; 6], destination: [4; 6] }, &ip, &[&header, &payload]);
     if version == 4 {
@@ -62,22 +62,26 @@ fn whole(version: u8, len: usize) -> Vec<u8> {
     frame
 }
 
+fn half(offset: usize) -> u16 {
+    u16::try_from(offset).unwrap()
+}
+
 /// Returns a fragment of `frame` with these bytes of its payload.
 fn cut(frame: &[u8], piece: Range<usize>, more: bool) -> Vec<u8> {
     let is_v4 = frame[12] == 8;
     let ip_end = ETHERNET_BYTES + if is_v4 { 20 } else { 40 };
     let mut cut = frame[..ip_end].to_vec();
     if is_v4 {
-        cut[18..20].copy_from_slice(&(ID as u16).to_be_bytes());
-        let field = (piece.start / 8) as u16 | u16::from(more) << 13;
+        cut[18..20].copy_from_slice(&ID.to_be_bytes());
+        let field = half(piece.start / 8) | (u16::from(more) << 13);
         cut[20..22].copy_from_slice(&field.to_be_bytes());
         set_ipv4_lengths(&mut cut[14..], 20 + piece.len()).unwrap();
     } else {
         let next = core::mem::replace(&mut cut[20], FRAGMENT_HEADER);
-        let field = piece.start as u16 | u16::from(more);
+        let field = half(piece.start) | u16::from(more);
         cut.extend_from_slice(&[next, 0]);
         cut.extend_from_slice(&field.to_be_bytes());
-        cut.extend_from_slice(&ID.to_be_bytes());
+        cut.extend_from_slice(&u32::from(ID).to_be_bytes());
         let end = cut.len() + piece.len();
         emit::set_lengths(&mut cut, 14, end, 0);
     }
@@ -121,7 +125,7 @@ fn a_packet_in_order_is_returned_whole() {
         }
         let mut expected = frame.clone();
         if version == 4 {
-            expected[18..20].copy_from_slice(&(ID as u16).to_be_bytes());
+            expected[18..20].copy_from_slice(&ID.to_be_bytes());
             set_ipv4_lengths(&mut expected[14..34], 4028).unwrap();
         }
         assert_eq!(returned(&mut out), [expected]);
@@ -156,7 +160,7 @@ fn overlapping_fragments_drop_the_packet() {
 #[test]
 fn contradicting_lengths_drop_the_packet() {
     let frame = whole(4, 3000);
-    for (piece, more) in [(2960..2968, false), (2960..3000, true), (0..8, false)] {
+    for (piece, more) in [(2960..2968, false), (2960..3000, true), (8..16, false)] {
         let (mut all, mut out) = (Reassembly::default(), outbox());
         all.handle_fragment(&mut out, now(), &cut(&frame, 1480..1600, false));
         all.handle_fragment(&mut out, now(), &cut(&frame, piece, more));
@@ -239,7 +243,7 @@ proptest! {
         let mut prng = base::Prng::new(seed);
         let mut order: Vec<usize> = (0..fragments.len()).chain(0..fragments.len() / 2).collect();
         for at in (1..order.len()).rev() {
-            order.swap(at, prng.below(at as u64 + 1) as usize);
+            order.swap(at, usize::try_from(prng.below(at as u64 + 1)).unwrap());
         }
         let (mut all, mut out) = (Reassembly::default(), outbox());
         if fragments.len() == 1 && !v6 {
