@@ -290,7 +290,7 @@ fn errors_name_the_interface() {
         ("macvtap:none", 69, "no interface none; `ip link` lists them"),
         ("packet:lo", 69, "interface lo is not an Ethernet interface"),
         ("macvtap:v0,x", 2, "unknown macvtap mode `x`"),
-        ("eth0", 2, "expected tap:NAME, macvtap:IF[,MODE] or packet:IF"),
+        ("eth0", 2, "expected tap:NAME, macvtap:IF[,MODE], packet:IF or xdp:IF[,MODE]"),
     ];
     for (link, code, message) in cases {
         let mut command = outboard(&netns);

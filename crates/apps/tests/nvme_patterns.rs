@@ -12,7 +12,7 @@ use base::{Duration, Instant};
 use bytes::Bytes;
 use crypto::Provider;
 use host::{Application, Host, Notice, TlsClient, TlsServer};
-use machines::{CLIENT, SERVER, machine};
+use machines::{CLIENT, SERVER, content, machine};
 use nic::L5oConfig;
 use outboard_apps::nvme::initiator::{
     Initiator, InitiatorConfig, InitiatorState, NvmeRequest, NvmeRequestError,
@@ -92,7 +92,7 @@ fn rules() -> Option<Arc<PatternRules>> {
 
 impl PatternRig {
     fn new(run: Run) -> Self {
-        Self::with_disk(run, vec![0xff; BLOCKS * BLOCK])
+        Self::with_disk(run, content(BLOCKS * BLOCK))
     }
 
     fn with_disk(run: Run, disk: Vec<u8>) -> Self {

@@ -8,6 +8,8 @@
 //! Invariants: a gzip decoder has less than 64 KiB, a Zstandard decoder the window
 //! ([`abi::decompress::ZSTD_WINDOW_BYTES_MAX`]) and less than 512 KiB. No dictionary is known.
 
+#![forbid(unsafe_code)]
+
 mod gzip;
 mod zstd;
 

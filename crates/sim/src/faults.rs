@@ -421,13 +421,17 @@ impl Scenario {
         scenario.draw_files((calm_net, calm_disk));
         scenario.draw_oddities();
         scenario.draw_end();
-        // A program that terminates has one queue, and so have a target of NVMe/TCP, its user, and
-        // a server of uploads, whose queues would share a quota.
-        let one = scenario.terminates.is_some() || scenario.uploads.is_some();
-        if !one && scenario.storage.is_none() && scenario.remote.is_none() {
-            scenario.queues = queues::draw(seed);
-        }
+        scenario.draw_queues();
         scenario
+    }
+
+    /// Draws the number of queues. A program that terminates has one, and so have a target of
+    /// NVMe/TCP, its user, and a server of uploads, whose queues would share a quota.
+    fn draw_queues(&mut self) {
+        let one = self.terminates.is_some() || self.uploads.is_some();
+        if !one && self.storage.is_none() && self.remote.is_none() {
+            self.queues = queues::draw(self.seed);
+        }
     }
 
     /// Returns the number of queues of a machine.

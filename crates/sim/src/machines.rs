@@ -7,7 +7,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use abi::Refusal;
-use apps::content::{ContentServer, UploadConfig, UploadQuota};
+use apps::content::{ContentServer, ContentServerConfig, UploadConfig, UploadQuota};
 use base::{Duration, Instant, Prng};
 use host::{Cidr, Host, HostConfig, ListenConfig};
 use nic::{Device, DeviceConfig, L5oConfig, LONG_TRANSMIT_BYTES, TeardownConfig};
@@ -109,6 +109,22 @@ fn uploads(scenario: &Scenario, start: ServerStart) -> Option<UploadConfig> {
     })
 }
 
+/// Starts the content server of a machine's own files, or of those on a namespace.
+fn content_server(
+    scenario: &Scenario,
+    content: ContentServerConfig,
+    now: Instant,
+    host: &mut Host,
+) -> App {
+    if let Some(remote) = &scenario.remote {
+        return App::RemoteServer(Box::new(remote.server(scenario, content, now, host)));
+    }
+    match ContentServer::new(content, host) {
+        Ok(server) => App::Server(Box::new(server)),
+        Err(error) => unreachable!("no other listener: {error}"),
+    }
+}
+
 /// Builds a server, or a queue of it.
 pub(crate) fn server(
     (node, queue): (usize, SimQueue),
@@ -170,16 +186,7 @@ pub(crate) fn server(
         (scenario.hand_over.set_up, scenario.hand_over.tear_down);
     content.listen =
         vec![ListenConfig { addr: None, port: scenario.port(), backlog: scenario.backlog }];
-    let app = match &scenario.remote {
-        Some(remote) => {
-            let server = remote.server(scenario, content, start.now + ahead, &mut host);
-            App::RemoteServer(Box::new(server))
-        }
-        None => match ContentServer::new(content, &mut host) {
-            Ok(server) => App::Server(Box::new(server)),
-            Err(error) => unreachable!("no other listener: {error}"),
-        },
-    };
+    let app = content_server(scenario, content, start.now + ahead, &mut host);
     SimNode::new(device, host, app, ahead, scenario.rings.slots)
         .with_patterns(scenario.patterns_of(node).map(PatternScenario::rules))
         .on_queue(queue)

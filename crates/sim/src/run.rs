@@ -201,7 +201,6 @@ impl SimRun {
         let everybody =
             scenario.tls.is_some() || scenario.quic.is_some() || scenario.storage.is_some();
         let (proxy, nodes) = (self.scenario.proxy(), self.machines as u64);
-        let is_remote = self.scenario.remote.is_some();
         let (queue, r) = (&mut self.queue, &mut self.rng);
         let at = |r: &mut Prng| Instant::ZERO + Duration::from_nanos(r.below(end.as_nanos()));
         for _ in 0..self.scenario.disk.changes {
@@ -212,7 +211,7 @@ impl SimRun {
             let node = match proxy {
                 // The proxy's device holds the most state; those of the other nodes hold some.
                 Some(proxy) => (proxy as u64 + reset) % nodes,
-                None if is_remote => reset % nodes,
+                None if scenario.remote.is_some() => reset % nodes,
                 // Clients' devices hold state too if they use TLS, QUIC or data placement.
                 None if everybody => reset % (clients + 1),
                 None => 0,

@@ -203,8 +203,8 @@ impl PartialPacket {
     /// Returns the whole packet as a received frame, or `None` if it cannot be one.
     fn assemble(self) -> Option<RxFrame> {
         let (first, mut frame) = self.first?;
-        // No honest sender has fragments of fragments; an attacker could have the host and the device
-        // take turns.
+        // No honest sender has fragments of fragments; an attacker could have the host and the
+        // device take turns.
         if first.protocol == FRAGMENT_HEADER {
             return None;
         }

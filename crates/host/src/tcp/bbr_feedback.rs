@@ -4,8 +4,6 @@
 //! [`super::expire`]) and for the device's echoes ([`super::conn`]). Without BBR, every method does
 //! nothing.
 
-use alloc::boxed::Box;
-
 use base::{Duration, Instant};
 
 use super::bbr::{AckedBytes, Bbr, BbrInputs, DepartingTransmit, LostRange};
@@ -185,10 +183,4 @@ impl<T: TxTransforms> TcpConnection<T> {
         let bbr = self.snd.bbr.as_ref()?;
         Some(u32::try_from(bbr.send_quantum(self.snd.mss.into())).unwrap_or(u32::MAX))
     }
-}
-
-/// Returns the state of BBR for a new connection, in a box of its own: most connections have none.
-/// `seed` is unpredictable and makes the times of probes random.
-pub(super) fn new_bbr(seed: u32, initial_cwnd: u32, now: Instant) -> Box<Bbr> {
-    Box::new(Bbr::new(seed.into(), initial_cwnd.into(), now))
 }

@@ -17,7 +17,7 @@ use tcp_rules::paws::TsRecent;
 use wire::Tuple;
 
 use super::bbr::Bbr;
-use super::bbr_feedback::new_bbr;
+use super::bbr::new_bbr;
 use super::congestion::{Congestion, CwndUsage};
 use super::delivery::DeliveryRate;
 use super::rack::Rack;

@@ -464,8 +464,7 @@ impl<T: TxTransforms> TcpConnection<T> {
         let sends_cwr = !again && len > 0 && core::mem::take(&mut self.snd.send_cwr);
         let segment = self.segment(cx, start, data_flags(fin, ends_write, sends_cwr));
         let from_file = parts.iter().any(|p| p.extent().is_some());
-        // For a prefix (bytes before the transmit in its record) the device already holds the
-        // buffers.
+        // The device already holds the buffers of a prefix (bytes before it in its record).
         let recovers = parts.iter().any(TransmitPart::has_prefix);
         cx.out.counters.tls_tx_recoveries += u64::from(recovers);
         // Transmits of a flow leave in order: while one waits for a disk, later ones wait behind

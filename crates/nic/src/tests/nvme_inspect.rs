@@ -152,7 +152,8 @@ fn matches_cross_packets_and_pdus() {
             assert!(check(&flow, &set, &commands) <= all);
             assert_eq!(flow.rig.counter("inspect_bytes"), all as u64, "cut at {cut}");
         }
-        for step in [1, 3, 16, 100] {
+        // Larger packets have more matches than a claim may have.
+        for step in [1, 3, 16] {
             let mut flow = NvmeRxFlow::new(content.clone(), config(true));
             flow.inspect(&set);
             flow.deliver_in(0..content.bytes.len(), step);

@@ -2,10 +2,10 @@
 //! the effects of a crash.
 //!
 //! A file that is being uploaded is a namespace that grows ([`crate::namespace`]), so a loss of
-//! power loses what was not flushed, also of files that were published without a flush. The rename
-//! happens when the publication completes; if the machine is killed before, it has happened or not.
-//! The version of a published file is that of the content that clients send, or else unknown to
-//! everyone.
+//! power loses bytes that were not flushed, also of files that were published without a flush. The
+//! rename happens when the publication completes; if the machine is killed before, it has happened
+//! or not. The version of a published file is that of the content that clients send, or else
+//! unknown to everyone.
 
 use std::collections::{BTreeMap, BTreeSet};
 

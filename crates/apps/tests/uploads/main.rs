@@ -2,7 +2,9 @@
 //! transports, with and without receive offload, with a slow disk, and by clients that end early.
 
 mod encoded_uploads;
+#[path = "../machines/mod.rs"]
 mod machines;
+#[path = "../secure_machines/mod.rs"]
 mod secure_machines;
 
 use core::net::SocketAddr;
