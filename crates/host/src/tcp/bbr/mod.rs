@@ -418,8 +418,10 @@ impl Bbr {
     /// Section 5.3.3.7.
     fn is_time_to_go_down(&mut self) -> bool {
         let longterm = self.long.inflight;
-        // Whole segments are sent, so the bound is reached if no other one fits.
-        let reached = self.inputs.inflight + self.inputs.mss > longterm;
+        // Before this acknowledgment. Whole segments are sent, so the bound is reached if no other
+        // one fits.
+        let inflight = self.inputs.inflight + self.rs.newly_acked;
+        let reached = inflight + self.inputs.mss > longterm;
         if self.cycle.prev_too_high && reached {
             self.cycle.prev_precautionary = true;
             return true;

@@ -5,6 +5,8 @@ use alloc::vec::Vec;
 
 use super::*;
 
+/// Step of the time. A transmit may be late by as much, which does not make the next one later.
+const TICK: Duration = Duration::from_micros(100);
 const MSS: u64 = 1000;
 /// 10 Mbit/s; with the round trip below, 50 packets are the bandwidth-delay product.
 const RATE: u64 = 1_250_000;
@@ -109,7 +111,7 @@ impl TestSender {
             self.bbr.on_handed_over(tag);
             self.bbr.on_departed(DepartingTransmit { tag, at: self.now, in_network, alone });
             let gap = MSS * 1_000_000_000 / self.bbr.pacing_rate();
-            self.pace_at = self.pace_at.max(self.now) + Duration::from_nanos(gap);
+            self.pace_at = self.pace_at.max(self.now - TICK) + Duration::from_nanos(gap);
         }
         self.cwnd_limited = self.flight.len() as u64 * MSS + MSS > self.cwnd;
     }
@@ -146,7 +148,7 @@ impl TestSender {
     fn run(&mut self, time: Duration) {
         let end = self.now + time;
         while self.now < end {
-            self.now += Duration::from_micros(100);
+            self.now += TICK;
             self.acknowledge();
             if !self.idle {
                 self.send();
