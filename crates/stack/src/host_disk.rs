@@ -1,7 +1,7 @@
 //! Names of the counters of a host's disk: uploads, namespaces, and files that the device does not
 //! read.
 //!
-//! Used by the host's thread in answers to queries, and by [`crate::alarms`]. The counters of the
+//! Used by the host's thread in answers to queries, and by [`crate::alarms()`]. The counters of the
 //! device's disk keep the names of [`io::disk::DiskCounters`].
 
 /// Defines the names of the host's counters for those of a disk.

@@ -1,6 +1,6 @@
 //! Links to an interface that may go down, change or be removed while they are open.
 //!
-//! One thread reads the kernel's reports about the interface ([`crate::link_events`]) and finds the
+//! One thread reads the kernel's reports about the interface (`link_events`) and finds the
 //! changes in them (`tracker`). It counts and reports each change, and opens the queues again when
 //! an interface that was removed is back (`thread`). Each queue is a [`WatchedLink`], which takes
 //! over the new state at its next receive:

@@ -1,7 +1,7 @@
 //! AF_XDP: frames of an existing interface, taken before the kernel's stack sees them.
 //!
-//! A small program on the interface ([`program`]) redirects the frames of our addresses, or of our
-//! ports on addresses of the kernel ([`SharedPorts`]), to sockets ([`socket`]), one for each
+//! A small program on the interface (`program`) redirects the frames of our addresses, or of our
+//! ports on addresses of the kernel ([`SharedPorts`]), to sockets (`socket`), one for each
 //! receive queue of the interface; the kernel receives all others. The stack has the link address
 //! of the interface, so the network sees one station.
 //!
