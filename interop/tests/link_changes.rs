@@ -91,6 +91,14 @@ impl ChangingLink {
         self.wait_for("dropped frame", |stat| stat.moved(&before, "link_tx_down") > 0);
     }
 
+    /// Returns the ticks of CPU time that the server uses in a second without queries, each of
+    /// which costs about one. A thread that spins uses a hundred.
+    fn quiet_ticks(&self) -> u64 {
+        let before = self.server.cpu_ticks();
+        self.run("timeout 1 tail -f /dev/null; true");
+        self.server.cpu_ticks() - before
+    }
+
     /// Waits for the download's end, and compares its bytes.
     fn finish(&self, download: SlowDownload) {
         let SlowDownload { mut curl, to } = download;
@@ -177,7 +185,8 @@ fn another_mtu() {
     changes_its_mtu("tap:ob0", "ob0", "ob0");
 }
 
-/// The interface is removed, and `create` makes another one with its name.
+/// The interface is removed, and `create` makes another one with its name. Nothing spins
+/// meanwhile.
 fn is_removed_and_back(link: &str, (watched, needs): (&str, &str), options: &[&str]) {
     let net = ChangingLink::new(link, options);
     let download = net.download();
@@ -185,6 +194,8 @@ fn is_removed_and_back(link: &str, (watched, needs): (&str, &str), options: &[&s
     net.wait_until("link_down", 1);
     net.wait_for_dropped_frame();
     net.wait_for_dropped_frame();
+    let used = net.quiet_ticks();
+    assert!(used < 20, "{used} ticks of CPU time while nothing could be sent");
     net.run(PAIR);
     net.wait_until("link_reopened", 1);
     net.wait_until("link_up", 1);

@@ -8,6 +8,9 @@ use std::collections::BTreeMap;
 
 use crate::trace::{inverse, mix, unmix};
 
+/// Directory for uploads below the server's root.
+pub(crate) const UPLOADS: &str = "in";
+
 const WORD: u64 = 8;
 /// Odd, so that the products of word indices with it are all different.
 const STEP: u64 = 0xd134_2543_de82_ef95;

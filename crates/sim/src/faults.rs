@@ -501,7 +501,7 @@ impl Scenario {
         let (clients, quic) = (self.crowd.clients, self.quic.is_some());
         let uploads = UploadScenario::draw(self.seed, clients, calm, quic);
         if let Some(uploads) = &uploads {
-            uploads.shape(self);
+            (self.disk.write_error, self.disk.no_space) = (uploads.write_error, uploads.no_space);
         }
         self.uploads = uploads;
     }

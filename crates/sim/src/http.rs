@@ -6,11 +6,11 @@
 use base::Prng;
 use bytes::Bytes;
 
-use crate::content::{self, VersionCatalog};
-use crate::proxy_scenario;
+use crate::content::{self, UPLOADS, VersionCatalog};
 use crate::trace::{hash_bytes, mix};
-use crate::uploads::DIRECTORY;
 
+/// Name of the proxy in the field `Server` of its own responses.
+pub(crate) const PROXY_NAME: &str = "proxy";
 /// Maximum size of a response's head.
 const HEAD_BYTES_MAX: usize = 4_096;
 
@@ -190,7 +190,7 @@ impl FileRequest {
             RequestKind::Directory => get("d", ""),
             RequestKind::Climb => get("%2e%2e/%2e%2e/etc/passwd", ""),
             RequestKind::Put(put) => put.head(&self.path),
-            RequestKind::Stored => get(&format!("{DIRECTORY}/{}", self.path), ""),
+            RequestKind::Stored => get(&format!("{UPLOADS}/{}", self.path), ""),
         }
     }
 
@@ -374,7 +374,7 @@ fn parse_head(text: &[u8]) -> Result<Head, String> {
             }
             "content-range" => head.range = parse_range(value),
             "connection" => head.close = value == "close",
-            "server" => head.by_proxy = value == proxy_scenario::NAME,
+            "server" => head.by_proxy = value == PROXY_NAME,
             "date" => head.date = hash_bytes(0, value.as_bytes()),
             "location" => head.location = Some(value.to_owned()),
             "content-type" => {

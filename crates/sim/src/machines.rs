@@ -14,6 +14,7 @@ use nic::{Device, DeviceConfig, L5oConfig, LONG_TRANSMIT_BYTES, TeardownConfig};
 use wire::Endpoint;
 
 use crate::client::SimClient;
+use crate::content::UPLOADS;
 use crate::disk::SimDisk;
 use crate::faults::Scenario;
 use crate::h3::H3Client;
@@ -24,7 +25,6 @@ use crate::patterns::PatternScenario;
 use crate::queues::SimQueue;
 use crate::quic;
 use crate::tls;
-use crate::uploads::DIRECTORY;
 
 /// Returns the IP address of a node.
 pub(crate) fn address(node: usize, v6: bool) -> IpAddr {
@@ -104,7 +104,7 @@ fn uploads(scenario: &Scenario, start: ServerStart) -> Option<UploadConfig> {
     scenario.uploads.as_ref().map(|uploads| UploadConfig {
         quota: Arc::new(UploadQuota::new(uploads.quota, start.upload_bytes)),
         file_bytes_max: uploads.file_bytes_max,
-        served_as: Some(DIRECTORY.as_bytes().to_vec()),
+        served_as: Some(UPLOADS.as_bytes().to_vec()),
         decompression: None,
     })
 }

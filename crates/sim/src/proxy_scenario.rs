@@ -2,7 +2,7 @@
 //!
 //! In one scenario of four the clients connect to `apps::proxy` on a machine of its own, with one
 //! or two servers behind it that share a disk. [`crate::faults`] draws the parameters with the rest
-//! of a scenario; [`crate::run`] adds the machine to the run. [`NAME`] tells the proxy's own
+//! of a scenario; [`crate::run`] adds the machine to the run. [`PROXY_NAME`] tells the proxy's own
 //! responses from those of servers.
 
 use apps::proxy::{
@@ -15,6 +15,7 @@ use nic::{Device, DeviceConfig, SetupConfig, SpliceConfig, TeardownConfig};
 use wire::Endpoint;
 
 use crate::faults::{NetFaults, Scenario, draw_net, draw_tcp};
+use crate::http::PROXY_NAME;
 use crate::machines::{address, addresses, device_base};
 use crate::net::SimNet;
 use crate::node::{App, SimNode};
@@ -22,8 +23,6 @@ use crate::numbers;
 use crate::patterns::PatternScenario;
 use crate::queues::SimQueue;
 
-/// `Server` field of the proxy's own responses.
-pub(crate) const NAME: &str = "proxy";
 /// Alert of the proxy if it has no server for a client (RFC 8446 section 6.2).
 pub(crate) const INTERNAL_ERROR: u8 = 80;
 /// Chosen so that the seeds kept as regression tests have no proxy.
@@ -256,7 +255,7 @@ pub(crate) fn machine(
     let config = ProxyConfig {
         pattern_rules: scenario.patterns_of(node).map(PatternScenario::rules),
         backlog: scenario.backlog,
-        server_name: String::from(NAME),
+        server_name: String::from(PROXY_NAME),
         unix_epoch: scenario.content.unix_epoch,
         seed: rng.next_u64(),
         splice: proxied.splice,

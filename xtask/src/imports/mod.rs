@@ -35,7 +35,7 @@ const ALLOWANCES: &[Allowance] = &[
     allow("io", 2, "two halves of one type"),
     allow("outboard", 6, "subcommands and their options"),
     allow("quic", 2, "a connection and its packet transmission"),
-    allow("sim", 24, "options of a run refer to everything that they control"),
+    allow("sim", 20, "options of a run refer to everything that they control"),
     allow("stack", 4, "the builder and the built type refer to each other"),
 ];
 

@@ -152,7 +152,6 @@ fn matches_cross_packets_and_pdus() {
             assert!(check(&flow, &set, &commands) <= all);
             assert_eq!(flow.rig.counter("inspect_bytes"), all as u64, "cut at {cut}");
         }
-        // Larger packets have more matches than a claim may have.
         for step in [1, 3, 16] {
             let mut flow = NvmeRxFlow::new(content.clone(), config(true));
             flow.inspect(&set);
@@ -160,6 +159,13 @@ fn matches_cross_packets_and_pdus() {
             assert_eq!(check(&flow, &set, &commands), all, "in packets of {step}");
             assert_eq!(flow.rig.counter("inspect_began_anew"), 6, "commands");
         }
+        // Ranges of larger packets have more matches than a claim may have.
+        let mut flow = NvmeRxFlow::new(content.clone(), config(true));
+        flow.inspect(&set);
+        flow.deliver_in(0..content.bytes.len(), 100);
+        assert!(check(&flow, &set, &commands) < all);
+        assert_eq!(flow.rig.counter("inspect_bytes"), all as u64);
+        assert!(flow.rig.counter("inspect_unreported_bytes") > 0);
     }
 }
 

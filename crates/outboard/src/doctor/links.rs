@@ -14,7 +14,7 @@ pub(super) enum Obstacle {
     Unavailable,
 }
 
-/// Whether a link can be used.
+/// Verdict on the use of a link.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct LinkVerdict {
     /// The value of `--link`.

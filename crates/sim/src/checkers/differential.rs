@@ -16,7 +16,7 @@ pub(crate) fn applies(scenario: &Scenario) -> bool {
         && scenario.crowd.abort == 0.0
         && scenario.crowd.vanish == 0
         && scenario.terminates.is_none()
-        && scenario.uploads.as_ref().is_none_or(|uploads| uploads.is_certain(scenario))
+        && scenario.uploads.as_ref().is_none_or(|uploads| uploads.is_certain(scenario.disk.stall))
 }
 
 /// Compares the responses that the clients of two runs received.

@@ -15,9 +15,10 @@ use base::Prng;
 
 use super::{DiskClient, Inode, MODIFIED_S, SimDisk};
 use crate::content;
+use crate::content::UPLOADS;
 use crate::namespace::SimNamespace;
 use crate::trace::hash_bytes;
-use crate::uploads::{DIRECTORY, UploadScenario};
+use crate::uploads::UploadScenario;
 
 /// Unit of the growth of a file.
 const SECTOR: u64 = 512;
@@ -126,7 +127,7 @@ impl SimDisk {
         }
         uploads.temporary.remove(&inode);
         uploads.published.insert(path.clone(), inode);
-        self.names.insert(format!("{DIRECTORY}/{path}"), inode);
+        self.names.insert(format!("{UPLOADS}/{path}"), inode);
         if let Some(new) = self.inodes.get_mut(inode) {
             // Each file has another time of modification.
             (new.version, new.generation) = (version, i64::try_from(inode).unwrap_or(i64::MAX));

@@ -14,12 +14,9 @@ use std::collections::BTreeSet;
 use base::{Duration, Prng};
 
 use crate::content::VersionCatalog;
-use crate::faults::Scenario;
 use crate::http::{FileRequest, PutRequest, RequestKind};
 use crate::trace::mix;
 
-/// Directory for uploads below the server's root.
-pub(crate) const DIRECTORY: &str = "in";
 /// Chosen so that the seeds kept as regression tests have no uploads.
 const SALT: u64 = 0x0910_ad00_0b37;
 /// Number of the first file that is uploaded, in the catalog of versions.
@@ -96,17 +93,11 @@ impl UploadScenario {
         Some(Self { quota, file_bytes_max, sessions, kills, write_error, no_space })
     }
 
-    /// Adapts the rest of a scenario.
-    pub(crate) fn shape(&self, scenario: &mut Scenario) {
-        let disk = &mut scenario.disk;
-        (disk.write_error, disk.no_space) = (self.write_error, self.no_space);
-    }
-
     /// Returns whether every upload succeeds, or fails for the same reason in each run, whichever
-    /// half does the work.
-    pub(crate) fn is_certain(&self, scenario: &Scenario) -> bool {
+    /// half does the work, with the probability that a disk stalls.
+    pub(crate) fn is_certain(&self, disk_stall: f64) -> bool {
         let breaks = self.sessions.iter().any(|session| !session.breaks.is_empty());
-        !breaks && self.kills == 0 && self.quota == UNLIMITED && scenario.disk.stall == 0.0
+        !breaks && self.kills == 0 && self.quota == UNLIMITED && disk_stall == 0.0
     }
 
     /// Returns whether the server may refuse an upload while its content arrives.
