@@ -22,7 +22,8 @@ const WATCHDOG: Duration = Duration::from_secs(60);
 fn namespace() -> Arc<Netns> {
     let netns = Netns::new();
     let script = "ip link add v0 type veth peer name v1 && ip addr add 10.77.0.1/24 dev v1 && \
-                  ip -6 addr add fd77::1/64 dev v1 nodad && \
+                  echo 0 > /proc/sys/net/ipv6/conf/v1/accept_dad && \
+                  ip -6 addr add fd77::1/64 dev v1 && \
                   ip link set v0 up && ip link set v1 up";
     run_for_output(netns.command("sh").args(["-c", script]));
     Arc::new(netns)
@@ -180,8 +181,14 @@ fn an_address_of_router_advertisements_serves_files() {
         assert_eq!(fetch(&server, &format!("http://[{addr}]/a.bin")), want, "{link}");
         let stat = server.stat();
         assert_eq!((stat.get("slaac_assigned"), stat.get("dad_conflicts")), (1, 0), "{stat:?}");
-        // dnsmasq may advertise before the kernel has its link-local address: that is ignored.
         assert!(stat.get("router_adverts") > 0, "{stat:?}");
+        server.expect_no_alarm();
+        let _ = server.stop();
+        // The identifier is stable, also beside a static address.
+        let network = ["--link", link, "--addr", "slaac", "--addr", "10.77.0.2/24"];
+        let server = serve(&netns, &files, &network, &[]);
+        assert_eq!(fetch(&server, "http://10.77.0.2/a.bin"), want, "the static address");
+        assert_eq!(fetch(&server, &format!("http://[{addr}]/a.bin")), want, "the same address");
     }
 }
 
