@@ -15,6 +15,7 @@
 //! at their head.
 #![deny(unsafe_code)]
 
+mod bpf;
 pub mod bridge;
 pub mod clock;
 pub mod disk;

@@ -11,19 +11,14 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use abi::steering::FlowSteering;
 
+use crate::bpf::{BpfInstruction, BpfMap, BpfProgram};
 use crate::interface::ioctl;
 
 /// `TUNSETSTEERINGEBPF`: `_IOR('T', 224, int)`.
 const TUNSETSTEERINGEBPF: libc::Ioctl = 0x8004_54e0;
-
-/// Commands of bpf(2).
-const BPF_MAP_CREATE: libc::c_long = 0;
-const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
-const BPF_PROG_LOAD: libc::c_long = 5;
 
 const BPF_MAP_TYPE_ARRAY: u32 = 2;
 const BPF_PROG_TYPE_SOCKET_FILTER: u32 = 1;
@@ -63,21 +58,6 @@ mod code {
 /// Value of the source register in [`code::LOAD_IMM64`] for the address of a map's value.
 const PSEUDO_MAP_VALUE: u8 = 2;
 
-/// An instruction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(C)]
-struct Instruction {
-    code: u8,
-    /// Destination in the low four bits, source in the others.
-    registers: u8,
-    offset: i16,
-    immediate: i32,
-}
-
-const fn instruction(code: u8, to: u8, from: u8, offset: i16, immediate: i32) -> Instruction {
-    Instruction { code, registers: to | from << 4, offset, immediate }
-}
-
 /// A jump whose distance is not known yet, to the label `to`.
 #[derive(Clone, Copy)]
 struct Jump {
@@ -96,13 +76,13 @@ enum Label {
 /// The program, while it is written.
 #[derive(Default)]
 struct Program {
-    code: Vec<Instruction>,
+    code: Vec<BpfInstruction>,
     jumps: Vec<Jump>,
 }
 
 impl Program {
     fn push(&mut self, code: u8, to: u8, from: u8, offset: i16, immediate: i32) {
-        self.code.push(instruction(code, to, from, offset, immediate));
+        self.code.push(BpfInstruction::new(code, to, from, offset, immediate));
     }
 
     fn jump(&mut self, code: u8, immediate: i32, to: Label) {
@@ -175,11 +155,11 @@ impl Program {
 }
 
 /// Returns the program for tables in the map `map`. `base` is the offset of the Ethernet header.
-fn program(map: &OwnedFd, base: i32) -> Vec<Instruction> {
+fn program(map: &BpfMap, base: i32) -> Vec<BpfInstruction> {
     let mut program = Program::default();
     // Loads from the packet expect their context in register 6, and keep registers 6 to 9.
     program.push(code::MOV, 6, 1, 0, 0);
-    program.push(code::LOAD_IMM64, 8, PSEUDO_MAP_VALUE, 0, map.as_raw_fd());
+    program.push(code::LOAD_IMM64, 8, PSEUDO_MAP_VALUE, 0, map.raw());
     program.push(0, 0, 0, 0, 0);
     program.push(code::MOV_IMM, 7, 0, 0, 0);
     program.push(code::PACKET_HALF, 0, 0, 0, base + 12);
@@ -195,90 +175,18 @@ fn program(map: &OwnedFd, base: i32) -> Vec<Instruction> {
     program.code
 }
 
-/// Attributes of bpf(2); the kernel takes missing fields at the end as zero.
-#[repr(C)]
-struct MapCreate {
-    map_type: u32,
-    key_bytes: u32,
-    value_bytes: u32,
-    entries_max: u32,
-}
-
-#[repr(C)]
-struct MapUpdate {
-    map: u32,
-    padding: u32,
-    key: u64,
-    value: u64,
-    flags: u64,
-}
-
-#[repr(C)]
-struct ProgramLoad {
-    program_type: u32,
-    instructions: u32,
-    code: u64,
-    license: u64,
-    log_level: u32,
-    log_bytes: u32,
-    log: u64,
-    kernel_version: u32,
-    flags: u32,
-}
-
-/// Calls bpf(2) with attributes that hold addresses of live memory only.
-fn bpf<T>(command: libc::c_long, attributes: &mut T) -> io::Result<libc::c_int> {
-    let address = std::ptr::from_mut(attributes);
-    // SAFETY: `attributes` has the layout that the command expects, of the length that is passed;
-    // the addresses in it are those of memory that lives during the call, of the lengths that the
-    // attributes say.
-    let result = unsafe { libc::syscall(libc::SYS_bpf, command, address, size_of::<T>()) };
-    match libc::c_int::try_from(result) {
-        Ok(value @ 0..) => Ok(value),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-fn owned(fd: libc::c_int) -> OwnedFd {
-    // SAFETY: bpf(2) has just returned this descriptor, which nothing else owns.
-    unsafe { OwnedFd::from_raw_fd(fd) }
-}
-
 /// Creates a map with the tables of the hash function.
-fn tables(steering: &FlowSteering) -> io::Result<OwnedFd> {
+fn tables(steering: &FlowSteering) -> io::Result<BpfMap> {
     let values: Vec<u32> = steering.rss().tables().iter().flatten().copied().collect();
-    let value_bytes = u32::try_from(size_of_val(&values[..])).unwrap_or(u32::MAX);
-    let mut create =
-        MapCreate { map_type: BPF_MAP_TYPE_ARRAY, key_bytes: 4, value_bytes, entries_max: 1 };
-    let map = owned(bpf(BPF_MAP_CREATE, &mut create)?);
-    let key = 0_u32;
-    let mut update = MapUpdate {
-        map: u32::try_from(map.as_raw_fd()).unwrap_or(u32::MAX),
-        padding: 0,
-        key: std::ptr::from_ref(&key).expose_provenance() as u64,
-        value: values.as_ptr().expose_provenance() as u64,
-        flags: 0,
-    };
-    bpf(BPF_MAP_UPDATE_ELEM, &mut update)?;
+    let value_bytes = u32::try_from(size_of_val(&values[..])).map_err(io::Error::other)?;
+    let map = BpfMap::new(BPF_MAP_TYPE_ARRAY, value_bytes, 1)?;
+    map.set(0, &values)?;
     Ok(map)
 }
 
-fn load(steering: &FlowSteering, base: i32) -> io::Result<OwnedFd> {
+fn load(steering: &FlowSteering, base: i32) -> io::Result<BpfProgram> {
     let map = tables(steering)?;
-    let code = program(&map, base);
-    let mut load = ProgramLoad {
-        program_type: BPF_PROG_TYPE_SOCKET_FILTER,
-        instructions: u32::try_from(code.len()).unwrap_or(u32::MAX),
-        code: code.as_ptr().expose_provenance() as u64,
-        license: c"Dual MIT/GPL".as_ptr().expose_provenance() as u64,
-        log_level: 0,
-        log_bytes: 0,
-        log: 0,
-        kernel_version: 0,
-        flags: 0,
-    };
-    // The program keeps its map.
-    Ok(owned(bpf(BPF_PROG_LOAD, &mut load)?))
+    BpfProgram::load(BPF_PROG_TYPE_SOCKET_FILTER, &program(&map, base)).0
 }
 
 /// Makes the kernel select the queues of a TAP by the hash of the devices. `queue` is one of its
@@ -288,7 +196,7 @@ fn load(steering: &FlowSteering, base: i32) -> io::Result<OwnedFd> {
 /// If the kernel refuses the program, which leaves its own selection in place.
 pub(super) fn attach(queue: &File, steering: &FlowSteering) -> io::Result<()> {
     let program = load(steering, 0)?;
-    let mut descriptor = program.as_raw_fd();
+    let mut descriptor = program.raw();
     ioctl(queue, TUNSETSTEERINGEBPF, &mut descriptor)
 }
 
@@ -301,38 +209,9 @@ mod tests {
 
     use super::*;
 
-    const BPF_PROG_TEST_RUN: libc::c_long = 10;
     /// Offsets from here on are relative to the Ethernet header (`SKF_LL_OFF`), which a test run
     /// removes from the packet.
     const ETHERNET: i32 = -0x20_0000;
-
-    #[repr(C)]
-    struct TestRun {
-        program: u32,
-        result: u32,
-        bytes_in: u32,
-        bytes_out: u32,
-        data_in: u64,
-        data_out: u64,
-        repeat: u32,
-        duration: u32,
-    }
-
-    /// Returns the program's result for a packet.
-    fn run(program: &OwnedFd, packet: &[u8]) -> u32 {
-        let mut run = TestRun {
-            program: u32::try_from(program.as_raw_fd()).unwrap(),
-            result: 0,
-            bytes_in: u32::try_from(packet.len()).unwrap(),
-            bytes_out: 0,
-            data_in: packet.as_ptr().expose_provenance() as u64,
-            data_out: 0,
-            repeat: 1,
-            duration: 0,
-        };
-        bpf(BPF_PROG_TEST_RUN, &mut run).unwrap();
-        run.result
-    }
 
     /// Returns a packet of the tuple, with `options` words of IPv4 options.
     fn packet(tuple: &Tuple, protocol: u8, options: u8) -> Vec<u8> {
@@ -378,12 +257,12 @@ mod tests {
             let tuple = Tuple { local, remote };
             for protocol in [6, 17] {
                 let frame = packet(&tuple, protocol, round % 3);
-                assert_eq!(run(&program, &frame), steering.hash(&tuple), "{tuple:?}");
+                assert_eq!(program.test_run(&frame).unwrap(), steering.hash(&tuple), "{tuple:?}");
             }
-            assert_eq!(run(&program, &packet(&tuple, 1, 0)), 0, "ICMP has no ports");
+            assert_eq!(program.test_run(&packet(&tuple, 1, 0)).unwrap(), 0, "ICMP has no ports");
         }
         let mut arp = vec![0xff; 60];
         arp[12..14].copy_from_slice(&[8, 6]);
-        assert_eq!(run(&program, &arp), 0);
+        assert_eq!(program.test_run(&arp).unwrap(), 0);
     }
 }

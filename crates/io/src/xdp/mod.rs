@@ -11,7 +11,7 @@
 //!
 //! The program and the sockets end with the last queue, or with the process.
 
-mod bpf;
+mod attach;
 mod neighbors;
 mod program;
 mod ring;
@@ -29,17 +29,18 @@ use abi::{Checksum, PacketBuf, PacketPool};
 use base::{Duration, Instant};
 use wire::ETHERNET_BYTES;
 
-pub use bpf::XdpMode;
+pub use attach::XdpMode;
 pub use program::SharedPorts;
 pub use socket::XdpTransfer;
 
+use crate::bpf::BpfProgram;
 use crate::interface::InterfaceControl;
 use crate::link::{Link, LinkTxStatus};
 use crate::netlink;
 use crate::notify::epoll_any_of;
 use crate::open_error::{LinkKind, OpenLinkError};
 use crate::packet_socket;
-use bpf::{Program, XskMap};
+use attach::XskMap;
 use neighbors::{KernelNeighbors, NeighborAnswer};
 use program::RedirectRules;
 use socket::{FRAME_BYTES_MAX, XskReceived, XskSent, XskSocket};
@@ -99,7 +100,7 @@ base::counters! {
 struct AttachedProgram {
     /// Detaches the program when it is closed.
     _link: OwnedFd,
-    _program: Program,
+    _program: BpfProgram,
     map: XskMap,
     mode: XdpMode,
 }
@@ -221,7 +222,7 @@ fn attach(
 ) -> Result<AttachedProgram, OpenLinkError> {
     let map = XskMap::new(queues).map_err(interface.error("create a map of sockets for"))?;
     let rules = RedirectRules { addrs: config.addrs.clone(), shared: config.shared.clone() };
-    let (program, log) = Program::load(&program::assemble(&rules, map.raw()));
+    let (program, log) = attach::load(&program::assemble(&rules, map.raw()));
     let program = program.map_err(|error| {
         // The verifier's log ends with its reason, and statistics.
         let is_reason = |line: &&str| !line.starts_with("processed ");
@@ -236,7 +237,7 @@ fn attach(
     };
     let mut refused = None;
     for &mode in modes {
-        match program.attach(index, mode) {
+        match attach::attach(&program, index, mode) {
             Ok(link) => return Ok(AttachedProgram { _link: link, _program: program, map, mode }),
             Err(error) => {
                 let is_final = matches!(

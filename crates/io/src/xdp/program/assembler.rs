@@ -4,15 +4,7 @@
 //! Called by [`super`], once per link. Covers the instructions that our program uses. A program
 //! whose jumps do not fit the encoding is an internal error.
 
-/// An encoded instruction (`struct bpf_insn`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(C)]
-pub(crate) struct BpfInstruction {
-    opcode: u8,
-    registers: u8,
-    offset: i16,
-    immediate: i32,
-}
+use crate::bpf::BpfInstruction;
 
 /// A register.
 #[derive(Clone, Copy, Debug)]
@@ -196,10 +188,6 @@ impl Assembler {
     }
 
     fn push(&mut self, opcode: u8, to: Register, from: Register, offset: i16, immediate: i32) {
-        let (to, from) = (to as u8, from as u8);
-        // Bit fields of a byte: their order is that of the machine's bytes.
-        let registers =
-            if cfg!(target_endian = "little") { (from << 4) | to } else { (to << 4) | from };
-        self.code.push(BpfInstruction { opcode, registers, offset, immediate });
+        self.code.push(BpfInstruction::new(opcode, to as u8, from as u8, offset, immediate));
     }
 }

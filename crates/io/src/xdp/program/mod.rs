@@ -29,7 +29,7 @@ mod tests;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
 
-pub(crate) use assembler::BpfInstruction;
+use crate::bpf::BpfInstruction;
 use assembler::{Assembler, Condition, Label, LoadSize, Register};
 
 use Condition::{Above, AnyBit, Below, Equal, NotEqual};

@@ -9,7 +9,8 @@ use proptest::prelude::*;
 
 use super::reference::is_redirected;
 use super::*;
-use crate::xdp::bpf;
+use crate::bpf::BpfProgram;
+use crate::xdp::attach::{self, XskMap};
 
 const OURS4: [u8; 4] = [10, 77, 0, 2];
 const OTHER4: [u8; 4] = [10, 77, 0, 3];
@@ -25,16 +26,16 @@ fn rules(shared: bool) -> RedirectRules {
 }
 
 /// Loads the program for `rules`; `None` without the privilege.
-fn load(rules: &RedirectRules) -> Option<bpf::Program> {
-    let map = match bpf::XskMap::new(1) {
+fn load(rules: &RedirectRules) -> Option<BpfProgram> {
+    let map = match XskMap::new(1) {
         Err(error) if error.raw_os_error() == Some(libc::EPERM) => return None,
         map => map.unwrap(),
     };
-    let (program, log) = bpf::Program::load(&assemble(rules, map.raw()));
+    let (program, log) = attach::load(&assemble(rules, map.raw()));
     Some(program.unwrap_or_else(|e| panic!("{e}: {log}")))
 }
 
-fn check(program: &bpf::Program, rules: &RedirectRules, frame: &[u8]) -> bool {
+fn check(program: &BpfProgram, rules: &RedirectRules, frame: &[u8]) -> bool {
     let verdict = program.test_run(frame).unwrap();
     let expected = is_redirected(rules, frame);
     let action = if expected { XDP_DROP } else { XDP_PASS };

@@ -1,38 +1,43 @@
-//! bpf(2): the map of sockets, loading and attaching the XDP program.
+//! bpf(2): maps and programs.
 //!
-//! Called once per run. The program is attached by a BPF link, a file descriptor: the kernel
-//! detaches it when the descriptor is closed, also if the process is killed.
+//! Called by [`crate::tap`] for the selection of queues and by [`crate::xdp`], once per run. Both
+//! generate their instructions themselves.
 #![expect(unsafe_code, reason = "bpf")]
 
 use std::io;
-use std::mem::size_of;
+use std::mem::{size_of, size_of_val};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-use super::program::BpfInstruction;
-
-/// Commands, types and flags of `linux/bpf.h` and `linux/if_link.h`.
+/// Commands of `linux/bpf.h`.
 const BPF_MAP_CREATE: libc::c_int = 0;
 const BPF_MAP_UPDATE_ELEM: libc::c_int = 2;
 const BPF_PROG_LOAD: libc::c_int = 5;
 #[cfg(test)]
 const BPF_PROG_TEST_RUN: libc::c_int = 10;
 const BPF_LINK_CREATE: libc::c_int = 28;
-const BPF_MAP_TYPE_XSKMAP: u32 = 17;
-const BPF_PROG_TYPE_XDP: u32 = 6;
-const BPF_XDP: u32 = 37;
-const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
-const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 
 /// Maximum number of attempts to load a program while signals arrive.
 const LOAD_ATTEMPTS_MAX: u32 = 5;
 
-/// Where the kernel runs the program.
+/// An encoded instruction (`struct bpf_insn`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum XdpMode {
-    /// In the driver, before the kernel has a packet of its own.
-    Native,
-    /// In the kernel's receive path, with any driver.
-    Generic,
+#[repr(C)]
+pub(crate) struct BpfInstruction {
+    opcode: u8,
+    registers: u8,
+    /// Distance of a jump, or offset in memory.
+    pub(crate) offset: i16,
+    immediate: i32,
+}
+
+impl BpfInstruction {
+    /// Encodes an instruction with the numbers of its registers.
+    pub(crate) const fn new(opcode: u8, to: u8, from: u8, offset: i16, immediate: i32) -> Self {
+        // Bit fields of a byte: their order is that of the machine's bytes.
+        let registers =
+            if cfg!(target_endian = "little") { (from << 4) | to } else { (to << 4) | from };
+        Self { opcode, registers, offset, immediate }
+    }
 }
 
 /// First fields of the argument of `BPF_MAP_CREATE`.
@@ -93,32 +98,32 @@ struct TestRun {
     duration_ns: u32,
 }
 
-/// Sockets by the queue of the interface.
+/// A map whose keys are numbers of 32 bits.
 #[derive(Debug)]
-pub(crate) struct XskMap(OwnedFd);
+pub(crate) struct BpfMap {
+    map: OwnedFd,
+    value_bytes: u32,
+}
 
-impl XskMap {
-    /// Creates a map for `queues` queues.
-    pub(crate) fn new(queues: u32) -> io::Result<Self> {
-        let mut argument = MapCreate {
-            map_type: BPF_MAP_TYPE_XSKMAP,
-            key_bytes: 4,
-            value_bytes: 4,
-            entries_max: queues,
-            flags: 0,
-        };
+impl BpfMap {
+    /// Creates a map of a type, with the size of its values and the number of its entries.
+    pub(crate) fn new(map_type: u32, value_bytes: u32, entries_max: u32) -> io::Result<Self> {
+        let mut argument = MapCreate { map_type, key_bytes: 4, value_bytes, entries_max, flags: 0 };
         // SAFETY: no pointers.
-        unsafe { bpf(BPF_MAP_CREATE, &mut argument) }.map(|fd| Self(owned(fd)))
+        unsafe { bpf(BPF_MAP_CREATE, &mut argument) }.map(|fd| Self { map: owned(fd), value_bytes })
     }
 
-    /// Sets the socket of a queue. The kernel removes it when the socket is closed.
-    pub(crate) fn set(&self, queue: u32, socket: &OwnedFd) -> io::Result<()> {
-        let socket = number(socket.as_raw_fd());
+    /// Sets the value of a key.
+    ///
+    /// # Panics
+    /// If `value` has another size than the map's values.
+    pub(crate) fn set(&self, key: u32, value: &[u32]) -> io::Result<()> {
+        assert_eq!(size_of_val(value), self.value_bytes as usize, "the size of a value");
         let mut argument = MapUpdate {
             map: number(self.raw()),
             _pad: 0,
-            key: address(&queue),
-            value: address(&socket),
+            key: std::ptr::from_ref(&key) as u64,
+            value: value.as_ptr() as u64,
             flags: 0,
         };
         // SAFETY: key and value are live, with the sizes that the map was created with.
@@ -126,40 +131,46 @@ impl XskMap {
     }
 
     pub(crate) fn raw(&self) -> RawFd {
-        self.0.as_raw_fd()
+        self.map.as_raw_fd()
     }
 }
 
-/// A loaded program.
+/// A loaded program. It keeps its maps.
 #[derive(Debug)]
-pub(crate) struct Program(OwnedFd);
+pub(crate) struct BpfProgram(OwnedFd);
 
-impl Program {
-    /// Loads an XDP program. Returns it, and the log of the verifier if it has refused it.
-    pub(crate) fn load(instructions: &[BpfInstruction]) -> (io::Result<Self>, String) {
+impl BpfProgram {
+    /// Loads a program of a type. Returns it, and the log of the verifier if it has refused it.
+    pub(crate) fn load(
+        program_type: u32,
+        instructions: &[BpfInstruction],
+    ) -> (io::Result<Self>, String) {
         let mut log = vec![0_u8; 0];
-        let mut result = load(instructions, &mut log);
+        let mut result = load(program_type, instructions, &mut log);
         if matches!(&result, Err(e) if e.kind() == io::ErrorKind::InvalidInput) {
             log = vec![0; 64 * 1024];
-            result = load(instructions, &mut log);
+            result = load(program_type, instructions, &mut log);
         }
         let end = log.iter().position(|&b| b == 0).unwrap_or(log.len());
         (result.map(Self), String::from_utf8_lossy(&log[..end]).into_owned())
     }
 
-    /// Attaches the program to an interface, until the returned descriptor is closed.
-    pub(crate) fn attach(&self, interface: u32, mode: XdpMode) -> io::Result<OwnedFd> {
-        let mut argument = LinkCreate {
-            program: number(self.0.as_raw_fd()),
-            interface,
-            attach_type: BPF_XDP,
-            flags: match mode {
-                XdpMode::Native => XDP_FLAGS_DRV_MODE,
-                XdpMode::Generic => XDP_FLAGS_SKB_MODE,
-            },
-        };
+    /// Attaches the program to an interface, until the returned descriptor is closed: the kernel
+    /// does that if the process is killed.
+    pub(crate) fn attach(
+        &self,
+        interface: u32,
+        attach_type: u32,
+        flags: u32,
+    ) -> io::Result<OwnedFd> {
+        let program = number(self.raw());
+        let mut argument = LinkCreate { program, interface, attach_type, flags };
         // SAFETY: no pointers.
         unsafe { bpf(BPF_LINK_CREATE, &mut argument) }.map(owned)
+    }
+
+    pub(crate) fn raw(&self) -> RawFd {
+        self.0.as_raw_fd()
     }
 
     /// Runs the program on a frame, and returns its verdict.
@@ -180,10 +191,14 @@ impl Program {
     }
 }
 
-fn load(instructions: &[BpfInstruction], log: &mut Vec<u8>) -> io::Result<OwnedFd> {
+fn load(
+    program_type: u32,
+    instructions: &[BpfInstruction],
+    log: &mut Vec<u8>,
+) -> io::Result<OwnedFd> {
     let log_bytes = u32::try_from(log.len()).map_err(io::Error::other)?;
     let mut argument = ProgramLoad {
-        program_type: BPF_PROG_TYPE_XDP,
+        program_type,
         instructions_count: u32::try_from(instructions.len()).map_err(io::Error::other)?,
         instructions: instructions.as_ptr() as u64,
         license: c"Dual MIT/GPL".as_ptr() as u64,
@@ -234,8 +249,4 @@ fn owned(fd: RawFd) -> OwnedFd {
 /// Returns a descriptor in the type that arguments of bpf(2) have.
 const fn number(fd: RawFd) -> u32 {
     u32::from_ne_bytes(fd.to_ne_bytes())
-}
-
-fn address<T>(value: &T) -> u64 {
-    std::ptr::from_ref(value) as u64
 }
