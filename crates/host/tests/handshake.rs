@@ -332,6 +332,35 @@ fn a_forged_cookie_is_refused() {
     t.expect(seg!(RST seq 2));
 }
 
+/// A valid cookie without room for its connection is dropped, as in Linux, and so is what follows
+/// it in the same flight: a reset would end a connection that a retransmission can still establish.
+#[test]
+fn data_after_a_cookie_without_room_is_dropped() {
+    let mut t = ScriptedTcpPeer::server_listening(|c| c.connections_max = 1, 1);
+    t.send(seg!(SYN mss 1460));
+    t.take("a SYN-ACK from the cache");
+    t.use_peer_port(41_000);
+    t.send(seg!(SYN mss 1460 tsval 5000));
+    t.take("a SYN-ACK by cookie");
+    let other = Endpoint { addr: [10, 77, 0, 99].into(), port: 9 };
+    let other = t.host.connect(t.now(), other).expect("room for one");
+    t.expect_counters(
+        |t| {
+            t.send(seg!(ACK seq 1 ack 1 data b"GET "));
+            t.send(seg!(ACK PSH seq 5 ack 1 data b"/"));
+        },
+        &[("tcp_listen_drops", 1)],
+    );
+    t.expect_nothing();
+    t.host.abort(t.now(), other);
+    t.expect_counters(
+        |t| t.send(seg!(ACK PSH seq 1 ack 1 data b"GET /")),
+        &[("tcp_syn_cookies_accepted", 1), ("tcp_passive_opens", 1)],
+    );
+    t.accepted();
+    assert_eq!(t.app_read(), b"GET /");
+}
+
 /// RFC 6298 section 2: the handshake is the first round-trip sample, unless the SYN-ACK was sent
 /// twice (Karn's algorithm, section 3).
 #[test]

@@ -448,7 +448,9 @@ impl Scenario {
         let local = self.storage.is_none() && self.remote.is_none();
         self.late_answers = late && local && self.tls.is_some();
         let http = self.storage.is_none() && self.proxied.is_none();
-        if few && http && self.tls.is_none() && self.quic.is_none() {
+        // The numbers of an upload run ahead of the clock of first numbers (RFC 6528).
+        let slow = self.tls.is_none() && self.quic.is_none() && self.uploads.is_none();
+        if few && http && slow {
             self.ports = Some(r.range(2, 6) as u16);
         }
         let again = if self.ports.is_some() { 0.7 } else { 0.2 };
@@ -471,7 +473,9 @@ impl Scenario {
     fn draw_end(&mut self) {
         let r = &mut Prng::new(self.seed ^ 0x0e4d_0f0b);
         let (ends, front) = (r.chance(0.12), r.chance(0.6));
-        if !ends || self.resets > 0 {
+        // A target that cannot be reached is not told of the end.
+        let unreachable = |remote: &RemoteScenario| remote.target_kills + remote.partitions > 0;
+        if !ends || self.resets > 0 || self.remote.as_ref().is_some_and(unreachable) {
             return;
         }
         self.terminates = match &self.storage {

@@ -540,7 +540,7 @@ impl H3Client {
             // A server that started again during a handshake knows only the connection ID that the
             // previous one had chosen (RFC 9000 section 7.3).
             ConnectionError::TransportError(error)
-                if cx.report.servers_killed
+                if cx.report.servers_restart
                     && error.code == TransportErrorCode::TRANSPORT_PARAMETER_ERROR =>
             {
                 9

@@ -121,8 +121,8 @@ pub(crate) struct RunReport {
     pub(crate) healed_at: Option<Instant>,
     /// A program terminates in the middle of the run.
     pub(crate) programs_end: bool,
-    /// A server's machine is killed in the middle of the run.
-    pub(crate) servers_killed: bool,
+    /// A server's program starts again in the middle of the run.
+    pub(crate) servers_restart: bool,
     /// True if a connection may end with an error while the faults and their effects last.
     pub(crate) errors_allowed: bool,
     /// True if the server may fail requests by its own fault while the faults and their effects
@@ -144,7 +144,7 @@ impl RunReport {
             grace: GRACE,
             healed_at: None,
             programs_end: false,
-            servers_killed: false,
+            servers_restart: false,
             errors_allowed: false,
             failures_allowed: false,
         }

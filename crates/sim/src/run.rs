@@ -780,7 +780,7 @@ fn report_of(scenario: &Scenario, options: &RunOptions) -> RunReport {
     report.uploads.is_replayed = scenario.may_replay();
     report.failures_allowed = scenario.may_fail();
     report.programs_end = scenario.terminates.is_some();
-    report.servers_killed = scenario.kills_server();
+    report.servers_restart = scenario.server_restarts();
     report
 }
 

@@ -40,7 +40,7 @@ impl Accept {
         if !evict_for_new_connection(streams, cx, tuple, before, &arrival) {
             return Some(arrival);
         }
-        if listener.accept_queue_len >= listener.backlog || !self.has_room(streams) {
+        if !self.admits(streams, index) {
             // The peer retransmits; there may be room then.
             cx.out.counters.tcp_listen_drops += 1;
             cx.out.recycle.push_back(arrival.packet);

@@ -141,7 +141,7 @@ impl Accept {
             internal_error!(cx.out.counters.internal_errors, "a listener that was closed");
             return;
         };
-        if state.accept_queue_len >= state.backlog || !self.has_room(streams) {
+        if !self.admits(streams, listener) {
             cx.out.counters.tcp_listen_drops += 1;
             return;
         }
@@ -249,6 +249,10 @@ impl Accept {
         self.cookies.advance(cx.now);
         let clock = || timestamp(cx.now, self.key.timestamp_offset(cx.config, tuple));
         let Some(found) = self.cookies.check(cx.now, clock, tuple, &returned) else {
+            // It may follow a segment whose cookie was valid, in the same flight.
+            if !self.admits(streams, listener) {
+                return CookieCheck::NoRoom;
+            }
             cx.out.counters.tcp_syn_cookies_failed += 1;
             return CookieCheck::None;
         };
@@ -276,6 +280,13 @@ impl Accept {
         CookieCheck::Accepted(id)
     }
 
+    /// Returns whether a listener has room for another connection.
+    fn admits(&self, streams: &Streams, listener: u32) -> bool {
+        let listener = streams.listeners.get(listener);
+        listener.is_some_and(|listener| listener.accept_queue_len < listener.backlog)
+            && self.has_room(streams)
+    }
+
     /// Creates the connection of a finished handshake. Returns `None` if there is no room. `before`
     /// is the previous owner of its tuple.
     pub(crate) fn establish(
@@ -286,7 +297,7 @@ impl Accept {
         before: Option<TupleOwner>,
     ) -> Option<SocketId> {
         let listener = *streams.listeners.get(entry.listener)?;
-        if listener.accept_queue_len >= listener.backlog || !self.has_room(streams) {
+        if !self.admits(streams, entry.listener) {
             cx.out.counters.tcp_listen_drops += 1;
             return None;
         }

@@ -8,6 +8,7 @@ use base::Instant;
 use crate::faults::{NodeRole, Scenario, TlsDevice};
 use crate::node::SimNode;
 use crate::report::RunReport;
+use crate::uploads::UploadScenario;
 
 /// Gauges of a machine that are zero at the end.
 const EMPTY_AT_END: [&str; 40] = [
@@ -295,8 +296,9 @@ fn check_files(node: &SimNode, scenario: &Scenario, lost: bool, fail: &mut dyn F
     let sure = !scenario.may_fail() && scenario.calm_net();
     let quic_by_host = node.counter("quic_file_bytes_software");
     let sent = if offload { bytes + by_quic + quic_by_host } else { fallback };
-    // Data that waits for room in a QUIC connection that ends early is not sent.
-    let unsent = quic && (lost || scenario.clients_abort()) && sent < body;
+    // Data that waits for room in a connection that ends early is not sent.
+    let breaks = scenario.uploads.as_ref().is_some_and(UploadScenario::breaks);
+    let unsent = (breaks || (quic && (lost || scenario.clients_abort()))) && sent < body;
     if sure && !refused && sent != body && !unsent {
         fail(format!("{body} bytes of bodies, {sent} bytes of files sent"));
     }

@@ -15,7 +15,7 @@ use base::Prng;
 
 use super::{DiskClient, Inode, MODIFIED_S, SimDisk};
 use crate::content;
-use crate::content::UPLOADS;
+use crate::content::{FileVersion, UPLOADS};
 use crate::namespace::SimNamespace;
 use crate::trace::hash_bytes;
 use crate::uploads::UploadScenario;
@@ -118,9 +118,10 @@ impl SimDisk {
 
     /// Renames a file to its path. Returns the size of the file that it replaces.
     fn rename_upload(&mut self, inode: usize, replace: bool) -> Result<Option<u64>, FileFault> {
-        let version = self.identify(inode);
-        let uploads = self.uploads.as_mut().ok_or(FileFault::Denied)?;
+        let uploads = self.uploads.as_ref().ok_or(FileFault::Denied)?;
         let path = uploads.temporary.get(&inode).ok_or(FileFault::BadExtent)?.clone();
+        let version = self.identify(&path, inode);
+        let uploads = self.uploads.as_mut().ok_or(FileFault::Denied)?;
         let old = uploads.published.get(&path).copied();
         if old.is_some() && !replace {
             return Err(FileFault::Exists);
@@ -156,12 +157,12 @@ impl SimDisk {
                 let _ = self.rename_upload(inode, replace);
             }
         }
-        let published = self.uploads.iter().flat_map(|uploads| uploads.published.values().copied());
-        for inode in published.collect::<Vec<_>>() {
+        let published = self.uploads.iter().flat_map(|uploads| uploads.published.clone());
+        for (path, inode) in published.collect::<Vec<_>>() {
             if let Some(namespace) = self.namespaces.get_mut(&inode).filter(|_| power) {
                 self.counters.disk_lost_sectors += namespace.crash(node, rng);
             }
-            let version = self.identify(inode);
+            let version = self.identify(&path, inode);
             if let Some(inode) = self.inodes.get_mut(inode) {
                 inode.version = version;
             }
@@ -178,15 +179,19 @@ impl SimDisk {
         self.upload_bytes()
     }
 
-    /// Returns the version of a file's content.
-    fn identify(&self, inode: usize) -> u64 {
+    /// Returns the version of the content of the file at `path`. An empty file has the content of
+    /// the empty version of each path, so only those of this path are compared.
+    fn identify(&self, path: &str, inode: usize) -> u64 {
         let size = self.inodes.get(inode).map_or(0, |inode| inode.size);
         let mut bytes = vec![0; size as usize];
         if let Some(namespace) = self.namespaces.get(&inode).filter(|_| size > 0) {
             namespace.read(0, &mut bytes);
         }
         let is_it = |&version: &u64| content::check(version, 0, &bytes).is_ok();
-        let versions = self.catalogue.versions().filter(|(_, version)| version.size == size);
+        let file = self.uploads.as_ref().and_then(|uploads| uploads.known.get(path));
+        let is_of_path =
+            |version: &FileVersion| version.size == size && Some(&version.file) == file;
+        let versions = self.catalogue.versions().filter(|(_, version)| is_of_path(version));
         let found = versions.map(|(number, _)| number).find(is_it);
         // Content that no client sends.
         found.unwrap_or_else(|| hash_bytes(inode as u64, &bytes))

@@ -96,8 +96,7 @@ impl UploadScenario {
     /// Returns whether every upload succeeds, or fails for the same reason in each run, whichever
     /// half does the work, with the probability that a disk stalls.
     pub(crate) fn is_certain(&self, disk_stall: f64) -> bool {
-        let breaks = self.sessions.iter().any(|session| !session.breaks.is_empty());
-        !breaks && self.kills == 0 && self.quota == UNLIMITED && disk_stall == 0.0
+        !self.breaks() && self.kills == 0 && self.quota == UNLIMITED && disk_stall == 0.0
     }
 
     /// Returns whether the server may refuse an upload while its content arrives.
