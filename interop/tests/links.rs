@@ -1,34 +1,59 @@
 //! Each kind of link to an interface: files over HTTP, HTTPS and HTTP/3, the proxy, and NVMe/TCP at
-//! both ends, with the device's offloads, with and without faults.
+//! both ends, with the device's offloads, with and without faults. Wireshark checks each packet of
+//! the runs without faults.
 //!
-//! The interface is one end of a veth pair; the kernel's clients use the other end.
+//! The interface is one end of a veth pair; the kernel's clients use the other end. XDP programs
+//! are loaded by root of the first user namespace only.
 
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
 use interop::{
-    Files, Netns, TestServer, ThirdPartyServer, expect_success, fio_report, outboard, run,
-    run_for_output, sha256,
+    Counters, Files, Netns, TestServer, ThirdPartyServer, expect_success, fio_report, outboard,
+    run, run_for_output, sha256,
 };
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 const H3GET: &str = env!("CARGO_BIN_EXE_h3get");
 const FILE_BYTES: u64 = 3_000_000;
+const FAULTS: [&str; 6] = ["--drop", "0.02", "--reorder", "0.02", "--dup", "0.01"];
 
-/// Returns a namespace with a veth pair: `v0` for the server, `v1` with the client's address.
-fn namespace() -> Arc<Netns> {
+/// Kinds of links, for the two ends of a connection that the kernel forwards.
+const KINDS: [[&str; 2]; 5] = [
+    ["tap:ob0", "tap:ob1"],
+    ["packet:v0", "packet:w0"],
+    ["macvtap:v0", "macvtap:w0"],
+    ["xdp:v0,native", "xdp:w0,native"],
+    ["xdp:v0,generic", "xdp:w0,generic"],
+];
+
+/// Returns a namespace with a veth pair for `link`: `v0` for the server, `v1` with the client's
+/// addresses. A TAP needs none. On a veth the kernel leaves checksums and segments to the receiver,
+/// which an XDP link cannot complete.
+fn namespace(link: &str) -> Arc<Netns> {
     let netns = Netns::new();
-    let script = "ip link add v0 type veth peer name v1 && ip addr add 10.77.0.1/24 dev v1 && \
-                  ip link set v0 up && ip link set v1 up";
-    run_for_output(netns.command("sh").args(["-c", script]));
+    if !link.starts_with("tap:") {
+        add_veth_pair(&netns, link, ["v0", "v1"]);
+        let script = "ip addr add 10.77.0.1/24 dev v1 && ip addr add fd77::1/64 dev v1 nodad";
+        run_for_output(netns.command("sh").args(["-c", script]));
+    }
     Arc::new(netns)
 }
 
+fn add_veth_pair(netns: &Netns, link: &str, [ours, peer]: [&str; 2]) {
+    let mut script = format!("ip link add {ours} type veth peer name {peer}");
+    if link.starts_with("xdp:") {
+        script.push_str(&format!(" && ethtool -K {peer} tx off tso off gso off >/dev/null"));
+    }
+    script.push_str(&format!(" && ip link set {ours} up && ip link set {peer} up"));
+    run_for_output(netns.command("sh").args(["-c", &script]));
+}
+
 /// Starts a server of `folder` on `link`.
-fn start(netns: &Arc<Netns>, folder: &Files, link: &str, faults: &[&str]) -> TestServer {
-    let network = ["--link", link, "--addr", "10.77.0.2/24"];
-    let options = [&["--tls", "--http", "--http3"], faults].concat();
+fn start(netns: &Arc<Netns>, folder: &Files, link: &str, options: &[&str]) -> TestServer {
+    let network = ["--link", link, "--addr", "10.77.0.2/24", "--addr", "fd77::2/64"];
+    let options = [&["--tls", "--http", "--http3"], options].concat();
     let folder = folder.path().to_string_lossy();
     TestServer::serve_namespace(Arc::clone(netns), &folder, &network, &options)
 }
@@ -53,44 +78,61 @@ fn fetch_http3(server: &TestServer) -> String {
     sha256(&to)
 }
 
+/// Asserts that the link has used its offloads, or that an XDP link, which has none, is in the mode
+/// that was asked for.
+fn expect_link(link: &str, stat: &Counters, faults: &[&str]) {
+    stat.expect_zero(&["link_rx_malformed", "link_tx_errors", "link_tx_refused"]);
+    if link.starts_with("xdp:") {
+        let native = u64::from(!link.contains("generic"));
+        assert_eq!((stat.get("link_xdp_native"), stat.get("link_xdp_zero_copy")), (native, 0));
+        stat.expect_zero(&["rx_dropped_not_for_us"]);
+        if faults.is_empty() {
+            stat.expect_zero(&["link_rx_dropped", "rx_checksum_bad"]);
+        }
+    } else if faults.is_empty() {
+        assert!(stat.get("link_tx_runs") > 20, "segmented by the kernel: {stat:?}");
+    }
+}
+
 /// Fetches the file over all protocols, and checks the device's counters.
 fn fetch_all(link: &str, faults: &[&str]) {
-    let files = Files::new(TMP);
+    let (files, scratch) = (Files::new(TMP), Files::new(TMP));
     let want = sha256(&files.fill("a.bin", FILE_BYTES));
-    let netns = namespace();
-    let server = start(&netns, &files, link, faults);
-    for url in ["http://10.77.0.2/a.bin", "https://10.77.0.2/a.bin"] {
+    let capture = scratch.path().join("link.pcapng");
+    let mut options = faults.to_vec();
+    if faults.is_empty() {
+        options.extend(["--pcap", capture.to_str().expect("UTF-8")]);
+    }
+    let server = start(&namespace(link), &files, link, &options);
+    for url in ["http://10.77.0.2/a.bin", "https://10.77.0.2/a.bin", "http://[fd77::2]/a.bin"] {
         assert_eq!(fetch(&server, url), want, "{link} {url}");
     }
     assert_eq!(server.stat().get("file_fallback_bytes"), 0);
     assert_eq!(fetch_http3(&server), want, "{link} HTTP/3");
     let stat = server.stat();
     let bytes = FILE_BYTES;
-    assert!(stat.get("file_bytes") >= 2 * bytes, "by the device: {stat:?}");
+    assert!(stat.get("file_bytes") >= 3 * bytes, "by the device: {stat:?}");
     assert!(stat.get("tx_tls_encrypted_bytes") >= bytes, "{stat:?}");
     assert_eq!((stat.get("tls_tx_device"), stat.get("tls_tx_sw")), (1, 0));
     assert!(stat.get("quic_tx_sealed") > 1000 && stat.get("quic_rx_opened") > 0, "{stat:?}");
-    assert_eq!(stat.get("link_rx_malformed") + stat.get("link_tx_errors"), 0, "{stat:?}");
+    assert!(stat.get("link_tx_bytes") > 4 * bytes, "{stat:?}");
+    expect_link(link, &stat, faults);
     if faults.is_empty() {
-        assert!(stat.get("link_tx_runs") > 20, "segmented by the kernel: {stat:?}");
         server.expect_no_alarm();
+        let ended = server.stop();
+        assert!(ended.status.success(), "{}", ended.stderr);
+        expect_sound(&capture, &["http", "tls", "quic"]);
     } else {
         assert!(stat.get("tcp_retrans") > 0, "packets were lost");
     }
 }
 
-const FAULTS: [&str; 6] = ["--drop", "0.02", "--reorder", "0.02", "--dup", "0.01"];
-
 #[test]
-fn packet_socket() {
-    fetch_all("packet:v0", &[]);
-    fetch_all("packet:v0", &FAULTS);
-}
-
-#[test]
-fn macvtap() {
-    fetch_all("macvtap:v0", &[]);
-    fetch_all("macvtap:v0", &FAULTS);
+fn files_over_each_link() {
+    for [link, _] in KINDS {
+        fetch_all(link, &[]);
+        fetch_all(link, &FAULTS);
+    }
     fetch_all("macvtap:v0,passthru", &[]);
 }
 
@@ -105,7 +147,7 @@ fn several_queues() {
 fn fetch_all_on_two_queues(link: &str) {
     let files = Files::new(TMP);
     let want = sha256(&files.fill("a.bin", 100_000));
-    let server = start(&namespace(), &files, link, &["--queues", "2"]);
+    let server = start(&namespace(link), &files, link, &["--queues", "2"]);
     let mut queues = [false; 2];
     // With 40 connections, all use one queue once in 2^39 runs.
     for _ in 0..40 {
@@ -125,7 +167,7 @@ fn fetch_all_on_two_queues(link: &str) {
 fn macvtap_has_one_owner() {
     let files = Files::new(TMP);
     files.write("a.txt", "what was asked for\n");
-    let server = start(&namespace(), &files, "macvtap:v0", &[]);
+    let server = start(&namespace("macvtap:v0"), &files, "macvtap:v0", &[]);
     let second = server.outboard(&[
         "serve",
         &files.path().to_string_lossy(),
@@ -147,35 +189,35 @@ fn macvtap_has_one_owner() {
     assert!(!links(&netns).contains("ob-v0"), "{}", links(&netns));
 }
 
-/// Kinds of links, for the two ends of a connection that the kernel forwards.
-const KINDS: [[&str; 2]; 3] =
-    [["tap:ob0", "tap:ob1"], ["packet:v0", "packet:w0"], ["macvtap:v0", "macvtap:w0"]];
-
 /// Returns a namespace whose kernel forwards between two networks: 10.77.0.0/24, and 10.78.0.0/24
 /// of a second veth pair. A TAP makes its own.
 fn two_networks(link: &str) -> Arc<Netns> {
-    let netns = if link.starts_with("tap:") { Arc::new(Netns::new()) } else { namespace() };
+    let netns = namespace(link);
     if !link.starts_with("tap:") {
-        let script = "ip link add w0 type veth peer name w1 && ip addr add 10.78.0.1/24 dev w1 && \
-                      ip link set w0 up && ip link set w1 up";
-        run_for_output(netns.command("sh").args(["-c", script]));
+        add_veth_pair(&netns, link, ["w0", "w1"]);
+        run_for_output(netns.command("ip").args(["addr", "add", "10.78.0.1/24", "dev", "w1"]));
     }
     netns.enable_ipv4_forwarding();
     netns
 }
 
 /// Asserts that Wireshark finds no malformed packet and no wrong checksum in a capture, and that it
-/// has packets of a protocol.
-fn expect_sound(capture: &Path, protocol: &str) {
-    let count = |filter: &str| {
+/// has packets of each protocol.
+fn expect_sound(capture: &Path, protocols: &[&str]) {
+    let matching = |filter: &str| {
         let mut tshark = Command::new("tshark");
-        tshark.arg("-r").arg(capture).args(["-o", "tcp.check_checksum:TRUE"]);
-        tshark.args(["-o", "ip.check_checksum:TRUE", "-Y", filter]);
-        run_for_output(&mut tshark)
+        tshark.arg("-r").arg(capture);
+        for protocol in ["tcp", "udp", "ip"] {
+            tshark.arg("-o").arg(format!("{protocol}.check_checksum:TRUE"));
+        }
+        run_for_output(tshark.args(["-Y", filter]))
     };
-    let wrong = "_ws.malformed or tcp.checksum.status == 0 or ip.checksum.status == 0";
-    assert_eq!(count(wrong), "");
-    assert!(count(protocol).lines().count() > 10, "packets of {protocol}");
+    let wrong = "_ws.malformed or tcp.checksum.status == 0 or udp.checksum.status == 0 or \
+                 ip.checksum.status == 0";
+    assert_eq!(matching(wrong), "");
+    for protocol in protocols {
+        assert!(matching(protocol).lines().count() > 3, "packets of {protocol}");
+    }
 }
 
 /// A file through the proxy, whose two connections the device splices, from nginx to curl.
@@ -197,12 +239,12 @@ fn fetch_by_proxy(link: &str, faults: &[&str]) {
     }
     let stat = server.stat();
     assert_eq!((stat.get("proxy_spliced"), stat.get("splice_begun")), (2, 2), "{link}: {stat:?}");
-    stat.expect_zero(&["link_rx_malformed", "link_tx_errors"]);
+    expect_link(link, &stat, faults);
     if faults.is_empty() {
         server.expect_no_alarm();
         let ended = server.stop();
         assert!(ended.status.success(), "{}", ended.stderr);
-        expect_sound(&capture, "http or tcp");
+        expect_sound(&capture, &["http or tcp"]);
     } else {
         stat.expect_nonzero(&["fault_tx_dropped", "fault_rx_dropped"]);
     }
@@ -267,7 +309,7 @@ fn copy_by_nvme([target, initiator]: [&str; 2], faults: &[&str]) {
         server.expect_no_alarm();
         let ended = server.stop();
         assert!(ended.status.success(), "{}", ended.stderr);
-        expect_sound(&capture, "nvme-tcp");
+        expect_sound(&capture, &["nvme-tcp"]);
     } else {
         stat.expect_nonzero(&["fault_tx_dropped", "fault_rx_dropped"]);
     }
@@ -284,7 +326,7 @@ fn nvme_over_each_link() {
 #[test]
 fn errors_name_the_interface() {
     let files = Files::new(TMP);
-    let netns = namespace();
+    let netns = namespace("packet:v0");
     let cases = [
         ("packet:none", 69, "no interface none; `ip link` lists them"),
         ("macvtap:none", 69, "no interface none; `ip link` lists them"),

@@ -1,5 +1,5 @@
-//! AF_XDP links: files over HTTP, HTTPS and HTTP/3, beside the kernel on the same interface, with
-//! addresses of the stack and with those of the kernel.
+//! AF_XDP links beside the kernel on the same interface, with addresses of the stack and with those
+//! of the kernel. `links.rs` has the transfers that all kinds of links have in common.
 //!
 //! The interface is one end of a veth pair; the clients are in the namespace of the other end. Its
 //! kernel must compute checksums and segment: on a veth it would leave both to us. Programs are
@@ -12,9 +12,7 @@ use interop::{
 };
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
-const H3GET: &str = env!("CARGO_BIN_EXE_h3get");
 const FILE_BYTES: u64 = 3_000_000;
-const FAULTS: [&str; 6] = ["--drop", "0.02", "--reorder", "0.02", "--dup", "0.01"];
 /// Address of the kernel on the same interface.
 const KERNEL: &str = "10.77.0.3";
 
@@ -64,15 +62,6 @@ impl Network {
         sha256(&to)
     }
 
-    fn fetch_http3(&self) -> String {
-        let folder = Files::new(TMP);
-        let to = folder.path().join("got");
-        let mut client = self.clients.command("timeout");
-        client.args(["60", H3GET, "10.77.0.2:443", "/a.bin"]).arg(&to);
-        let _ = expect_success(&run(&mut client));
-        sha256(&to)
-    }
-
     /// Returns whether `v0` has an XDP program.
     fn has_program(&self) -> bool {
         let shown = run_for_output(self.server.command("ip").args(["link", "show", "v0"]));
@@ -86,50 +75,6 @@ impl Network {
         let args = ["-m", "http.server", "8000", "--bind", "::", "--directory", &folder];
         ThirdPartyServer::start(netns, "python3", &args, 8000)
     }
-}
-
-/// Fetches the file over all protocols, and checks the device's counters.
-fn fetch_all(link: &str, faults: &[&str]) {
-    let files = Files::new(TMP);
-    let want = sha256(&files.fill("a.bin", FILE_BYTES));
-    let network = Network::new(1);
-    let server = network.serve(&files, link, faults);
-    for url in ["http://10.77.0.2/a.bin", "https://10.77.0.2/a.bin", "http://[fd77::2]/a.bin"] {
-        assert_eq!(network.fetch(url), want, "{link} {url}");
-    }
-    assert_eq!(network.fetch_http3(), want, "{link} HTTP/3");
-    let stat = server.stat();
-    assert!(stat.get("file_bytes") >= 3 * FILE_BYTES, "by the device: {stat:?}");
-    assert!(stat.get("tx_tls_encrypted_bytes") >= FILE_BYTES, "{stat:?}");
-    assert!(stat.get("quic_tx_sealed") > 1000 && stat.get("quic_rx_opened") > 0, "{stat:?}");
-    let native = u64::from(!link.contains("generic"));
-    assert_eq!((stat.get("link_xdp_native"), stat.get("link_xdp_zero_copy")), (native, 0));
-    assert!(stat.get("link_tx_frames") > 4 * FILE_BYTES / 1460, "{stat:?}");
-    assert!(stat.get("rx_checksum_good") > 100, "verified by the device: {stat:?}");
-    stat.expect_zero(&[
-        "link_rx_malformed",
-        "link_tx_errors",
-        "link_tx_refused",
-        "rx_dropped_not_for_us",
-    ]);
-    if faults.is_empty() {
-        stat.expect_zero(&["link_rx_dropped", "rx_checksum_bad"]);
-        server.expect_no_alarm();
-    } else {
-        assert!(stat.get("tcp_retrans") > 0, "packets were lost");
-    }
-}
-
-#[test]
-fn native() {
-    fetch_all("xdp:v0", &[]);
-    fetch_all("xdp:v0,native,copy", &FAULTS);
-}
-
-#[test]
-fn generic() {
-    fetch_all("xdp:v0,generic", &[]);
-    fetch_all("xdp:v0,generic", &FAULTS);
 }
 
 /// Flows are spread over the sockets of two queues, which belong to two devices or to one.
