@@ -448,7 +448,7 @@ impl Device {
     }
 
     fn announce_link(&mut self) {
-        for queue in 0..self.queues() {
+        for queue in (0..self.queues()).filter(|&queue| self.steering.serves(queue)) {
             self.egress.emit(queue, Event::LinkChanged { mtu: self.egress.link.mtu });
         }
     }

@@ -480,6 +480,13 @@ fn hosts_learn_of_another_mtu() {
     let mut all: Vec<_> = rig.events.drain(..).filter_map(|event| told(&event)).collect();
     all.sort_unstable();
     assert_eq!(all, [(0, 1500), (1, 1500)]);
+    // A device of one queue tells its own host only.
+    let config = DeviceConfig { queues: 2, own_queue: Some(1), ..DeviceConfig::new(MAC) };
+    let mut rig = Rig::with(config, PLAIN_LINK);
+    rig.device.handle_link_change(1200);
+    rig.collect();
+    let all: Vec<_> = rig.events.drain(..).filter_map(|event| told(&event)).collect();
+    assert_eq!(all, [(1, 1200)]);
 }
 
 #[test]
