@@ -342,6 +342,12 @@ impl PacketHeader {
     /// Size of the storage in bytes.
     pub const CAPACITY: usize = HEADER_BYTES_MAX;
 
+    /// Returns a header without bytes.
+    #[must_use]
+    pub const fn empty() -> Self {
+        Self { bytes: [0; HEADER_BYTES_MAX], len: 0, l3: 0, l4: 0 }
+    }
+
     /// Returns a header of `len` zero bytes with the network header at `l3` and the transport
     /// header at `l4`.
     ///

@@ -16,52 +16,66 @@ const CLASS_BYTES: [usize; 3] = [256, 2048, 66 * 1024];
 #[derive(Clone)]
 pub struct PacketBuf {
     data: Box<[u8]>,
-    len: usize,
+    /// Offset of the frame in `data`, and of its end. The sizes of a pool's buffers fit.
+    start: u32,
+    end: u32,
 }
 
 impl PacketBuf {
     /// Creates a buffer without frame or memory, as a placeholder for one that was moved out.
     #[must_use]
     pub fn empty() -> Self {
-        Self { data: Box::default(), len: 0 }
+        Self { data: Box::default(), start: 0, end: 0 }
     }
 
     /// Returns the frame.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
-        &self.data[..self.len]
+        &self.data[self.start as usize..self.end as usize]
     }
 
     /// Returns the frame for modification.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        &mut self.data[..self.len]
+        &mut self.data[self.start as usize..self.end as usize]
     }
 
     /// Returns the length of the frame in bytes.
     #[must_use]
     pub const fn len(&self) -> usize {
-        self.len
+        (self.end - self.start) as usize
     }
 
     /// Shortens the frame to its first `len` bytes; does nothing if it is not longer.
     pub fn truncate(&mut self, len: usize) {
-        self.len = self.len.min(len);
+        if let Ok(len) = u32::try_from(len) {
+            self.end = self.end.min(self.start.saturating_add(len));
+        }
+    }
+
+    /// Removes the first `len` bytes of the frame, or all if there are not as many. A frame can be
+    /// received behind what describes it in this way.
+    pub fn remove_prefix(&mut self, len: usize) {
+        let len = u32::try_from(len).unwrap_or(u32::MAX);
+        self.start = self.start.saturating_add(len).min(self.end);
     }
 
     /// Appends `bytes` to the frame and returns true, or returns false and appends nothing if they
     /// do not fit.
     pub fn append(&mut self, bytes: &[u8]) -> bool {
-        let end = self.len + bytes.len();
-        let Some(room) = self.data.get_mut(self.len..end) else { return false };
+        let from = self.end as usize;
+        let end = from + bytes.len();
+        let (Some(room), Ok(end)) = (self.data.get_mut(from..end), u32::try_from(end)) else {
+            return false;
+        };
         room.copy_from_slice(bytes);
-        self.len = end;
+        self.end = end;
         true
     }
 
     /// Returns whether the frame has no bytes.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
-        self.len == 0
+        self.start == self.end
     }
 
     /// Returns the bytes of memory that the buffer occupies, independent of the frame's length.
@@ -74,7 +88,7 @@ impl PacketBuf {
 
 impl core::fmt::Debug for PacketBuf {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "PacketBuf({} bytes)", self.len)
+        write!(f, "PacketBuf({} bytes)", self.len())
     }
 }
 
@@ -113,12 +127,13 @@ impl PacketPool {
     #[inline]
     pub fn take(&mut self, len: usize) -> Option<PacketBuf> {
         let class = CLASS_BYTES.iter().position(|&bytes| len <= bytes)?;
+        let end = u32::try_from(len).ok()?;
         self.counters.pool_taken += 1;
         let data = self.free[class].pop().unwrap_or_else(|| {
             self.counters.pool_new += 1;
             vec![0; CLASS_BYTES[class]].into_boxed_slice()
         });
-        Some(PacketBuf { data, len })
+        Some(PacketBuf { data, start: 0, end })
     }
 
     /// Takes a buffer and copies `frame` into it; `None` as in [`Self::take`].
@@ -163,6 +178,13 @@ mod tests {
         let mut c = pool.copy(b"hello").unwrap();
         assert!(c.append(b", world") && !c.append(&[0; 250]));
         assert_eq!(c.as_slice(), b"hello, world");
+        c.remove_prefix(7);
+        c.truncate(3);
+        assert_eq!((c.as_slice(), c.len(), c.footprint()), (&b"wor"[..], 3, 256));
+        assert!(c.append(b"k") && !c.append(&[0; 256]));
+        assert_eq!(c.as_slice(), b"work");
+        c.remove_prefix(5);
+        assert!(c.is_empty());
         pool.put(a);
         pool.put(b); // above the limit: dropped
         assert_eq!(pool.free[0].len(), 1);

@@ -41,8 +41,9 @@ fn main() -> ExitCode {
 fn open(kind: &str, interface: &str) -> Box<dyn Link> {
     let interface = interface.to_owned();
     if kind == "packet" {
+        let mac = [2, 0, 0, 0, 0, 7];
         let config =
-            PacketSocketConfig { interface, queues: 1, mac: [2, 0, 0, 0, 0, 7], offloads: false };
+            PacketSocketConfig { interface, queues: 1, steering: None, mac, offloads: false };
         let mut links = packet_socket::open(&config).unwrap_or_else(|e| panic!("{e}"));
         return Box::new(links.remove(0));
     }
@@ -87,6 +88,7 @@ fn send(link: &mut dyn Link, bytes: usize) -> f64 {
             }
             sent += 1;
         }
+        link.flush(Instant::ZERO);
         // Receiving also sends frames that are waiting.
         if let Some(received) = link.receive(Instant::ZERO, &mut pool) {
             pool.put(received.packet);

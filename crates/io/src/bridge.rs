@@ -146,6 +146,12 @@ impl Link for Bridge {
         }
     }
 
+    fn flush(&mut self, now: Instant) -> bool {
+        // Both: the second is not to wait for the first.
+        let [first, second] = self.links.each_mut().map(|link| link.flush(now));
+        first && second
+    }
+
     fn receive(&mut self, now: Instant, pool: &mut PacketPool) -> Option<RxFrame> {
         self.take_changes();
         for link in [self.next, 1 - self.next] {

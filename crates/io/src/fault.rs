@@ -194,6 +194,9 @@ impl<W: Link> FaultLink<W> {
             }
             self.tx.ready.pop_front();
         }
+        if !self.inner.flush(now) {
+            self.retry_at = Some(now + RETRY_AFTER);
+        }
     }
 
     /// Draws the faults of an outgoing frame and queues the resulting frames in `tx`.
@@ -315,6 +318,10 @@ impl<W: Link> Link for FaultLink<W> {
         self.inject_tx_faults(now, frame);
         self.transmit_ready(now);
         LinkTxStatus::Sent
+    }
+
+    fn flush(&mut self, now: Instant) -> bool {
+        self.inner.flush(now)
     }
 
     fn receive(&mut self, now: Instant, pool: &mut PacketPool) -> Option<RxFrame> {

@@ -13,8 +13,8 @@ use base::Instant;
 
 /// One end of a link.
 ///
-/// Order of calls: [`Self::transmit`] once per frame, [`Self::receive`] until it returns `None`,
-/// then sleep. `receive` also advances frames that are delayed inside the link, so it must be
+/// Order of calls: [`Self::transmit`] once per frame, [`Self::flush`], [`Self::receive`] until it
+/// returns `None`, then sleep. `receive` also advances frames that are delayed inside the link, so it must be
 /// called at [`Self::poll_timeout`] even if no frame is expected. `now` never decreases.
 pub trait Link: Send {
     /// Returns the offloads of the link, which are constant over its life, and its MTU.
@@ -30,6 +30,12 @@ pub trait Link: Send {
     /// the payload of a sent frame leaves that of an earlier frame, or none, in its place, for the
     /// device to reuse. A frame that was not sent is unchanged.
     fn transmit(&mut self, now: Instant, frame: &mut TxFrame) -> LinkTxStatus;
+
+    /// Sends the frames that [`Self::transmit`] has kept to send several in one system call. Returns
+    /// false if some have to wait: call it again.
+    fn flush(&mut self, _now: Instant) -> bool {
+        true
+    }
 
     /// Returns the next received frame, in a buffer from `pool`.
     fn receive(&mut self, now: Instant, pool: &mut PacketPool) -> Option<RxFrame>;
@@ -67,6 +73,10 @@ impl<W: Link + ?Sized> Link for Box<W> {
 
     fn transmit(&mut self, now: Instant, frame: &mut TxFrame) -> LinkTxStatus {
         (**self).transmit(now, frame)
+    }
+
+    fn flush(&mut self, now: Instant) -> bool {
+        (**self).flush(now)
     }
 
     fn receive(&mut self, now: Instant, pool: &mut PacketPool) -> Option<RxFrame> {

@@ -8,13 +8,18 @@
 
 use std::fs::File;
 use std::io;
-use std::mem::size_of;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
 
+use abi::steering::FlowSteering;
+
+use crate::bpf::BpfProgram;
 use crate::interface::{InterfaceControl, low_word};
 use crate::open_error::{LinkKind, OpenLinkError};
+use crate::queue_steering;
+use crate::socket_option::{option_len, set_option};
 use crate::tap;
-use crate::vnet::{LinkOffloads, VnetLink};
+use crate::vnet::{LinkOffloads, PacketQueues, VnetLink};
 
 /// Bytes that wait in the kernel in each direction.
 const BUFFER_BYTES: libc::c_int = 8 << 20;
@@ -24,9 +29,11 @@ const BUFFER_BYTES: libc::c_int = 8 << 20;
 pub struct PacketSocketConfig {
     /// The interface.
     pub interface: String,
-    /// Sockets to open, one per queue of the device, at least 1. The kernel spreads flows over them
-    /// by a hash of addresses and ports (`PACKET_FANOUT_HASH`).
+    /// Sockets to open, one per queue of the device, at least 1. The kernel keeps each flow on one.
     pub queues: usize,
+    /// The kernel selects the socket as this does, if it can (`PACKET_FANOUT_EBPF`); otherwise by a
+    /// hash of its own (`PACKET_FANOUT_HASH`).
+    pub steering: Option<Arc<FlowSteering>>,
     /// Our link address.
     pub mac: [u8; 6],
     /// True if runs of segments and partial checksums may be sent. They may be received in any
@@ -48,14 +55,16 @@ pub fn open(config: &PacketSocketConfig) -> Result<Vec<VnetLink>, OpenLinkError>
     let udp = config.offloads && tap::kernel_version() >= (6, 2);
     let offloads = LinkOffloads { tcp: config.offloads, udp };
     let queues = config.queues.max(1);
-    let mut group = None;
+    let mut group = FanoutGroup::new(config.steering.as_deref());
     let mut links = Vec::new();
     for _ in 0..queues {
-        let socket = open_socket(index, config.mac).map_err(interface.error("receive from"))?;
+        let opened = open_socket(index, config.mac);
+        let (socket, packet_queues) = opened.map_err(interface.error("receive from"))?;
         if queues > 1 {
-            join_fanout(&socket, &mut group).map_err(interface.error("spread flows of"))?;
+            group.join(&socket).map_err(interface.error("spread flows of"))?;
         }
-        links.push(VnetLink::new(socket, interface.name(), mtu, offloads));
+        let link = VnetLink::new(socket, interface.name(), mtu, offloads);
+        links.push(link.with_packet_queues(packet_queues));
     }
     Ok(links)
 }
@@ -98,29 +107,31 @@ fn add_membership(
         mr_alen: len,
         mr_address: address,
     };
-    set_option(socket, libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &member)
+    set_option(socket, (libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP), &member)
 }
 
-fn open_socket(index: u32, mac: [u8; 6]) -> io::Result<File> {
+/// Opens a socket with its queues.
+fn open_socket(index: u32, mac: [u8; 6]) -> io::Result<(File, PacketQueues)> {
     // All options are set before it is bound.
     let socket = unbound_socket()?;
     let on: libc::c_int = 1;
-    set_option(&socket, libc::SOL_PACKET, libc::PACKET_VNET_HDR, &on)?;
-    set_option(&socket, libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, &on)?;
+    set_option(&socket, (libc::SOL_PACKET, libc::PACKET_VNET_HDR), &on)?;
+    set_option(&socket, (libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING), &on)?;
     attach_filter(&socket, mac)?;
     let buffers =
         [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)];
     for (forced, limited) in buffers {
         // Without CAP_NET_ADMIN the size is limited by net.core.rmem_max and wmem_max.
-        if set_option(&socket, libc::SOL_SOCKET, forced, &BUFFER_BYTES).is_err() {
-            set_option(&socket, libc::SOL_SOCKET, limited, &BUFFER_BYTES)?;
+        if set_option(&socket, (libc::SOL_SOCKET, forced), &BUFFER_BYTES).is_err() {
+            set_option(&socket, (libc::SOL_SOCKET, limited), &BUFFER_BYTES)?;
         }
     }
     for membership in [(libc::PACKET_MR_UNICAST, 6), (libc::PACKET_MR_ALLMULTI, 0)] {
         add_membership(&socket, index, membership, mac)?;
     }
+    let queues = PacketQueues::new(&socket)?;
     bind(&socket, index)?;
-    Ok(socket)
+    Ok((socket, queues))
 }
 
 /// Binds the socket to all protocols of the interface.
@@ -138,14 +149,32 @@ fn bind(socket: &File, index: u32) -> io::Result<()> {
     }
 }
 
-/// Joins the group of sockets among which the kernel spreads flows; the first socket creates it.
-fn join_fanout(socket: &File, group: &mut Option<u32>) -> io::Result<()> {
-    let argument = match *group {
-        Some(id) => id | libc::PACKET_FANOUT_HASH << 16,
-        None => (libc::PACKET_FANOUT_HASH | libc::PACKET_FANOUT_FLAG_UNIQUEID) << 16,
-    };
-    set_option(socket, libc::SOL_PACKET, libc::PACKET_FANOUT, &argument)?;
-    if group.is_none() {
+/// The group of sockets among which the kernel spreads flows.
+struct FanoutGroup {
+    /// Selects the socket; `None` if the kernel does so by its own hash.
+    program: Option<BpfProgram>,
+    /// `None` until the first socket has created the group.
+    id: Option<u32>,
+}
+
+impl FanoutGroup {
+    fn new(steering: Option<&FlowSteering>) -> Self {
+        // Without the program devices hand frames over to each other.
+        let program = steering.and_then(|steering| queue_steering::load_for_fanout(steering).ok());
+        Self { program, id: None }
+    }
+
+    /// Adds a socket; the first creates the group.
+    fn join(&mut self, socket: &File) -> io::Result<()> {
+        let kind = match self.program {
+            Some(_) => libc::PACKET_FANOUT_EBPF,
+            None => libc::PACKET_FANOUT_HASH,
+        };
+        if let Some(id) = self.id {
+            return set_option(socket, (libc::SOL_PACKET, libc::PACKET_FANOUT), &(id | kind << 16));
+        }
+        let create = (kind | libc::PACKET_FANOUT_FLAG_UNIQUEID) << 16;
+        set_option(socket, (libc::SOL_PACKET, libc::PACKET_FANOUT), &create)?;
         let (mut value, mut len) = (0_u32, option_len::<u32>());
         // SAFETY: both pointers are valid for the lengths that the kernel writes.
         let rc = unsafe {
@@ -161,9 +190,12 @@ fn join_fanout(socket: &File, group: &mut Option<u32>) -> io::Result<()> {
             return Err(io::Error::last_os_error());
         }
         // The lower half is the group's ID.
-        *group = Some(value & 0xffff);
+        self.id = Some(value & 0xffff);
+        match &self.program {
+            Some(program) => queue_steering::attach_to_fanout(socket, program),
+            None => Ok(()),
+        }
     }
-    Ok(())
 }
 
 /// Attaches a classic BPF program that accepts frames without VLAN tag to our link address, and
@@ -171,7 +203,7 @@ fn join_fanout(socket: &File, group: &mut Option<u32>) -> io::Result<()> {
 fn attach_filter(socket: &File, mac: [u8; 6]) -> io::Result<()> {
     let mut program = filter(mac);
     let filter = libc::sock_fprog { len: FILTER_LEN, filter: program.as_mut_ptr() };
-    set_option(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &filter)
+    set_option(socket, (libc::SOL_SOCKET, libc::SO_ATTACH_FILTER), &filter)
 }
 
 /// Instructions of the filter.
@@ -199,23 +231,7 @@ fn filter(mac: [u8; 6]) -> [libc::sock_filter; FILTER_LEN as usize] {
     ]
 }
 
-fn set_option<T>(socket: &File, level: i32, option: i32, value: &T) -> io::Result<()> {
-    let pointer = std::ptr::from_ref(value).cast();
-    // SAFETY: the pointer and the length are those of `value`; the callers pair each option with
-    // the type that the kernel reads for it.
-    match unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, pointer, option_len::<T>()) }
-    {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 /// Returns an interface's index in the type that socket addresses have.
 const fn signed(index: u32) -> libc::c_int {
     libc::c_int::from_ne_bytes(index.to_ne_bytes())
-}
-
-fn option_len<T>() -> libc::socklen_t {
-    // Options and addresses have a few bytes.
-    libc::socklen_t::try_from(size_of::<T>()).unwrap_or(0)
 }

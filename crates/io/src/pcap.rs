@@ -221,6 +221,10 @@ impl<W: Link> Link for PcapLink<W> {
         status
     }
 
+    fn flush(&mut self, now: Instant) -> bool {
+        self.inner.flush(now)
+    }
+
     fn receive(&mut self, now: Instant, pool: &mut PacketPool) -> Option<RxFrame> {
         let Some(frame) = self.inner.receive(now, pool) else {
             self.flush_if_due(now);

@@ -19,6 +19,12 @@ pub trait DevicePorts: DiskPort {
     /// Sends a frame. If the link keeps the payload, it leaves another one in its place.
     fn transmit(&mut self, now: Instant, frame: &mut TxFrame) -> LinkTxStatus;
 
+    /// Sends the frames that the link has kept to send several in one system call. Returns false
+    /// if some have to wait.
+    fn flush_link(&mut self, _now: Instant) -> bool {
+        true
+    }
+
     /// Returns the next operation of the host.
     fn pop_op(&mut self) -> Option<Op>;
 
@@ -184,6 +190,17 @@ impl DeviceHalf {
     }
 
     fn send_frames(&mut self, now: Instant, ports: &mut impl DevicePorts, turn: &mut TurnResult) {
+        self.transmit_frames(now, ports, turn);
+        // Without frames as well: some may wait in the link since an earlier turn.
+        turn.blocked |= !ports.flush_link(now);
+    }
+
+    fn transmit_frames(
+        &mut self,
+        now: Instant,
+        ports: &mut impl DevicePorts,
+        turn: &mut TurnResult,
+    ) {
         for _ in 0..BATCH {
             let Some(mut frame) = self.device.poll_frame(now) else { return };
             match ports.transmit(now, &mut frame) {

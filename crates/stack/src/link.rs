@@ -205,7 +205,9 @@ fn watch_config(options: &StackOptions) -> WatchConfig {
             (lower.clone(), Box::new(move || macvtap::open(&config)))
         }
         LinkName::Packet(name) => {
-            let config = PacketSocketConfig { interface: name.clone(), queues, mac, offloads };
+            let steering = (queues > 1).then(|| options.flow_steering());
+            let config =
+                PacketSocketConfig { interface: name.clone(), queues, steering, mac, offloads };
             (name.clone(), Box::new(move || packet_socket::open(&config)))
         }
         LinkName::Xdp { .. } => unreachable!("the caller opens XDP sockets itself"),

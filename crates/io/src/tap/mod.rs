@@ -9,7 +9,6 @@
 //! so for ours.
 #![expect(unsafe_code, reason = "ioctl")]
 
-mod steering;
 #[cfg(test)]
 mod tests;
 
@@ -25,6 +24,7 @@ use crate::interface::{InterfaceControl, ifreq, ioctl, low_word};
 use crate::netlink;
 pub use crate::netlink::IpPrefix;
 use crate::open_error::{LinkKind, OpenLinkError};
+use crate::queue_steering;
 use crate::vnet::{LinkOffloads, VNET_BYTES, VnetLink};
 
 /// Configuration of a TAP.
@@ -91,7 +91,7 @@ pub fn open(config: &TapConfig) -> Result<Vec<VnetLink>, OpenLinkError> {
         .collect::<Result<Vec<_>, _>>()?;
     if let (Some(steering), Some((first, _))) = (&config.steering, files.first()) {
         // Without the program devices hand frames over to each other.
-        let _selected_by_the_kernel = steering::attach(first, steering);
+        let _selected_by_the_kernel = queue_steering::attach_to_tap(first, steering);
     }
     let mtu = configure(config, &interface)?;
     let link = |(file, offloads)| VnetLink::new(file, &config.name, mtu, offloads);

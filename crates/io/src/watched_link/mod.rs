@@ -186,6 +186,10 @@ impl Link for WatchedLink {
         self.link.transmit(now, frame)
     }
 
+    fn flush(&mut self, now: Instant) -> bool {
+        self.link.flush(now)
+    }
+
     fn receive(&mut self, now: Instant, pool: &mut PacketPool) -> Option<RxFrame> {
         self.take_changes();
         if self.is_closed {

@@ -9,52 +9,10 @@
 use std::io;
 use std::marker::PhantomData;
 use std::mem::size_of;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::ptr::NonNull;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-/// Memory that is unmapped when it is dropped.
-#[derive(Debug)]
-pub(super) struct Mapping {
-    base: NonNull<u8>,
-    bytes: usize,
-}
-
-// SAFETY: the mapping belongs to the process; its owner alone accesses it.
-unsafe impl Send for Mapping {}
-
-impl Mapping {
-    /// Maps zeroed memory of the process.
-    pub(super) fn anonymous(bytes: usize) -> io::Result<Self> {
-        Self::new(bytes, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
-    }
-
-    fn new(bytes: usize, flags: libc::c_int, fd: libc::c_int, at: libc::off_t) -> io::Result<Self> {
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: the kernel chooses the address, so no memory that is in use is replaced.
-        let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, fd, at) };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { base, bytes })
-    }
-
-    pub(super) const fn base(&self) -> NonNull<u8> {
-        self.base
-    }
-
-    pub(super) const fn len(&self) -> usize {
-        self.bytes
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and its owner holds no pointer into it any longer.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
-    }
-}
+use crate::mapping::Mapping;
 
 /// A ring with entries of type `T`.
 #[derive(Debug)]
@@ -95,21 +53,20 @@ impl<T: Copy> XskRing<T> {
         let index_end = offsets.producer.max(offsets.consumer).max(offsets.flags) + 4;
         assert!(size.is_power_of_two() && index_end <= bytes, "the kernel's layout of a ring");
         let page = libc::off_t::try_from(page).map_err(io::Error::other)?;
-        let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
-        let mapping = Mapping::new(bytes, flags, socket.as_raw_fd(), page)?;
+        let mapping = Mapping::of_socket(socket, bytes, page)?;
         Ok(Self { mapping, offsets, size, ours: 0, entries: PhantomData })
     }
 
     fn word(&self, offset: usize) -> &AtomicU32 {
         // SAFETY: the word lies in the mapping (checked in `map`) and is aligned, as the kernel
         // lays it out; kernel and process access it by atomic operations only.
-        unsafe { AtomicU32::from_ptr(self.mapping.base.as_ptr().add(offset).cast()) }
+        unsafe { AtomicU32::from_ptr(self.mapping.base().as_ptr().add(offset).cast()) }
     }
 
     fn entry(&self, index: u32) -> *mut T {
         let at = (index & (self.size - 1)) as usize * size_of::<T>();
         // SAFETY: the entry lies in the mapping, whose length `map` has computed from the size.
-        unsafe { self.mapping.base.as_ptr().add(self.offsets.entries + at).cast() }
+        unsafe { self.mapping.base().as_ptr().add(self.offsets.entries + at).cast() }
     }
 
     /// Returns whether the kernel sleeps until a system call tells it of entries.

@@ -15,7 +15,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use abi::link::TxFrame;
 use abi::{PacketBuf, PacketPool};
 
-use super::ring::{Mapping, XskRing};
+use super::ring::XskRing;
+use crate::mapping::Mapping;
 
 /// Size of a chunk, and of a page.
 const CHUNK_BYTES: usize = 4096;

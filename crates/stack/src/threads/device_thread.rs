@@ -168,6 +168,10 @@ impl DevicePorts for DeviceThreadPorts {
         self.link.transmit(now, frame)
     }
 
+    fn flush_link(&mut self, now: Instant) -> bool {
+        self.link.flush(now)
+    }
+
     fn pop_op(&mut self) -> Option<Op> {
         self.queue.ops.pop()
     }

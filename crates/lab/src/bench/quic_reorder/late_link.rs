@@ -96,6 +96,10 @@ impl<W: Link> Link for LateLink<W> {
         self.inner.transmit(now, frame)
     }
 
+    fn flush(&mut self, now: Instant) -> bool {
+        self.inner.flush(now)
+    }
+
     fn receive(&mut self, now: Instant, pool: &mut PacketPool) -> Option<RxFrame> {
         self.move_late_to_ready(now);
         while self.ready.is_empty() {

@@ -1,11 +1,13 @@
-//! A program in the kernel that selects the queue of a TAP by the same hash as the devices.
+//! A program in the kernel that selects the queue of a TAP, or the packet socket of a group, by the
+//! same hash as the devices.
 //!
 //! Without it the kernel selects queues by a hash of its own, and devices hand many frames over to
-//! each other. [`attach`] loads an eBPF program (`TUNSETSTEERINGEBPF`, Linux 4.16) that computes
-//! the Toeplitz hash of TCP and UDP over IPv4 and IPv6 from the tables of
-//! [`wire::rss::Toeplitz`]. The program only saves the hand-over: if it cannot be loaded (it needs
-//! CAP_BPF, and Linux 5.2), and for QUIC, which is steered by connection ID, the devices hand
-//! frames over.
+//! each other. [`attach_to_tap`] and [`attach_to_fanout`] load an eBPF program
+//! (`TUNSETSTEERINGEBPF`, Linux 4.16; `PACKET_FANOUT_EBPF`) that computes the Toeplitz hash of TCP
+//! and UDP over IPv4 and IPv6 from the tables of [`wire::rss::Toeplitz`]. The program only saves
+//! the hand-over: if it cannot be loaded (it needs CAP_BPF, and Linux 5.2), and for QUIC, which is
+//! steered by connection ID, the devices hand frames over. So they do after an interface was down,
+//! when the kernel may put the sockets of a group into another order.
 //!
 //! Instructions are those of the kernel's `Documentation/bpf/standardization/instruction-set.rst`.
 
@@ -16,12 +18,17 @@ use abi::steering::FlowSteering;
 
 use crate::bpf::{BpfInstruction, BpfMap, BpfProgram};
 use crate::interface::ioctl;
+use crate::socket_option::set_option;
 
 /// `TUNSETSTEERINGEBPF`: `_IOR('T', 224, int)`.
 const TUNSETSTEERINGEBPF: libc::Ioctl = 0x8004_54e0;
 
 const BPF_MAP_TYPE_ARRAY: u32 = 2;
 const BPF_PROG_TYPE_SOCKET_FILTER: u32 = 1;
+
+/// Offset of the Ethernet header relative to the packet of a socket filter (`SKF_LL_OFF`), which
+/// begins at its network header on receive.
+const ETHERNET: i32 = libc::SKF_LL_OFF;
 
 /// Entries of a table, one for each value of a nibble.
 const NIBBLE_VALUES: i16 = 16;
@@ -194,10 +201,27 @@ fn load(steering: &FlowSteering, base: i32) -> io::Result<BpfProgram> {
 ///
 /// # Errors
 /// If the kernel refuses the program, which leaves its own selection in place.
-pub(super) fn attach(queue: &File, steering: &FlowSteering) -> io::Result<()> {
+pub(crate) fn attach_to_tap(queue: &File, steering: &FlowSteering) -> io::Result<()> {
     let program = load(steering, 0)?;
     let mut descriptor = program.raw();
     ioctl(queue, TUNSETSTEERINGEBPF, &mut descriptor)
+}
+
+/// Makes the kernel select the packet socket of a group by the hash of the devices. `socket` is one
+/// of the group, whose kind is `PACKET_FANOUT_EBPF`; they have joined in the order of the queues.
+///
+/// # Errors
+/// If the kernel refuses the program; all frames go to the first socket then.
+pub(crate) fn attach_to_fanout(socket: &File, program: &BpfProgram) -> io::Result<()> {
+    set_option(socket, (libc::SOL_PACKET, libc::PACKET_FANOUT_DATA), &program.raw())
+}
+
+/// Loads the program for a group of packet sockets.
+///
+/// # Errors
+/// If the kernel refuses the program.
+pub(crate) fn load_for_fanout(steering: &FlowSteering) -> io::Result<BpfProgram> {
+    load(steering, ETHERNET)
 }
 
 #[cfg(test)]
@@ -208,10 +232,6 @@ mod tests {
     use wire::{Endpoint, Tuple};
 
     use super::*;
-
-    /// Offsets from here on are relative to the Ethernet header (`SKF_LL_OFF`), which a test run
-    /// removes from the packet.
-    const ETHERNET: i32 = -0x20_0000;
 
     /// Returns a packet of the tuple, with `options` words of IPv4 options.
     fn packet(tuple: &Tuple, protocol: u8, options: u8) -> Vec<u8> {
@@ -237,7 +257,8 @@ mod tests {
     #[test]
     fn the_kernel_computes_the_hash_of_the_devices() {
         let steering = FlowSteering::new(99, 4);
-        let program = match load(&steering, ETHERNET) {
+        // As on receive, a test run removes the Ethernet header from the packet.
+        let program = match load_for_fanout(&steering) {
             Ok(program) => program,
             // Without CAP_BPF there is no program to test.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return,
