@@ -2,8 +2,8 @@
 //! MTU, link address or number of queues.
 //!
 //! The download continues after each change, because TCP retransmits; the program reports each
-//! change on standard error and counts it. TAP, macvtap and packet socket; the last two on one end
-//! of a veth pair.
+//! change on standard error and counts it. TAP, macvtap, packet socket and XDP sockets; all but the
+//! first on one end of a veth pair.
 
 use std::process::{Child, Stdio};
 use std::sync::Arc;
@@ -15,9 +15,14 @@ const FILE_BYTES: u64 = 30_000_000;
 /// Bytes per second of a download: a change must happen during it.
 const RATE: &str = "15M";
 
-/// A veth pair: `v0` for the server, `v1` with the client's address.
-const PAIR: &str = "ip link add v0 numrxqueues 4 numtxqueues 4 type veth peer name v1 && \
+/// A veth pair: `v0` for the server, `v1` with the client's address. Its kernel computes checksums
+/// and segments, which an XDP link cannot.
+const PAIR: &str = "ip link add v0 numrxqueues 4 numtxqueues 4 type veth \
+        peer name v1 numrxqueues 4 numtxqueues 4 && \
+    ethtool -L v1 rx 1 tx 1 && ethtool -K v1 tx off tso off gso off >/dev/null && \
     ip addr add 10.77.0.1/24 dev v1 && ip link set v0 up && ip link set v1 up";
+
+const XDP: [&str; 2] = ["xdp:v0,native", "xdp:v0,generic"];
 
 fn shell(netns: &Netns, script: &str) -> String {
     run_for_output(netns.command("sh").args(["-ec", script]))
@@ -39,10 +44,16 @@ struct SlowDownload {
 impl ChangingLink {
     /// Starts a server on `link`.
     fn new(link: &str, options: &[&str]) -> Self {
+        Self::after(link, options, "")
+    }
+
+    /// Starts a server on `link` after a script has run in the namespace.
+    fn after(link: &str, options: &[&str], script: &str) -> Self {
         let netns = Netns::new();
         if !link.starts_with("tap:") {
             shell(&netns, PAIR);
         }
+        shell(&netns, script);
         let files = Files::new(TMP);
         let want = sha256(&files.fill("a.bin", FILE_BYTES));
         let network = ["--link", link, "--addr", "10.77.0.2/24"];
@@ -53,10 +64,15 @@ impl ChangingLink {
 
     /// Starts a download, and returns once it is in progress.
     fn download(&self) -> SlowDownload {
+        self.download_at(RATE)
+    }
+
+    /// Starts a download with a limit of bytes per second, and returns once it is in progress.
+    fn download_at(&self, rate: &str) -> SlowDownload {
         let to = Files::new(TMP);
         let before = self.server.stat();
         let mut curl = self.server.command("curl");
-        curl.args(["-sSf", "--limit-rate", RATE, "--max-time", "60", "http://10.77.0.2/a.bin"]);
+        curl.args(["-sSf", "--limit-rate", rate, "--max-time", "60", "http://10.77.0.2/a.bin"]);
         curl.arg("-o").arg(to.path().join("got")).stdin(Stdio::null());
         let curl = curl.spawn().expect("curl");
         self.wait_for("a start", |stat| stat.moved(&before, "file_bytes") > 1_000_000);
@@ -109,7 +125,7 @@ impl ChangingLink {
 
     /// Ends the server, and asserts that it wrote these lines to standard error, in order.
     fn expect_lines(self, lines: &[&str]) {
-        self.server.stat().expect_zero(&["link_tx_errors", "link_rx_errors", "link_rx_malformed"]);
+        self.server.stat().expect_zero(&["link_tx_errors", "link_rx_malformed"]);
         let ended = self.server.stop();
         assert!(ended.status.success(), "{}", ended.stderr);
         drop(self.files);
@@ -150,6 +166,10 @@ fn down_and_up() {
     goes_down_and_up("packet:v0", ("v1", "v0"), "has no carrier");
     goes_down_and_up("macvtap:v0", ("v0", "ob-v0"), "has no carrier");
     goes_down_and_up("tap:ob0", ("ob0", "ob0"), "is down");
+    for link in XDP {
+        goes_down_and_up(link, ("v0", "v0"), "is down");
+        goes_down_and_up(link, ("v1", "v0"), "has no carrier");
+    }
 }
 
 /// The interface `lower` gets a smaller MTU, and a larger one afterwards.
@@ -183,6 +203,7 @@ fn another_mtu() {
     changes_its_mtu("packet:v0", "v0", "v0");
     changes_its_mtu("macvtap:v0", "v0", "ob-v0");
     changes_its_mtu("tap:ob0", "ob0", "ob0");
+    XDP.iter().for_each(|link| changes_its_mtu(link, "v0", "v0"));
 }
 
 /// The interface is removed, and `create` makes another one with its name. Nothing spins
@@ -218,6 +239,7 @@ fn is_removed_and_back(link: &str, (watched, needs): (&str, &str), options: &[&s
 fn removed_and_back() {
     is_removed_and_back("packet:v0", ("v0", "v0"), &["--queues", "2"]);
     is_removed_and_back("macvtap:v0", ("ob-v0", "v0"), &["--queues", "2"]);
+    XDP.iter().for_each(|link| is_removed_and_back(link, ("v0", "v0"), &["--queues", "2"]));
 }
 
 /// A TAP, and a macvtap alone, are created again at once.
@@ -256,4 +278,49 @@ fn another_link_address_or_number_of_queues() {
     net.run("ip link set ob-v0 address 02:00:00:00:00:33");
     net.wait_until("link_address_changed", 1);
     net.expect_lines(&["are lost: run `ip link set ob-v0 address 02:"]);
+}
+
+/// The stack keeps the link address that XDP sockets were opened with, also on an interface that
+/// was created again with another one.
+#[test]
+fn xdp_with_another_link_address() {
+    let net = ChangingLink::new("xdp:v0", &[]);
+    let ours = net.run("ip -o link show v0 | sed 's/.*link.ether \\([^ ]*\\).*/\\1/'");
+    let download = net.download();
+    net.run("ip link set v0 address 02:00:00:00:00:33");
+    net.wait_until("link_address_changed", 1);
+    net.finish(download);
+    let download = net.download();
+    net.run(&format!("ip link del v0 && {PAIR}"));
+    net.wait_until("link_reopened", 1);
+    net.finish(download);
+    let advice = format!("are lost: run `ip link set v0 address {}`", ours.trim());
+    net.expect_lines(&[
+        "outboard: link address of interface v0 is now 02:00:00:00:00:33; frames to ",
+        &advice,
+        "outboard: link address of interface v0 is now ",
+        &advice,
+    ]);
+}
+
+/// An interface gets further receive queues: each has a socket. The kernel removes no queue that
+/// has one.
+#[test]
+fn xdp_with_another_number_of_queues() {
+    for (link, queues) in XDP.into_iter().zip(["1", "2"]) {
+        let options = ["--queues", queues];
+        let net = ChangingLink::after(link, &options, "ethtool -L v0 rx 2 tx 2");
+        let download = net.download();
+        net.run("ethtool -L v0 rx 4 tx 4");
+        net.wait_until("link_queues_changed", 1);
+        // The client uses the new queues.
+        net.run("ethtool -L v1 rx 4 tx 4");
+        for _ in 0..12 {
+            net.finish(net.download_at("1G"));
+        }
+        net.run("! ethtool -L v0 rx 2 tx 2 2>/dev/null");
+        net.finish(download);
+        net.server.stat().expect_zero(&["link_queues_failed", "link_down", "link_rx_dropped"]);
+        net.expect_lines(&["outboard: interface v0 has 4 receive queues now, had 2"]);
+    }
 }

@@ -201,6 +201,108 @@ fn active_opens_from_a_shared_address() {
     }
 }
 
+/// A proxy on a shared address that reloads its configuration: frames to a new port reach it, and
+/// the kernel keeps the others. More ports than a program can have change nothing.
+#[test]
+fn reload_redirects_further_ports() {
+    let (of_kernel, scratch) = (Files::new(TMP), Files::new(TMP));
+    for link in ["xdp:v0,native", "xdp:v0,generic"] {
+        let network = Network::new(1);
+        let _backend = Network::kernel_server(&network.clients, &of_kernel);
+        let want = sha256(&of_kernel.path().join("k.txt"));
+        let write = |ports: &[u16]| {
+            let mut text = String::new();
+            for port in ports {
+                text.push_str(&format!(
+                    "[[listener]]\nlisten = ':{port}'\nmode = 'http'\ndefault = 'a'\n"
+                ));
+            }
+            text.push_str("[[backend]]\nname = 'a'\nservers = ['10.77.0.1:8000']\n");
+            scratch.write("proxy.toml", text)
+        };
+        let path = write(&[80]).to_string_lossy().into_owned();
+        let at = ["--link", link, "--addr", "10.77.0.3/24", "--share-address"];
+        let server =
+            TestServer::on_link(Arc::clone(&network.server), &["proxy"], &at, &["--config", &path]);
+        let status = |port: u16| {
+            let url = format!("http://10.77.0.3:{port}/k.txt");
+            let mut curl = network.clients.command("curl");
+            run(curl.args(["-sSf", "-m", "20", "-o", "/dev/null", &url])).status.code()
+        };
+        assert_eq!([80, 81].map(status), [Some(0), Some(7)], "{link}");
+        let before = server.stat();
+        let _ = write(&[80, 81]);
+        server.signal("HUP");
+        while server.stat().moved(&before, "proxy_ports_opened") == 0 {}
+        assert_eq!(network.fetch("http://10.77.0.3:81/k.txt"), want, "{link}");
+        assert_eq!([80, 81, 82].map(status), [Some(0), Some(0), Some(7)], "{link}");
+        let _ = write(&(1000..1256).collect::<Vec<_>>());
+        server.signal("HUP");
+        assert_eq!([80, 1000].map(status), [Some(0), Some(7)], "{link}");
+        let _ = write(&[80]);
+        server.signal("HUP");
+        while server.stat().get("proxy_ports_closed") == 0 {}
+        let ended = server.stop();
+        let line = "SIGHUP: --share-address with 258 listening ports; at most 256 are possible; \
+                    keeping the old configuration";
+        assert!(ended.status.success() && ended.stderr.contains(line), "{}", ended.stderr);
+    }
+}
+
+/// Frames of an MTU of 9000 take several chunks, in both directions.
+#[test]
+fn frames_of_several_chunks() {
+    let files = Files::new(TMP);
+    let want = sha256(&files.fill("a.bin", FILE_BYTES));
+    for (link, native) in [("xdp:v0,native", 1), ("xdp:v0,generic", 0)] {
+        let network = Network::new(1);
+        for (netns, name) in [(&*network.server, "v0"), (&network.clients, "v1")] {
+            run_for_output(netns.command("ip").args(["link", "set", name, "mtu", "9000"]));
+        }
+        let server = network.serve(&files, link, &[]);
+        for url in ["http://10.77.0.2/a.bin", "https://[fd77::2]/a.bin"] {
+            assert_eq!(network.fetch(url), want, "{link} {url}");
+        }
+        let stat = server.stat();
+        assert_eq!(stat.get("link_xdp_native"), native);
+        let (frames, bytes) = (stat.get("link_tx_frames"), stat.get("link_tx_bytes"));
+        assert!(bytes > 2 * FILE_BYTES && bytes / frames > 4096, "{link}: {stat:?}");
+        // An echo request of two, three and exactly one chunk; its reply has the same bytes.
+        for bytes in ["8900", "3840", "3798"] {
+            let before = server.stat();
+            let mut ping = network.clients.command("ping");
+            ping.args(["-M", "do", "-c", "10", "-i", "0.01", "-W", "5", "-s", bytes, "10.77.0.2"]);
+            run_for_output(&mut ping);
+            let received = server.stat().moved(&before, "link_rx_bytes");
+            assert!(received > 10 * bytes.parse::<u64>().expect("a number"), "{link} {bytes}");
+        }
+        server.stat().expect_zero(&["link_rx_malformed", "link_rx_too_long", "link_rx_dropped"]);
+        server.stat().expect_zero(&["link_tx_errors", "link_tx_refused", "link_tx_too_big"]);
+        server.expect_no_alarm();
+    }
+}
+
+/// The device polls the driver if the link says so. A veth tells the kernel no NAPI ID for it
+/// (Linux 6.18), so that the polls have no effect there but to cost a system call.
+#[test]
+fn device_polls_the_driver() {
+    let files = Files::new(TMP);
+    let want = sha256(&files.fill("a.bin", FILE_BYTES));
+    let network = Network::new(2);
+    for (link, polls) in
+        [("xdp:v0", false), ("xdp:v0,native,busy-poll", true), ("xdp:v0,generic,busy-poll", true)]
+    {
+        let server = network.serve(&files, link, &[]);
+        for url in ["https://10.77.0.2/a.bin", "http://[fd77::2]/a.bin"] {
+            assert_eq!(network.fetch(url), want, "{link}");
+        }
+        let stat = server.stat();
+        assert_eq!(stat.get("link_busy_polls") > 10, polls, "{link}: {stat:?}");
+        assert!(stat.get("link_xdp_napi_ids") <= 2, "of two sockets");
+        server.expect_no_alarm();
+    }
+}
+
 /// A peer that leaves checksums to its interface, as the kernel does on a veth, is reported.
 #[test]
 fn incomplete_checksums_are_an_alarm() {
@@ -242,8 +344,8 @@ fn errors_name_the_interface() {
     let shared = ["--link", "xdp:v0", "--share-address"];
     refuse(&shared, 69, "interface v0 does not have address 10.77.0.2");
     refuse(&["--share-address"], 2, "--share-address needs --link xdp:IF");
-    run_for_output(network.server.command("ip").args(["link", "set", "v0", "mtu", "9000"]));
-    refuse(&["--link", "xdp:v0"], 69, "interface v0 has MTU 9000");
+    run_for_output(network.server.command("ip").args(["link", "set", "v0", "mtu", "16000"]));
+    refuse(&["--link", "xdp:v0"], 69, "interface v0 has MTU 16000");
     run_for_output(network.server.command("ip").args(["link", "set", "v0", "mtu", "1500"]));
     let mut command = network.server.command("setpriv");
     command.args(["--bounding-set=-all", "--inh-caps=-all", "--"]);

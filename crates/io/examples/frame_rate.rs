@@ -53,6 +53,7 @@ fn open(kind: &str, interface: &str) -> Box<dyn Link> {
         queues: 1,
         mode: Some(mode),
         transfer: None,
+        busy_poll: false,
         addrs: vec!["10.77.0.2".parse().expect("an address")],
         shared: None,
     };

@@ -15,6 +15,7 @@ const BPF_PROG_LOAD: libc::c_int = 5;
 #[cfg(test)]
 const BPF_PROG_TEST_RUN: libc::c_int = 10;
 const BPF_LINK_CREATE: libc::c_int = 28;
+const BPF_LINK_UPDATE: libc::c_int = 29;
 
 /// Maximum number of attempts to load a program while signals arrive.
 const LOAD_ATTEMPTS_MAX: u32 = 5;
@@ -84,6 +85,13 @@ struct LinkCreate {
     flags: u32,
 }
 
+/// First fields of the argument of `BPF_LINK_UPDATE`.
+#[repr(C)]
+struct LinkUpdate {
+    link: u32,
+    program: u32,
+}
+
 /// First fields of the argument of `BPF_PROG_TEST_RUN`.
 #[cfg(test)]
 #[repr(C)]
@@ -140,33 +148,33 @@ impl BpfMap {
 pub(crate) struct BpfProgram(OwnedFd);
 
 impl BpfProgram {
-    /// Loads a program of a type. Returns it, and the log of the verifier if it has refused it.
+    /// Loads a program of a type with flags. Returns it, and the log of the verifier if it has
+    /// refused it.
     pub(crate) fn load(
-        program_type: u32,
+        (program_type, flags): (u32, u32),
         instructions: &[BpfInstruction],
     ) -> (io::Result<Self>, String) {
         let mut log = vec![0_u8; 0];
-        let mut result = load(program_type, instructions, &mut log);
+        let mut result = load((program_type, flags), instructions, &mut log);
         if matches!(&result, Err(e) if e.kind() == io::ErrorKind::InvalidInput) {
             log = vec![0; 64 * 1024];
-            result = load(program_type, instructions, &mut log);
+            result = load((program_type, flags), instructions, &mut log);
         }
         let end = log.iter().position(|&b| b == 0).unwrap_or(log.len());
         (result.map(Self), String::from_utf8_lossy(&log[..end]).into_owned())
     }
 
-    /// Attaches the program to an interface, until the returned descriptor is closed: the kernel
-    /// does that if the process is killed.
+    /// Attaches the program to an interface.
     pub(crate) fn attach(
         &self,
         interface: u32,
         attach_type: u32,
         flags: u32,
-    ) -> io::Result<OwnedFd> {
+    ) -> io::Result<BpfAttachment> {
         let program = number(self.raw());
         let mut argument = LinkCreate { program, interface, attach_type, flags };
         // SAFETY: no pointers.
-        unsafe { bpf(BPF_LINK_CREATE, &mut argument) }.map(owned)
+        unsafe { bpf(BPF_LINK_CREATE, &mut argument) }.map(|fd| BpfAttachment(owned(fd)))
     }
 
     pub(crate) fn raw(&self) -> RawFd {
@@ -191,8 +199,23 @@ impl BpfProgram {
     }
 }
 
+/// An attached program, which the kernel keeps. It ends when this is dropped, also if the process
+/// is killed.
+#[derive(Debug)]
+pub(crate) struct BpfAttachment(OwnedFd);
+
+impl BpfAttachment {
+    /// Replaces the program by another one of its type: the next frame is the new program's.
+    pub(crate) fn replace(&self, program: &BpfProgram) -> io::Result<()> {
+        let link = number(self.0.as_raw_fd());
+        let mut argument = LinkUpdate { link, program: number(program.raw()) };
+        // SAFETY: no pointers.
+        unsafe { bpf(BPF_LINK_UPDATE, &mut argument) }.map(|_| ())
+    }
+}
+
 fn load(
-    program_type: u32,
+    (program_type, flags): (u32, u32),
     instructions: &[BpfInstruction],
     log: &mut Vec<u8>,
 ) -> io::Result<OwnedFd> {
@@ -206,7 +229,7 @@ fn load(
         log_bytes,
         log: if log_bytes > 0 { log.as_mut_ptr() as u64 } else { 0 },
         kernel_version: 0,
-        flags: 0,
+        flags,
         name: *b"outboard\0\0\0\0\0\0\0\0",
     };
     let mut attempts = 0;

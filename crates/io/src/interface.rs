@@ -20,6 +20,7 @@ const ETHTOOL_GCHANNELS: u32 = 0x3c;
 #[repr(C)]
 struct EthtoolChannels {
     cmd: u32,
+    /// Maximums in the order of the counts.
     max: [u32; 4],
     rx_count: u32,
     tx_count: u32,
@@ -94,14 +95,19 @@ impl InterfaceControl {
         Ok([a, b, c, d, e, f])
     }
 
-    /// Returns the number of receive queues (`ethtool -l`); one if the driver does not report it.
-    pub(crate) fn receive_queues(&self) -> Result<u32, OpenLinkError> {
+    /// Returns the numbers of receive queues (`ethtool -l`): those in use, and their maximum. One
+    /// if the driver does not report them.
+    pub(crate) fn receive_queues(&self) -> Result<(u32, u32), OpenLinkError> {
         let mut channels = EthtoolChannels { cmd: ETHTOOL_GCHANNELS, ..Default::default() };
         let mut request = ifreq(&self.name);
         request.ifr_ifru.ifru_data = std::ptr::from_mut(&mut channels).cast();
         match ioctl(&self.socket, SIOCETHTOOL, &mut request) {
-            Ok(()) => Ok((channels.rx_count + channels.combined_count).max(1)),
-            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(1),
+            Ok(()) => {
+                let count = (channels.rx_count + channels.combined_count).max(1);
+                let [rx_max, _, _, combined_max] = channels.max;
+                Ok((count, rx_max.saturating_add(combined_max).max(count)))
+            }
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok((1, 1)),
             Err(error) => Err(self.error("query the queues of")(error)),
         }
     }
@@ -136,6 +142,12 @@ pub(crate) fn index_of(name: &str) -> Option<u32> {
         0 => None,
         index => Some(index),
     }
+}
+
+/// Returns the number of receive queues of the interface with this name; `None` if there is none.
+pub(crate) fn receive_queues(name: &str) -> Option<u32> {
+    let (count, _) = InterfaceControl::new(LinkKind::Xdp, name).ok()?.receive_queues().ok()?;
+    Some(count)
 }
 
 /// Returns the name of the interface with this index; `None` if there is none.

@@ -16,6 +16,8 @@ use std::io::{self, Read, Write};
 use std::net::IpAddr;
 use std::os::fd::{FromRawFd, OwnedFd};
 
+use crate::socket_option::set_option;
+
 const NLM_F_REQUEST: u16 = 1;
 const NLM_F_ACK: u16 = 4;
 const NLM_F_EXCL: u16 = 0x200;
@@ -216,6 +218,11 @@ pub(crate) fn open_socket(protocol: libc::c_int, flags: libc::c_int) -> io::Resu
     }
     // SAFETY: the kernel has just returned this descriptor, and nothing else owns it.
     Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+}
+
+/// Makes a netlink socket receive the messages of a multicast group.
+pub(crate) fn join_group(socket: &File, group: u32) -> io::Result<()> {
+    set_option(socket, (libc::SOL_NETLINK, libc::NETLINK_ADD_MEMBERSHIP), &group)
 }
 
 /// Sends a request to the kernel.

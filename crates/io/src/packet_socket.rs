@@ -4,7 +4,7 @@
 //! and partial checksums cross as over a TAP; [`crate::vnet`] carries them. The socket receives
 //! frames to our link address and multicast, without VLAN tag. The kernel of this machine receives
 //! broadcasts too, but ignores frames to our link address; it cannot be reached through the socket.
-#![expect(unsafe_code, reason = "socket, bind and setsockopt")]
+#![expect(unsafe_code, reason = "socket, bind and getsockopt")]
 
 use std::fs::File;
 use std::io;

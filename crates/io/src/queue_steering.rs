@@ -193,7 +193,7 @@ fn tables(steering: &FlowSteering) -> io::Result<BpfMap> {
 
 fn load(steering: &FlowSteering, base: i32) -> io::Result<BpfProgram> {
     let map = tables(steering)?;
-    BpfProgram::load(BPF_PROG_TYPE_SOCKET_FILTER, &program(&map, base)).0
+    BpfProgram::load((BPF_PROG_TYPE_SOCKET_FILTER, 0), &program(&map, base)).0
 }
 
 /// Makes the kernel select the queues of a TAP by the hash of the devices. `queue` is one of its

@@ -17,8 +17,8 @@ use io::packet_socket::{self, PacketSocketConfig};
 use io::pcap::PcapLink;
 use io::tap::{self, IpPrefix, TapConfig};
 use io::vnet;
-use io::watched_link::{self, OpenQueues, WatchConfig};
-use io::xdp::{self, SharedPorts, XdpConfig, XdpMode, XdpTransfer};
+use io::watched_link::{self, ChangeableLink, WatchConfig};
+use io::xdp::{self, SharedAddress, XdpConfig, XdpMode, XdpTransfer};
 
 use crate::options::{SHARED_ACTIVE_PORTS, StackOptions};
 
@@ -44,6 +44,8 @@ pub enum LinkName {
         mode: Option<XdpMode>,
         /// Transfer of frames; `None` for zero-copy if the driver can.
         transfer: Option<XdpTransfer>,
+        /// The device polls the driver.
+        busy_poll: bool,
     },
 }
 
@@ -92,16 +94,18 @@ impl FromStr for LinkName {
 fn parse_xdp(text: &str) -> Result<LinkName, String> {
     let mut parts = text.split(',');
     let interface = parts.next().unwrap_or_default().to_owned();
-    let (mut mode, mut transfer) = (None, None);
+    let (mut mode, mut transfer, mut busy_poll) = (None, None, false);
     for part in parts {
         match part {
             "native" => mode = Some(XdpMode::Native),
             "generic" => mode = Some(XdpMode::Generic),
             "copy" => transfer = Some(XdpTransfer::Copy),
             "zerocopy" => transfer = Some(XdpTransfer::ZeroCopy),
+            "busy-poll" => busy_poll = true,
             _ => {
                 return Err(format!(
-                    "unknown XDP mode `{part}`; expected native, generic, copy or zerocopy"
+                    "unknown XDP mode `{part}`; expected native, generic, copy, zerocopy or \
+                     busy-poll"
                 ));
             }
         }
@@ -109,7 +113,7 @@ fn parse_xdp(text: &str) -> Result<LinkName, String> {
     if (mode, transfer) == (Some(XdpMode::Generic), Some(XdpTransfer::ZeroCopy)) {
         return Err("XDP mode `generic` copies; omit `zerocopy`".to_owned());
     }
-    Ok(LinkName::Xdp { interface, mode, transfer })
+    Ok(LinkName::Xdp { interface, mode, transfer, busy_poll })
 }
 
 impl fmt::Display for LinkName {
@@ -118,7 +122,7 @@ impl fmt::Display for LinkName {
             Self::Tap(name) => write!(f, "tap:{name}"),
             Self::Macvtap { lower, mode } => write!(f, "macvtap:{lower},{}", mode.name()),
             Self::Packet(name) => write!(f, "packet:{name}"),
-            Self::Xdp { interface, mode, transfer } => {
+            Self::Xdp { interface, mode, transfer, busy_poll } => {
                 let mode = mode.map_or("", |mode| match mode {
                     XdpMode::Native => ",native",
                     XdpMode::Generic => ",generic",
@@ -127,7 +131,8 @@ impl fmt::Display for LinkName {
                     XdpTransfer::Copy => ",copy",
                     XdpTransfer::ZeroCopy => ",zerocopy",
                 });
-                write!(f, "xdp:{interface}{mode}{transfer}")
+                let busy_poll = if *busy_poll { ",busy-poll" } else { "" };
+                write!(f, "xdp:{interface}{mode}{transfer}{busy_poll}")
             }
         }
     }
@@ -156,74 +161,80 @@ pub fn open_links(
     opened.into_iter().enumerate().map(wrap).collect()
 }
 
-/// Opens the interface of the options, without capture and faults.
+/// Opens the interface of the options, without capture and faults. Its changes are reported on
+/// standard error.
 fn open_interface(options: &StackOptions) -> Result<Vec<Box<dyn Link>>, Failure> {
-    if let LinkName::Xdp { interface, mode, transfer } = &options.link {
-        if options.has_auto_addrs() {
-            // The program of the link selects frames by addresses that must be known before.
-            let line = format!("--addr dhcp and slaac do not work with --link {}", options.link);
-            return Err(Failure::Usage(line));
-        }
-        let shared = options.share_address.then(|| SharedPorts {
-            listeners: options.listen_ports.clone(),
-            active: SHARED_ACTIVE_PORTS,
-        });
-        let config = XdpConfig {
-            interface: interface.clone(),
-            queues: usize::from(options.queues),
-            mode: *mode,
-            transfer: *transfer,
-            addrs: options.addrs().iter().map(|cidr| cidr.addr).collect(),
-            shared,
-        };
-        return xdp::open(&config).map(boxed).map_err(open_failure);
+    let is_xdp = matches!(options.link, LinkName::Xdp { .. });
+    if is_xdp && options.has_auto_addrs() {
+        // The program of the link selects frames by addresses that must be known before.
+        let line = format!("--addr dhcp and slaac do not work with --link {}", options.link);
+        return Err(Failure::Usage(line));
     }
-    if options.share_address {
+    if options.share_address && !is_xdp {
         let line = format!("--share-address needs --link xdp:IF, not {}", options.link);
         return Err(Failure::Usage(line));
     }
-    watched_link::open(watch_config(options)).map(boxed).map_err(open_failure)
-}
-
-/// Returns the configuration of the link of the options. Its changes are reported on standard
-/// error.
-fn watch_config(options: &StackOptions) -> WatchConfig {
     let (queues, mac) = (usize::from(options.queues), options.link_address());
     // Faults apply to packets: all packets of a run would be dropped or kept together.
     let offloads = !options.faults.config(0).is_active();
-    let (needs, open): (_, OpenQueues) = match &options.link {
+    match &options.link {
         LinkName::Tap(name) => {
             let prefix = |cidr: &host::Cidr| IpPrefix { addr: cidr.addr, prefix: cidr.prefix_len };
             let peer = options.peer.iter().map(prefix).collect();
             let steering = (queues > 1).then(|| options.flow_steering());
             let config =
                 TapConfig { name: name.clone(), queues, steering, peer, mtu: None, offloads };
-            (name.clone(), Box::new(move || tap::open(&config)))
+            watch(options, move || tap::open(&config))
         }
         LinkName::Macvtap { lower, mode } => {
             let config = MacvtapConfig { lower: lower.clone(), mode: *mode, queues, mac, offloads };
-            (lower.clone(), Box::new(move || macvtap::open(&config)))
+            watch(options, move || macvtap::open(&config))
         }
         LinkName::Packet(name) => {
             let steering = (queues > 1).then(|| options.flow_steering());
             let config =
                 PacketSocketConfig { interface: name.clone(), queues, steering, mac, offloads };
-            (name.clone(), Box::new(move || packet_socket::open(&config)))
+            watch(options, move || packet_socket::open(&config))
         }
-        LinkName::Xdp { .. } => unreachable!("the caller opens XDP sockets itself"),
-    };
-    let is_macvtap = matches!(options.link, LinkName::Macvtap { .. });
-    WatchConfig {
-        interface: options.link.interface(),
-        needs,
-        mac: is_macvtap.then_some(mac),
-        open,
-        report: |line| eprintln!("outboard: {line}"),
+        LinkName::Xdp { interface, mode, transfer, busy_poll } => {
+            let shared = options.share_address.then(|| SharedAddress {
+                listeners: options.listen_ports.clone(),
+                active: SHARED_ACTIVE_PORTS,
+            });
+            let config = XdpConfig {
+                interface: interface.clone(),
+                queues,
+                mode: *mode,
+                transfer: *transfer,
+                busy_poll: *busy_poll,
+                addrs: options.addrs().iter().map(|cidr| cidr.addr).collect(),
+                shared,
+            };
+            watch(options, move || xdp::open(&config))
+        }
     }
 }
 
-fn boxed<L: Link + 'static>(links: Vec<L>) -> Vec<Box<dyn Link>> {
-    links.into_iter().map(|link| Box::new(link) as Box<dyn Link>).collect()
+/// Opens the queues of a link by `open`, and watches its interface.
+fn watch<L: ChangeableLink + 'static>(
+    options: &StackOptions,
+    open: impl Fn() -> Result<Vec<L>, OpenLinkError> + Send + 'static,
+) -> Result<Vec<Box<dyn Link>>, Failure> {
+    let interface = options.link.interface();
+    let (needs, mac) = match &options.link {
+        LinkName::Macvtap { lower, .. } => (lower.clone(), Some(options.link_address())),
+        _ => (interface.clone(), None),
+    };
+    let config = WatchConfig {
+        interface,
+        needs,
+        mac,
+        follows_queues: matches!(options.link, LinkName::Xdp { .. }),
+        open: Box::new(open),
+        report: |line| eprintln!("outboard: {line}"),
+    };
+    let links = watched_link::open(config).map_err(open_failure)?;
+    Ok(links.into_iter().map(|link| Box::new(link) as Box<dyn Link>).collect())
 }
 
 /// Wraps a queue's link to write its packets to a file.
@@ -272,6 +283,8 @@ mod tests {
         let name: LinkName = "xdp:eth0,copy,generic".parse().unwrap();
         assert_eq!(name.interface(), "eth0");
         assert_eq!(name.to_string(), "xdp:eth0,generic,copy");
+        let polled: LinkName = "xdp:eth0,busy-poll".parse().unwrap();
+        assert_eq!(polled.to_string().parse(), Ok(polled));
         let plain: LinkName = "xdp:eth0".parse().unwrap();
         assert_eq!(plain.to_string().parse(), Ok(plain));
         assert!("xdp:eth0,fast".parse::<LinkName>().unwrap_err().contains("zerocopy"));

@@ -18,6 +18,7 @@ use base::Duration;
 use clap::{Args, Parser, ValueEnum};
 use host::{Cidr, CongestionAlgorithm};
 use io::fault::FaultConfig;
+use io::xdp::ListenerPorts;
 use nic::DeviceConfig;
 
 use crate::limits::LimitOptions;
@@ -49,7 +50,7 @@ pub struct StackOptions {
     /// Link to use: tap:NAME to the kernel of this machine; macvtap:IF, macvtap:IF,MODE or
     /// packet:IF to the network of the interface IF, as a station of its own; xdp:IF to this
     /// network through AF_XDP, with the link address of IF. Options of xdp, after commas: native or
-    /// generic, copy or zerocopy
+    /// generic, copy or zerocopy, busy-poll
     #[arg(long = "link", alias = "wire", default_value = "tap:ob0", value_name = "LINK")]
     pub link: LinkName,
     /// Use addresses of the kernel on the interface of an xdp link for --addr: the stack has the
@@ -59,7 +60,7 @@ pub struct StackOptions {
     pub share_address: bool,
     /// Ports that the application listens on, for [`Self::share_address`]. Set by the program.
     #[arg(skip)]
-    pub listen_ports: Vec<u16>,
+    pub listen_ports: ListenerPorts,
     /// Offloads that the device provides, besides checksums and segmentation: all, none, or a list
     /// of file, tls-tx, tls-rx, setup, teardown, splice, quic, nvme, inspect, decompress
     #[arg(long, default_value = "all", value_name = "LIST")]

@@ -30,6 +30,7 @@ use wire::segment::{HeaderLayout, cut_run};
 use crate::link::{Link, LinkTxStatus};
 use crate::netlink::CreatedInterface;
 use crate::notify::{Notifier, replace_descriptor};
+use crate::watched_link::ChangeableLink;
 pub(crate) use header::VNET_BYTES;
 use landing::LandingBuffer;
 pub(crate) use packet_queues::PacketQueues;
@@ -134,36 +135,6 @@ impl VnetLink {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
-    }
-
-    /// Sets whether the interface is down: frames to send are dropped then.
-    pub(crate) const fn set_down(&mut self, is_down: bool) {
-        self.is_down = is_down;
-    }
-
-    /// Sets the MTU, which has changed.
-    pub(crate) const fn set_mtu(&mut self, mtu: u16) {
-        self.caps.mtu = mtu;
-    }
-
-    /// Closes the queue, whose interface was removed. The descriptor polls readable with `bell`
-    /// from now on.
-    pub(crate) fn close(&mut self, bell: &Notifier) -> io::Result<()> {
-        replace_descriptor(bell, &self.file)?;
-        self.rx_datagrams.clear();
-        // The ring's memory would keep the old socket open.
-        self.packet_queues = None;
-        self.created = None;
-        Ok(())
-    }
-
-    /// Continues on a queue of the interface that was opened again with the same configuration, and
-    /// so has the same offloads. The descriptor keeps its number, the counters their values.
-    pub(crate) fn reopen(&mut self, new: Self) -> io::Result<()> {
-        replace_descriptor(&new.file, &self.file)?;
-        self.packet_queues = new.packet_queues;
-        self.created = new.created;
-        Ok(())
     }
 
     /// Returns the counters of this queue.
@@ -396,5 +367,31 @@ impl Link for VnetLink {
         if let Some(queues) = &self.packet_queues {
             f("link_rx_dropped", queues.dropped(&self.file));
         }
+    }
+}
+
+impl ChangeableLink for VnetLink {
+    fn set_down(&mut self, is_down: bool) {
+        self.is_down = is_down;
+    }
+
+    fn set_mtu(&mut self, mtu: u16) {
+        self.caps.mtu = mtu;
+    }
+
+    fn close(&mut self, bell: &Notifier) -> io::Result<()> {
+        replace_descriptor(bell, &self.file)?;
+        self.rx_datagrams.clear();
+        // The ring's memory would keep the old socket open.
+        self.packet_queues = None;
+        self.created = None;
+        Ok(())
+    }
+
+    fn reopen(&mut self, new: Self) -> io::Result<()> {
+        replace_descriptor(&new.file, &self.file)?;
+        self.packet_queues = new.packet_queues;
+        self.created = new.created;
+        Ok(())
     }
 }

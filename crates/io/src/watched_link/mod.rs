@@ -11,6 +11,7 @@
 //!   The descriptor therefore refers to the queue's bell until the queue is opened again.
 //! - A new MTU is that of [`Link::capabilities`]; the offloads stay the same, because they depend
 //!   on the kernel and the configuration only.
+//! - A link that has a socket for each receive queue of the interface learns their number.
 //!
 //! The thread ends with the last queue. A queue in use reads one atomic per receive, and takes no
 //! lock.
@@ -18,6 +19,7 @@
 mod thread;
 mod tracker;
 
+use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,7 +31,6 @@ use base::Instant;
 use crate::link::Link;
 use crate::notify::Notifier;
 use crate::open_error::OpenLinkError;
-use crate::vnet::VnetLink;
 use thread::WatchThread;
 
 base::counters! {
@@ -45,23 +46,57 @@ base::counters! {
         link_mtu_changed,
         /// Changes of the interface's link address.
         link_address_changed,
+        /// Changes of the number of the interface's receive queues, for links that depend on it.
+        link_queues_changed,
     }
 }
 
+/// One queue of a link whose interface may change while it is open.
+pub trait ChangeableLink: Link {
+    /// Sets whether the interface is down: frames to send are dropped then.
+    fn set_down(&mut self, is_down: bool);
+
+    /// Sets the MTU, which has changed.
+    fn set_mtu(&mut self, mtu: u16);
+
+    /// Sets the number of the interface's receive queues. Only links that have a socket for each of
+    /// them are interested.
+    fn set_receive_queues(&mut self, _count: u32) {}
+
+    /// Closes the queue, whose interface was removed. [`Link::pollable`] keeps its number, and
+    /// polls readable with `bell` from now on.
+    ///
+    /// # Errors
+    /// If no file descriptor is left; the queue stays open.
+    fn close(&mut self, bell: &Notifier) -> io::Result<()>;
+
+    /// Continues on a queue of the interface that was opened again with the same configuration, and
+    /// so has the same offloads. [`Link::pollable`] keeps its number, the counters their values.
+    ///
+    /// # Errors
+    /// If no file descriptor is left; the queue stays closed.
+    fn reopen(&mut self, new: Self) -> io::Result<()>
+    where
+        Self: Sized;
+}
+
 /// Opens the queues of a link.
-pub type OpenQueues = Box<dyn Fn() -> Result<Vec<VnetLink>, OpenLinkError> + Send>;
+pub type OpenQueues<L> = Box<dyn Fn() -> Result<Vec<L>, OpenLinkError> + Send>;
 
 /// A link to watch.
-pub struct WatchConfig {
+pub struct WatchConfig<L> {
     /// Name of the interface that carries the frames.
     pub interface: String,
     /// Name of the interface that must exist for the link to be opened again: that below a macvtap,
     /// else the same.
     pub needs: String,
-    /// Link address that the interface itself must have, if frames are lost with another one.
+    /// Link address that the interface itself must have, if frames are lost with another one. That
+    /// of [`Link::link_address`] precedes.
     pub mac: Option<[u8; 6]>,
+    /// True if the link has a socket for each receive queue of the interface.
+    pub follows_queues: bool,
     /// Opens the queues, at first and again.
-    pub open: OpenQueues,
+    pub open: OpenQueues<L>,
     /// Reports a change in one line.
     pub report: fn(&str),
 }
@@ -75,34 +110,36 @@ enum LinkState {
 }
 
 /// State that the thread shares with the queues.
-struct SharedState {
+struct SharedState<L> {
     state: LinkState,
     mtu: u16,
+    /// Receive queues of the interface; `None` if the link does not depend on their number.
+    receive_queues: Option<u32>,
     /// Changes that concern the device, modulo 2^32: the interface is up again, or has another MTU
     /// or link address.
     device_changes: u32,
     /// Queues that were opened again, until each is taken.
-    opened: Vec<Option<VnetLink>>,
+    opened: Vec<Option<L>>,
     counters: LinkWatchCounters,
 }
 
-struct SharedWatch {
+struct SharedWatch<L> {
     /// Number of changes of `state`, modulo 2^32.
     changes: AtomicU32,
-    state: Mutex<SharedState>,
+    state: Mutex<SharedState<L>>,
     /// Signaled at each change, one for each queue.
     bells: Vec<Notifier>,
 }
 
-impl SharedWatch {
-    fn lock(&self) -> MutexGuard<'_, SharedState> {
+impl<L> SharedWatch<L> {
+    fn lock(&self) -> MutexGuard<'_, SharedState<L>> {
         // Each change of the state is complete even if the thread has panicked after it.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes the state, and wakes the queues. All under the lock, so that a queue that has seen
     /// the change clears its bell after it was signaled.
-    fn change(&self, change: impl FnOnce(&mut SharedState)) {
+    fn change(&self, change: impl FnOnce(&mut SharedState<L>)) {
         let mut state = self.lock();
         change(&mut state);
         self.changes.fetch_add(1, Ordering::Release);
@@ -111,11 +148,11 @@ impl SharedWatch {
 }
 
 /// One queue of a link whose interface is watched.
-pub struct WatchedLink {
+pub struct WatchedLink<L> {
     /// `None` if the kernel reports no changes. Dropped before `link`: the end of a link is no
     /// removal.
-    watch: Option<(Arc<SharedWatch>, Arc<WatchThread>)>,
-    link: VnetLink,
+    watch: Option<(Arc<SharedWatch<L>>, Arc<WatchThread>)>,
+    link: L,
     queue: usize,
     /// True after the interface was removed, until the queue is opened again.
     is_closed: bool,
@@ -130,9 +167,12 @@ pub struct WatchedLink {
 ///
 /// # Errors
 /// Those of [`WatchConfig::open`].
-pub fn open(config: WatchConfig) -> Result<Vec<WatchedLink>, OpenLinkError> {
+pub fn open<L: ChangeableLink + 'static>(
+    mut config: WatchConfig<L>,
+) -> Result<Vec<WatchedLink<L>>, OpenLinkError> {
     let links = (config.open)()?;
     let mtu = links.first().map_or(0, |link| link.capabilities().mtu);
+    config.mac = links.first().and_then(Link::link_address).or(config.mac);
     let (name, report) = (config.interface.clone(), config.report);
     let watch = WatchThread::start(config, links.len(), mtu)
         .map_err(|e| report(&format!("cannot watch interface {name}: {e}")))
@@ -144,7 +184,7 @@ pub fn open(config: WatchConfig) -> Result<Vec<WatchedLink>, OpenLinkError> {
     Ok(links.into_iter().enumerate().map(queue).collect())
 }
 
-impl WatchedLink {
+impl<L: ChangeableLink> WatchedLink<L> {
     #[inline]
     fn take_changes(&mut self) {
         let Some((watch, _)) = &self.watch else { return };
@@ -168,12 +208,15 @@ impl WatchedLink {
             self.is_closed = self.link.close(bell).is_ok();
         }
         self.link.set_mtu(state.mtu);
+        if let Some(count) = state.receive_queues.filter(|_| state.state != LinkState::Removed) {
+            self.link.set_receive_queues(count);
+        }
         self.link.set_down(self.is_closed || state.state != LinkState::Up);
         self.changes = state.device_changes;
     }
 }
 
-impl Link for WatchedLink {
+impl<L: ChangeableLink> Link for WatchedLink<L> {
     fn capabilities(&self) -> LinkCaps {
         self.link.capabilities()
     }
@@ -209,6 +252,10 @@ impl Link for WatchedLink {
     fn pollable_changes(&self) -> Option<RawFd> {
         let (watch, _) = self.watch.as_ref()?;
         watch.bells.get(self.queue).map(AsRawFd::as_raw_fd)
+    }
+
+    fn link_address(&self) -> Option<[u8; 6]> {
+        self.link.link_address()
     }
 
     /// The first queue has the counters of the interface, so that their sum over queues counts each

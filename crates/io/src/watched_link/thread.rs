@@ -10,12 +10,14 @@ use std::thread::JoinHandle;
 use base::{Duration, Instant};
 
 use super::tracker::{InterfaceChange, InterfaceTracker};
-use super::{LinkState, LinkWatchCounters, SharedState, SharedWatch, WatchConfig};
+use super::{ChangeableLink, LinkState, LinkWatchCounters, SharedState, SharedWatch, WatchConfig};
 use crate::clock::MonotonicClock;
-use crate::interface::index_of;
+use crate::interface::{index_of, receive_queues};
+use crate::link::Link;
 use crate::link_events::LinkEventSocket;
 use crate::notify::{Notifier, Poller};
 use crate::open_error::OpenLinkError;
+use crate::queue_events::QueueEventSocket;
 
 /// Time until the first try to open a removed link again, and the longest between two. Each doubles
 /// the last. A report that the interface exists causes a try at once.
@@ -30,11 +32,11 @@ pub(super) struct WatchThread {
 
 impl WatchThread {
     /// Starts the thread for a link with `queues` queues that was opened with an MTU.
-    pub(super) fn start(
-        config: WatchConfig,
+    pub(super) fn start<L: ChangeableLink + 'static>(
+        config: WatchConfig<L>,
         queues: usize,
         mtu: u16,
-    ) -> io::Result<(Arc<SharedWatch>, Arc<Self>)> {
+    ) -> io::Result<(Arc<SharedWatch<L>>, Arc<Self>)> {
         let mut opened = Vec::new();
         opened.resize_with(queues, || None);
         let counters = LinkWatchCounters::default();
@@ -43,6 +45,7 @@ impl WatchThread {
             state: Mutex::new(SharedState {
                 state: LinkState::Up,
                 mtu,
+                receive_queues: None,
                 device_changes: 0,
                 opened,
                 counters,
@@ -55,9 +58,14 @@ impl WatchThread {
         let socket = LinkEventSocket::open()?;
         let index = index_of(&config.interface).unwrap_or(0);
         let tracker = InterfaceTracker::new(index, &config.needs, mtu);
+        // Without reports about queues, their number is read at each report about the interface.
+        let queue_events =
+            config.follows_queues.then(QueueEventSocket::open).transpose().unwrap_or(None);
         let mut watcher = Watcher {
             config,
             socket,
+            queue_events,
+            receive_queues: None,
             tracker,
             shared: Arc::clone(&shared),
             clock: MonotonicClock::new(),
@@ -65,6 +73,7 @@ impl WatchThread {
             retry: Retry::default(),
         };
         watcher.query();
+        watcher.check_queues();
         let stopped = stop.clone();
         let thread = std::thread::Builder::new()
             .name("link".to_owned())
@@ -91,24 +100,31 @@ struct Retry {
     failure: String,
 }
 
-struct Watcher {
-    config: WatchConfig,
+struct Watcher<L> {
+    config: WatchConfig<L>,
     socket: LinkEventSocket,
+    /// Reports about numbers of queues, if the link depends on them.
+    queue_events: Option<QueueEventSocket>,
+    /// Last known number of receive queues, if the link depends on it.
+    receive_queues: Option<u32>,
     tracker: InterfaceTracker,
-    shared: Arc<SharedWatch>,
+    shared: Arc<SharedWatch<L>>,
     clock: MonotonicClock,
     down_since: Instant,
     retry: Retry,
 }
 
-impl Watcher {
+impl<L: ChangeableLink> Watcher<L> {
     fn run(mut self, stop: &Notifier) {
         let mut poller = Poller::new();
         let stopped = poller.add(stop.as_raw_fd());
         poller.add(self.socket.fd());
+        self.queue_events.as_ref().map(|events| poller.add(events.fd()));
         while !poller.is_ready(stopped) {
             let now = self.clock.now();
             self.handle_reports(now);
+            self.queue_events.iter_mut().for_each(QueueEventSocket::drain);
+            self.check_queues();
             if self.retry.due.is_some_and(|due| due <= now) {
                 self.try_to_reopen(now);
             }
@@ -124,6 +140,25 @@ impl Watcher {
             // If the kernel has no memory for the question, the next report has the state.
             let _ = self.socket.query(index);
         }
+    }
+
+    /// Reports another number of receive queues, if the link depends on it.
+    fn check_queues(&mut self) {
+        if !self.config.follows_queues || self.tracker.index().is_none() {
+            return;
+        }
+        let name = &self.config.interface;
+        // An interface that has just been removed has no queues, which the next report tells.
+        let Some(count) = receive_queues(name) else { return };
+        let Some(before) = self.receive_queues.replace(count).filter(|&before| before != count)
+        else {
+            return;
+        };
+        self.shared.change(|shared| {
+            shared.receive_queues = Some(count);
+            shared.counters.link_queues_changed += 1;
+        });
+        self.report(&format!("interface {name} has {count} receive queues now, had {before}"));
     }
 
     fn handle_reports(&mut self, now: Instant) {
@@ -214,12 +249,18 @@ impl Watcher {
                 self.retry.due = None;
                 // Removed again if it has no index: the query's answer reports that.
                 self.tracker.reopen(index_of(&self.config.interface).unwrap_or(0));
+                self.receive_queues = None;
+                let address = links.first().and_then(Link::link_address);
                 self.shared.change(|shared| {
                     shared.state = LinkState::Down;
+                    shared.receive_queues = None;
                     shared.opened = links.into_iter().map(Some).collect();
                     shared.counters.link_reopened += 1;
                 });
                 self.report(&format!("interface {} was opened again", self.config.interface));
+                if let Some(other) = address.filter(|_| address != self.config.mac) {
+                    self.report_address(other);
+                }
                 self.query();
             }
             Err(error) => {

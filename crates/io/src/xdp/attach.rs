@@ -3,12 +3,13 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-use crate::bpf::{BpfInstruction, BpfMap, BpfProgram};
+use crate::bpf::{BpfAttachment, BpfInstruction, BpfMap, BpfProgram};
 
 /// Types and flags of `linux/bpf.h` and `linux/if_link.h`.
 const BPF_MAP_TYPE_XSKMAP: u32 = 17;
 const BPF_PROG_TYPE_XDP: u32 = 6;
 const BPF_XDP: u32 = 37;
+const BPF_F_XDP_HAS_FRAGS: u32 = 1 << 5;
 const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
 const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 
@@ -42,13 +43,22 @@ impl XskMap {
     }
 }
 
-/// Loads an XDP program. Returns it, and the log of the verifier if it has refused it.
-pub(crate) fn load(instructions: &[BpfInstruction]) -> (io::Result<BpfProgram>, String) {
-    BpfProgram::load(BPF_PROG_TYPE_XDP, instructions)
+/// Loads an XDP program, for frames of one or more buffers. Returns it, and the log of the verifier
+/// if it has refused it.
+pub(crate) fn load(
+    instructions: &[BpfInstruction],
+    has_fragments: bool,
+) -> (io::Result<BpfProgram>, String) {
+    let flags = if has_fragments { BPF_F_XDP_HAS_FRAGS } else { 0 };
+    BpfProgram::load((BPF_PROG_TYPE_XDP, flags), instructions)
 }
 
-/// Attaches an XDP program to an interface, until the returned descriptor is closed.
-pub(crate) fn attach(program: &BpfProgram, interface: u32, mode: XdpMode) -> io::Result<OwnedFd> {
+/// Attaches an XDP program to an interface.
+pub(crate) fn attach(
+    program: &BpfProgram,
+    interface: u32,
+    mode: XdpMode,
+) -> io::Result<BpfAttachment> {
     let flags = match mode {
         XdpMode::Native => XDP_FLAGS_DRV_MODE,
         XdpMode::Generic => XDP_FLAGS_SKB_MODE,

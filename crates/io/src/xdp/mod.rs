@@ -1,26 +1,30 @@
 //! AF_XDP: frames of an existing interface, taken before the kernel's stack sees them.
 //!
 //! A small program on the interface (`program`) redirects the frames of our addresses, or of our
-//! ports on addresses of the kernel ([`SharedPorts`]), to sockets (`socket`), one for each
+//! ports on addresses of the kernel ([`SharedAddress`]), to sockets (`socket`), one for each
 //! receive queue of the interface; the kernel receives all others. The stack has the link address
 //! of the interface, so the network sees one station.
 //!
 //! Frames are copied between the memory of the sockets and the buffers of the device. There are no
 //! offloads: sent frames have complete checksums, those of received frames are verified by the
-//! device, and a frame is one packet. A frame fits one chunk, which limits the MTU.
+//! device, and a frame is one packet. A frame fits a few chunks of memory, which limits the MTU.
 //!
-//! The program and the sockets end with the last queue, or with the process.
+//! [`open`] attaches the program and opens the sockets. Both end with the last queue, with the
+//! interface, or with the process. [`crate::watched_link`] opens the link again if the interface is
+//! back, and tells it of further receive queues.
 
 mod attach;
+mod chain;
 mod neighbors;
+mod open;
+mod ports;
 mod program;
 mod ring;
 mod socket;
 
 use std::collections::VecDeque;
-use std::fs::File;
 use std::io;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
@@ -30,24 +34,17 @@ use base::{Duration, Instant};
 use wire::ETHERNET_BYTES;
 
 pub use attach::XdpMode;
-pub use program::SharedPorts;
+pub use open::{mtu_max, mtu_max_of_chunk, open};
+pub use ports::{ListenerPorts, SharedAddress};
 pub use socket::XdpTransfer;
 
-use crate::bpf::BpfProgram;
-use crate::interface::InterfaceControl;
 use crate::link::{Link, LinkTxStatus};
-use crate::netlink;
-use crate::notify::epoll_any_of;
-use crate::open_error::{LinkKind, OpenLinkError};
-use crate::packet_socket;
-use attach::XskMap;
+use crate::notify::{Notifier, epoll_any_of, replace_descriptor};
+use crate::watched_link::ChangeableLink;
 use neighbors::{KernelNeighbors, NeighborAnswer};
-use program::RedirectRules;
-use socket::{FRAME_BYTES_MAX, XskReceived, XskSent, XskSocket};
+use open::XdpInterface;
+use socket::{XskReceived, XskSent, XskSocket};
 
-/// Largest MTU.
-const MTU_MAX: u16 = 4096 - 256 - 14;
-const _: () = assert!(MTU_MAX as usize + ETHERNET_BYTES == FRAME_BYTES_MAX, "a frame fits a chunk");
 /// Frames after which the kernel gets the chunks back, and the next socket has its turn.
 const RX_BATCH: u32 = 64;
 /// Interval at which frames are offered again to an interface that was full.
@@ -65,10 +62,12 @@ pub struct XdpConfig {
     pub mode: Option<XdpMode>,
     /// Transfer of frames; `None` for zero-copy if the driver can.
     pub transfer: Option<XdpTransfer>,
+    /// The device polls the driver while it works, instead of the kernel in interrupts.
+    pub busy_poll: bool,
     /// Our addresses.
     pub addrs: Vec<IpAddr>,
-    /// Our ports, if the addresses are the kernel's too.
-    pub shared: Option<SharedPorts>,
+    /// Our part of the addresses, if they are the kernel's too.
+    pub shared: Option<SharedAddress>,
 }
 
 base::counters! {
@@ -82,12 +81,23 @@ base::counters! {
         link_tx_full,
         /// Frames that are longer than the memory for a frame.
         link_tx_refused: alarm,
+        /// Frames dropped because the interface was down or removed.
+        link_tx_down,
+        /// Frames longer than the interface's MTU, which was lowered.
+        link_tx_too_big,
         /// Frames received.
         link_rx_frames,
         /// Bytes received.
         link_rx_bytes,
-        /// Descriptors from the kernel that named no memory of a frame.
+        /// Frames with a descriptor from the kernel that named no memory of a frame.
         link_rx_malformed: alarm,
+        /// Frames of more chunks than the memory for a frame has: the peer or the interface merges
+        /// or does not segment.
+        link_rx_too_long: alarm,
+        /// Times that the device polled the driver.
+        link_busy_polls,
+        /// Receive queues that the interface got later, from which frames cannot be received.
+        link_queues_failed: alarm,
         /// Solicitations of neighbors that the kernel's table has answered.
         link_neighbors_answered,
         /// Solicitations of neighbors that the kernel did not know yet.
@@ -95,228 +105,97 @@ base::counters! {
     }
 }
 
-/// The attached program with its map.
-#[derive(Debug)]
-struct AttachedProgram {
-    /// Detaches the program when it is closed.
-    _link: OwnedFd,
-    _program: BpfProgram,
-    map: XskMap,
-    mode: XdpMode,
+/// The kernel's counters of sockets.
+#[derive(Clone, Copy, Debug, Default)]
+struct XskCounts {
+    dropped: u64,
+    ring_full: u64,
+    fill_empty: u64,
+    errors: u64,
 }
 
 /// One queue of an AF_XDP link.
 #[derive(Debug)]
 pub struct XdpLink {
+    /// Sockets of the interface's queues `queue`, `queue + queues`, and so on; none while the
+    /// interface is removed.
     sockets: Vec<XskSocket>,
+    /// This queue, and the number of the link's queues.
+    queue: u32,
+    queues: u32,
+    /// Receive queues of the interface that have a socket, of all queues of the link.
+    interface_queues: u32,
     /// The socket to receive from next.
     next: usize,
     /// Frames received from it in this turn of it.
     received: u32,
+    busy_poll: bool,
+    /// The driver was polled in this turn.
+    polled: bool,
     caps: LinkCaps,
+    /// Limit of the MTU.
+    mtu_max: u16,
     mac: [u8; 6],
-    /// Polls readable while one of several sockets does.
-    any_readable: Option<OwnedFd>,
+    mode: XdpMode,
+    transfer: XdpTransfer,
+    /// Polls readable while a socket does. Its number is constant.
+    readable: OwnedFd,
     /// Answers solicitations, if the addresses are the kernel's too.
     neighbors: Option<KernelNeighbors>,
     /// Answers that the stack has not received yet.
     answers: VecDeque<Vec<u8>>,
     /// The interface left frames in a ring: time of the next attempt.
     retry_at: Option<Instant>,
+    is_down: bool,
     counters: XdpLinkCounters,
-    program: Arc<AttachedProgram>,
-    /// Keeps memberships of multicast groups.
-    _groups: Arc<Option<File>>,
+    /// Counts of sockets that were closed.
+    closed: XskCounts,
+    /// The interface with the program; `None` while it is removed.
+    interface: Option<Arc<XdpInterface>>,
 }
 
-/// Opens the link: attaches the program, and binds a socket to each receive queue of the interface.
-/// Returns one link for each queue of the device.
-///
-/// # Errors
-/// As [`OpenLinkError`] lists them.
-pub fn open(config: &XdpConfig) -> Result<Vec<XdpLink>, OpenLinkError> {
-    let interface = InterfaceControl::new(LinkKind::Xdp, &config.interface)?;
-    let index = interface.index()?;
-    let mac = interface.ethernet_address()?;
-    interface.set_flags(libc::IFF_UP)?;
-    let mtu = interface.mtu()?;
-    if mtu > MTU_MAX {
-        let name = config.interface.clone();
-        return Err(OpenLinkError::MtuTooLarge { name, mtu, max: MTU_MAX });
-    }
-    let interface_queues = interface.receive_queues()?;
-    let queues = u32::try_from(config.queues.max(1)).unwrap_or(u32::MAX);
-    if queues > interface_queues {
-        let name = config.interface.clone();
-        return Err(OpenLinkError::TooFewQueues { name, has: interface_queues, asked: queues });
-    }
-    check_addresses(config, &interface)?;
-    let program = Arc::new(attach(config, &interface, (index, interface_queues))?);
-    let groups = Arc::new(join_groups(config, index).map_err(interface.error("join groups of"))?);
-    let caps = LinkCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu };
-    let link = |queue| {
-        let sockets = (queue..interface_queues)
-            .step_by(queues as usize)
-            .map(|queue| open_socket(config, &interface, (index, queue), &program))
-            .collect::<Result<Vec<_>, _>>()?;
-        let any_readable = any_readable(&sockets).map_err(interface.error("poll"))?;
-        Ok(XdpLink {
-            sockets,
-            next: 0,
-            received: 0,
-            caps,
-            mac,
-            any_readable,
-            neighbors: config.shared.as_ref().map(|_| KernelNeighbors::new(index, mac)),
-            answers: VecDeque::new(),
-            retry_at: None,
-            counters: XdpLinkCounters::default(),
-            program: Arc::clone(&program),
-            _groups: Arc::clone(&groups),
-        })
-    };
-    (0..queues).map(link).collect()
-}
-
-/// Fails if an address of the stack is the kernel's, or if one to be shared is not.
-fn check_addresses(config: &XdpConfig, interface: &InterfaceControl) -> Result<(), OpenLinkError> {
-    for &addr in &config.addrs {
-        let holders = netlink::interfaces_with_address(addr).map_err(interface.error("query"))?;
-        if config.shared.is_none() {
-            if let Some(holder) = holders.into_iter().next() {
-                return Err(OpenLinkError::AddressOfKernel { addr, interface: holder });
-            }
-        } else if !holders.contains(&config.interface) {
-            let interface = config.interface.clone();
-            return Err(OpenLinkError::AddressNotShared { addr, interface });
-        }
-    }
-    let Some(shared) = &config.shared else { return Ok(()) };
-    if shared.listeners.len() > SharedPorts::LISTENERS_MAX {
-        let max = SharedPorts::LISTENERS_MAX;
-        return Err(OpenLinkError::TooManyPorts { count: shared.listeners.len(), max });
-    }
-    let kernel = kernel_ports();
-    if kernel.0 <= *shared.active.end() && *shared.active.start() <= kernel.1 {
-        let (first, last) = (*shared.active.start(), *shared.active.end());
-        return Err(OpenLinkError::PortsOfKernel { kernel, first, last });
-    }
-    Ok(())
-}
-
-/// Returns the range of the kernel's local ports of active opens.
-fn kernel_ports() -> (u16, u16) {
-    let text =
-        std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
-    let mut ports = text.split_whitespace().map_while(|port| port.parse().ok());
-    // The default of Linux.
-    (ports.next().unwrap_or(32768), ports.next().unwrap_or(60999))
-}
-
-/// Loads the program and attaches it: in the driver if it can, unless the configuration says
-/// otherwise.
-fn attach(
-    config: &XdpConfig,
-    interface: &InterfaceControl,
-    (index, queues): (u32, u32),
-) -> Result<AttachedProgram, OpenLinkError> {
-    let map = XskMap::new(queues).map_err(interface.error("create a map of sockets for"))?;
-    let rules = RedirectRules { addrs: config.addrs.clone(), shared: config.shared.clone() };
-    let (program, log) = attach::load(&program::assemble(&rules, map.raw()));
-    let program = program.map_err(|error| {
-        // The verifier's log ends with its reason, and statistics.
-        let is_reason = |line: &&str| !line.starts_with("processed ");
-        let why = log.lines().rev().find(is_reason).unwrap_or_default().to_owned();
-        let source = if why.is_empty() { error } else { io::Error::new(error.kind(), why) };
-        interface.error("load a program for")(source)
-    })?;
-    let modes: &[_] = match config.mode {
-        None => &[XdpMode::Native, XdpMode::Generic],
-        Some(XdpMode::Native) => &[XdpMode::Native],
-        Some(XdpMode::Generic) => &[XdpMode::Generic],
-    };
-    let mut refused = None;
-    for &mode in modes {
-        match attach::attach(&program, index, mode) {
-            Ok(link) => return Ok(AttachedProgram { _link: link, _program: program, map, mode }),
-            Err(error) => {
-                let is_final = matches!(
-                    error.raw_os_error(),
-                    Some(libc::EBUSY | libc::EEXIST | libc::EPERM | libc::EACCES)
-                );
-                refused = Some(error);
-                if is_final {
-                    break;
-                }
-            }
-        }
-    }
-    let name = config.interface.clone();
-    let error = refused.unwrap_or_else(|| io::ErrorKind::Unsupported.into());
-    Err(match error.raw_os_error() {
-        Some(libc::EBUSY | libc::EEXIST) => OpenLinkError::HasXdpProgram { name },
-        _ => interface.error("attach an XDP program to")(error),
-    })
-}
-
-/// Opens a socket, binds it to a queue of the interface and adds it to the program's map.
-fn open_socket(
-    config: &XdpConfig,
-    interface: &InterfaceControl,
-    (index, queue): (u32, u32),
-    program: &AttachedProgram,
-) -> Result<XskSocket, OpenLinkError> {
-    let socket = XskSocket::open().map_err(|error| match error.raw_os_error() {
-        Some(libc::ENOBUFS) => OpenLinkError::LockedMemory { name: config.interface.clone() },
-        _ => interface.error("open an XDP socket on")(error),
-    })?;
-    // Frames that the kernel redirects are copied, whatever the driver can.
-    let transfer = match (program.mode, config.transfer) {
-        (XdpMode::Generic, None) => Some(XdpTransfer::Copy),
-        (_, transfer) => transfer,
-    };
-    socket.bind(index, queue, transfer).map_err(|error| match error.raw_os_error() {
-        Some(libc::EOPNOTSUPP | libc::EINVAL) if transfer == Some(XdpTransfer::ZeroCopy) => {
-            OpenLinkError::NoZeroCopy { name: config.interface.clone() }
-        }
-        _ => interface.error("bind an XDP socket to")(error),
-    })?;
-    program.map.set(queue, socket.fd()).map_err(interface.error("redirect frames of"))?;
-    Ok(socket)
-}
-
-fn any_readable(sockets: &[XskSocket]) -> io::Result<Option<OwnedFd>> {
-    if sockets.len() == 1 {
-        return Ok(None);
+/// Returns a descriptor that polls readable while any of the sockets does.
+fn readable(sockets: &[XskSocket]) -> io::Result<OwnedFd> {
+    if let [one] = sockets {
+        return one.fd().try_clone();
     }
     let fds: Vec<_> = sockets.iter().map(|socket| socket.fd().as_raw_fd()).collect();
-    epoll_any_of(&fds).map(Some)
+    epoll_any_of(&fds)
 }
 
-/// Joins the solicited-node groups (RFC 4291 section 2.7.1) of our addresses, so that the interface
-/// receives solicitations for them. The kernel joins those of its own addresses.
-fn join_groups(config: &XdpConfig, index: u32) -> io::Result<Option<File>> {
-    let group = |addr: &IpAddr| match addr {
-        IpAddr::V6(v6) if config.shared.is_none() => Some(solicited_node_mac(*v6)),
-        _ => None,
-    };
-    let groups: Vec<_> = config.addrs.iter().filter_map(group).collect();
-    if groups.is_empty() { Ok(None) } else { packet_socket::join_groups(index, &groups).map(Some) }
-}
-
-const fn solicited_node_mac(addr: Ipv6Addr) -> [u8; 6] {
-    let [.., a, b, c] = addr.octets();
-    [0x33, 0x33, 0xff, a, b, c]
+fn transfer_of(sockets: &[XskSocket]) -> XdpTransfer {
+    let is_zero_copy = sockets.iter().all(XskSocket::is_zero_copy);
+    if is_zero_copy { XdpTransfer::ZeroCopy } else { XdpTransfer::Copy }
 }
 
 impl XdpLink {
     /// Returns where the program runs, and whether the interface accesses the memory of frames
     /// itself.
     #[must_use]
-    pub fn mode(&self) -> (XdpMode, XdpTransfer) {
-        let is_zero_copy = self.sockets.iter().all(XskSocket::is_zero_copy);
-        let transfer = if is_zero_copy { XdpTransfer::ZeroCopy } else { XdpTransfer::Copy };
-        (self.program.mode, transfer)
+    pub const fn mode(&self) -> (XdpMode, XdpTransfer) {
+        (self.mode, self.transfer)
+    }
+
+    /// Returns the kernel's counters of all sockets, closed ones included.
+    fn kernel_counts(&self) -> XskCounts {
+        self.sockets.iter().fold(self.closed, |mut sum, socket| {
+            let kernel = socket.statistics();
+            let invalid = kernel.rx_invalid_descs + kernel.tx_invalid_descs;
+            sum.dropped += kernel.rx_dropped;
+            sum.ring_full += kernel.rx_ring_full;
+            sum.fill_empty += kernel.rx_fill_ring_empty_descs;
+            sum.errors += invalid + socket.bad_completions();
+            sum
+        })
+    }
+
+    /// Closes the sockets, and leaves the interface.
+    fn release(&mut self) {
+        self.closed = self.kernel_counts();
+        self.sockets.clear();
+        (self.next, self.received, self.retry_at) = (0, 0, None);
+        self.answers.clear();
+        self.interface = None;
     }
 
     /// Returns whether the frame was a solicitation, which the kernel's table answers.
@@ -341,11 +220,18 @@ impl XdpLink {
             match socket.receive(pool) {
                 XskReceived::Frame(packet) => return Some(packet),
                 XskReceived::Malformed => self.counters.link_rx_malformed += 1,
+                XskReceived::TooLong => self.counters.link_rx_too_long += 1,
+                XskReceived::Empty if self.busy_poll && !self.polled => {
+                    self.polled = true;
+                    self.counters.link_busy_polls += 1;
+                    socket.refill();
+                    socket.poll_driver();
+                }
                 XskReceived::Empty => break,
             }
         }
         socket.refill();
-        self.received = 0;
+        (self.received, self.polled) = (0, false);
         self.next = (self.next + 1) % self.sockets.len();
         None
     }
@@ -353,6 +239,9 @@ impl XdpLink {
     /// Sends the frames that are waiting, and offers those again that the interface had no room
     /// for.
     fn flush(&mut self, now: Instant) {
+        if self.is_down {
+            return;
+        }
         let is_due = self.retry_at.is_none_or(|at| at <= now);
         let mut backlog = false;
         for socket in &mut self.sockets {
@@ -376,8 +265,16 @@ impl Link for XdpLink {
     }
 
     fn transmit(&mut self, _now: Instant, frame: &mut TxFrame) -> LinkTxStatus {
+        if self.is_down {
+            self.counters.link_tx_down += 1;
+            return LinkTxStatus::Failed;
+        }
         if self.answer_solicitation(frame) {
             return LinkTxStatus::Sent;
+        }
+        if frame.len() > usize::from(self.caps.mtu) + ETHERNET_BYTES {
+            self.counters.link_tx_too_big += 1;
+            return LinkTxStatus::Failed;
         }
         let sent = self.sockets.first_mut().map_or(XskSent::TooLong, |s| s.transmit(frame));
         match sent {
@@ -418,8 +315,7 @@ impl Link for XdpLink {
     }
 
     fn pollable(&self) -> Option<RawFd> {
-        let one = || self.sockets.first().map(|socket| socket.fd().as_raw_fd());
-        self.any_readable.as_ref().map(AsRawFd::as_raw_fd).or_else(one)
+        Some(self.readable.as_raw_fd())
     }
 
     fn link_address(&self) -> Option<[u8; 6]> {
@@ -428,25 +324,70 @@ impl Link for XdpLink {
 
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.counters.visit(f);
-        let mut sum = [0; 4];
-        for socket in &self.sockets {
-            let kernel = socket.statistics();
-            let invalid = kernel.rx_invalid_descs + kernel.tx_invalid_descs;
-            let counts = [
-                kernel.rx_dropped,
-                kernel.rx_ring_full,
-                kernel.rx_fill_ring_empty_descs,
-                invalid + socket.bad_completions(),
-            ];
-            sum.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
-        }
-        let [dropped, full, empty, errors] = sum;
+        let XskCounts { dropped, ring_full, fill_empty, errors } = self.kernel_counts();
         f("link_rx_dropped", dropped);
-        f("link_rx_ring_full", full);
-        f("link_rx_fill_empty", empty);
+        f("link_rx_ring_full", ring_full);
+        f("link_rx_fill_empty", fill_empty);
         f("link_tx_errors", errors);
-        let (mode, transfer) = self.mode();
-        f("link_xdp_native", u64::from(mode == XdpMode::Native));
-        f("link_xdp_zero_copy", u64::from(transfer == XdpTransfer::ZeroCopy));
+        f("link_xdp_native", u64::from(self.mode == XdpMode::Native));
+        let napi_ids = self.sockets.iter().filter(|socket| socket.has_napi_id()).count();
+        f("link_xdp_napi_ids", napi_ids as u64);
+        f("link_xdp_zero_copy", u64::from(self.transfer == XdpTransfer::ZeroCopy));
+    }
+}
+
+impl ChangeableLink for XdpLink {
+    fn set_down(&mut self, is_down: bool) {
+        self.is_down = is_down;
+        if is_down {
+            // Frames in a ring are sent when the interface is up again.
+            self.retry_at = None;
+        }
+    }
+
+    fn set_mtu(&mut self, mtu: u16) {
+        self.caps.mtu = mtu.min(self.mtu_max);
+    }
+
+    /// Opens sockets for further queues of the interface: the program drops our frames on a queue
+    /// without one. The kernel does not remove a queue that has a socket.
+    fn set_receive_queues(&mut self, count: u32) {
+        let Some(interface) = &self.interface else { return };
+        let more = self.interface_queues..count;
+        if more.is_empty() {
+            return;
+        }
+        self.interface_queues = self.interface_queues.max(count);
+        for queue in more.filter(|queue| queue % self.queues == self.queue) {
+            match interface.open_socket(queue) {
+                Ok(socket) => self.sockets.push(socket),
+                Err(_) => self.counters.link_queues_failed += 1,
+            }
+        }
+        if self.queue == 0 && interface.renew_program().is_err() {
+            self.counters.link_queues_failed += 1;
+        }
+        let replaced =
+            readable(&self.sockets).and_then(|fd| replace_descriptor(&fd, &self.readable));
+        self.counters.link_queues_failed += u64::from(replaced.is_err());
+    }
+
+    fn close(&mut self, bell: &Notifier) -> io::Result<()> {
+        replace_descriptor(bell, &self.readable)?;
+        self.release();
+        Ok(())
+    }
+
+    fn reopen(&mut self, new: Self) -> io::Result<()> {
+        replace_descriptor(&new.readable, &self.readable)?;
+        self.release();
+        self.sockets = new.sockets;
+        self.interface_queues = new.interface_queues;
+        self.mtu_max = new.mtu_max;
+        (self.mode, self.transfer) = (new.mode, new.transfer);
+        // The device keeps its link address.
+        self.neighbors = new.neighbors.map(|neighbors| neighbors.with_address(self.mac));
+        self.interface = new.interface;
+        Ok(())
     }
 }

@@ -57,6 +57,11 @@ impl KernelNeighbors {
         Self { interface, mac }
     }
 
+    /// Returns the table for a device with another link address.
+    pub(super) fn with_address(self, mac: [u8; 6]) -> Self {
+        Self { mac, ..self }
+    }
+
     /// Answers a frame with these headers if it is a solicitation.
     pub(super) fn answer(&self, frame: &[u8]) -> NeighborAnswer {
         if frame.get(12..14) == Some(&ETHERTYPE_ARP) && solicitation(frame).is_none() {

@@ -2,21 +2,23 @@
 //!
 //! Called by [`super`]. The UMEM has chunks of 4 KiB. One half of them circulates between fill ring
 //! and receive ring; the other half is free, or between transmit ring and completion ring. Frames
-//! are copied between chunks and the buffers of the device.
+//! are copied between chunks and the buffers of the device. With `XDP_USE_SG` (Linux 6.6) a frame
+//! may have several chunks ([`super::chain`]).
 //!
 //! Descriptors from the kernel are checked: an address outside of its half is an error, which is
 //! counted by the caller.
-#![expect(unsafe_code, reason = "socket, bind, setsockopt, and memory shared with the kernel")]
+#![expect(unsafe_code, reason = "socket, bind, getsockopt, and memory shared with the kernel")]
 
 use std::io;
-use std::mem::size_of;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use abi::link::TxFrame;
+use abi::link::{FramePayload, TxFrame};
 use abi::{PacketBuf, PacketPool};
 
+use super::chain::{CHUNKS_PER_FRAME_MAX, ChunkResult, RxChain};
 use super::ring::XskRing;
 use crate::mapping::Mapping;
+use crate::socket_option::{option_len, set_option};
 
 /// Size of a chunk, and of a page.
 const CHUNK_BYTES: usize = 4096;
@@ -24,14 +26,21 @@ const CHUNK_BYTES: usize = 4096;
 const CHUNKS: u32 = 2048;
 /// Bytes at the front of a chunk that the kernel keeps free on receive (`XDP_PACKET_HEADROOM`).
 const HEADROOM: usize = 256;
-/// Longest frame that can be received.
-pub(super) const FRAME_BYTES_MAX: usize = CHUNK_BYTES - HEADROOM;
+/// Longest frame that can be received in one chunk.
+pub(super) const CHUNK_FRAME_BYTES_MAX: usize = CHUNK_BYTES - HEADROOM;
+/// Longest frame that can be received in several chunks.
+pub(super) const FRAME_BYTES_MAX: usize = CHUNKS_PER_FRAME_MAX * CHUNK_FRAME_BYTES_MAX;
 /// Kernel memory for frames on their way to the interface, in copy mode.
 const SEND_BUFFER_BYTES: libc::c_int = 8 << 20;
 /// Frames that one system call sends in copy mode (`TX_BATCH_SIZE`).
 const TX_BATCH: u32 = 32;
 /// Calls per wake-up: with them the kernel can take all frames of the ring.
 const KICKS_MAX: u32 = CHUNKS / TX_BATCH;
+/// Time in microseconds for which the kernel may poll the driver in a system call. Any but zero
+/// enables it: our calls do not wait.
+const BUSY_POLL_US: libc::c_int = 20;
+/// Frames that the driver takes in per poll.
+const BUSY_POLL_BUDGET: libc::c_int = 64;
 
 /// Transfer of frames between interface and UMEM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +51,17 @@ pub enum XdpTransfer {
     ZeroCopy,
 }
 
+/// Options of a socket, from the configuration and the interface.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct XskOptions {
+    /// `None` to try zero-copy first.
+    pub(super) transfer: Option<XdpTransfer>,
+    /// Frames have one or more chunks.
+    pub(super) has_fragments: bool,
+    /// The process polls the driver ([`XskSocket::poll_driver`]).
+    pub(super) busy_poll: bool,
+}
+
 /// Result of a receive.
 #[derive(Debug)]
 pub(super) enum XskReceived {
@@ -49,6 +69,8 @@ pub(super) enum XskReceived {
     Frame(PacketBuf),
     /// A descriptor that is not valid, or a frame without buffer.
     Malformed,
+    /// A frame of more chunks than a frame may have.
+    TooLong,
     /// No frame.
     Empty,
 }
@@ -74,6 +96,7 @@ pub(super) struct XskSocket {
     tx_free: Vec<u64>,
     /// Appended to the transmit ring and not published yet.
     tx_unpublished: u32,
+    rx_chain: RxChain,
     /// Completions that named no chunk of ours.
     bad_completions: u64,
 }
@@ -92,7 +115,7 @@ impl XskSocket {
         let umem = Mapping::anonymous(CHUNKS as usize * 2 * CHUNK_BYTES)?;
         register(&fd, &umem)?;
         // Without the privilege the default remains: fewer frames can wait for the interface.
-        let _ = set_socket_option(&fd, libc::SO_SNDBUFFORCE, &SEND_BUFFER_BYTES);
+        let _ = set_option(&fd, (libc::SOL_SOCKET, libc::SO_SNDBUFFORCE), &SEND_BUFFER_BYTES);
         let offsets = offsets(&fd)?;
         let page = |page: libc::off_t| u64::try_from(page).map_err(io::Error::other);
         let mut fill = XskRing::map(&fd, libc::XDP_UMEM_PGOFF_FILL_RING, &offsets.fr, CHUNKS)?;
@@ -111,26 +134,31 @@ impl XskSocket {
             umem,
             tx_free: (CHUNKS..2 * CHUNKS).map(address).collect(),
             tx_unpublished: 0,
+            rx_chain: RxChain::Empty,
             bad_completions: 0,
         })
     }
 
-    /// Binds the socket to a queue of an interface. Without `transfer` the kernel tries zero-copy
-    /// first.
-    pub(super) fn bind(
-        &self,
-        interface: u32,
-        queue: u32,
-        transfer: Option<XdpTransfer>,
-    ) -> io::Result<()> {
-        let mode = match transfer {
+    /// Binds the socket to a queue of an interface.
+    pub(super) fn bind(&self, interface: u32, queue: u32, options: XskOptions) -> io::Result<()> {
+        if options.busy_poll {
+            for (option, value) in [
+                (libc::SO_PREFER_BUSY_POLL, 1),
+                (libc::SO_BUSY_POLL, BUSY_POLL_US),
+                (libc::SO_BUSY_POLL_BUDGET, BUSY_POLL_BUDGET),
+            ] {
+                set_option(&self.fd, (libc::SOL_SOCKET, option), &value)?;
+            }
+        }
+        let mode = match options.transfer {
             None => 0,
             Some(XdpTransfer::Copy) => libc::XDP_COPY,
             Some(XdpTransfer::ZeroCopy) => libc::XDP_ZEROCOPY,
         };
+        let fragments = if options.has_fragments { libc::XDP_USE_SG } else { 0 };
         let name = libc::sockaddr_xdp {
             sxdp_family: u16::try_from(libc::AF_XDP).map_err(io::Error::other)?,
-            sxdp_flags: mode | libc::XDP_USE_NEED_WAKEUP,
+            sxdp_flags: mode | fragments | libc::XDP_USE_NEED_WAKEUP,
             sxdp_ifindex: interface,
             sxdp_queue_id: queue,
             sxdp_shared_umem_fd: 0,
@@ -150,7 +178,7 @@ impl XskSocket {
     /// Returns whether the interface accesses the memory itself.
     pub(super) fn is_zero_copy(&self) -> bool {
         let mut options = libc::xdp_options { flags: 0 };
-        get_option(&self.fd, libc::XDP_OPTIONS, &mut options).is_ok()
+        get_option(&self.fd, (libc::SOL_XDP, libc::XDP_OPTIONS), &mut options).is_ok()
             && options.flags & libc::XDP_OPTIONS_ZEROCOPY != 0
     }
 
@@ -159,37 +187,73 @@ impl XskSocket {
         // SAFETY: the structure is plain data, valid as zeros.
         let mut statistics: libc::xdp_statistics = unsafe { std::mem::zeroed() };
         // An older kernel fills in fewer fields.
-        let _ = get_option(&self.fd, libc::XDP_STATISTICS, &mut statistics);
+        let _ = get_option(&self.fd, (libc::SOL_XDP, libc::XDP_STATISTICS), &mut statistics);
         statistics
+    }
+
+    /// Returns whether the kernel knows the NAPI context of the queue, which it needs to poll the
+    /// driver.
+    pub(super) fn has_napi_id(&self) -> bool {
+        let (option, mut id) = ((libc::SOL_SOCKET, libc::SO_INCOMING_NAPI_ID), 0_u32);
+        get_option(&self.fd, option, &mut id).is_ok() && id > 0
     }
 
     pub(super) const fn bad_completions(&self) -> u64 {
         self.bad_completions
     }
 
-    /// Copies a frame to a free chunk and appends it to the transmit ring.
+    /// Copies a frame to free chunks and appends it to the transmit ring.
     pub(super) fn transmit(&mut self, frame: &TxFrame) -> XskSent {
-        let len = frame.len();
-        if len > CHUNK_BYTES {
+        let count = frame.len().div_ceil(CHUNK_BYTES).max(1);
+        if count > CHUNKS_PER_FRAME_MAX {
             return XskSent::TooLong;
         }
-        if self.tx_free.is_empty() {
+        if self.tx_free.len() < count {
             self.flush_backlog();
             self.take_completions();
         }
-        let Some(addr) = self.tx_free.pop() else { return XskSent::Full };
-        let Some(chunk) = self.chunk(addr, len) else {
-            unreachable!("free chunks lie in the memory");
-        };
-        frame.copy_to(chunk);
-        let len = u32::try_from(len).expect("at most a chunk");
-        let has_room = self.tx.push(libc::xdp_desc { addr, len, options: 0 });
-        debug_assert!(has_room, "the ring has room for each chunk");
-        self.tx_unpublished += 1;
+        let Some(first) = self.tx_free.len().checked_sub(count) else { return XskSent::Full };
+        if count == 1 {
+            frame.copy_to(self.append_chunk(frame.len(), true));
+        } else {
+            self.append_chunks(frame);
+        }
+        debug_assert_eq!(self.tx_free.len(), first, "the frame has as many chunks as it needs");
         if self.tx_unpublished >= TX_BATCH {
             self.flush();
         }
         XskSent::Sent
+    }
+
+    /// Appends a frame of several chunks. The caller has checked that enough are free.
+    fn append_chunks(&mut self, frame: &TxFrame) {
+        let payload = frame.payload.iter().map(FramePayload::as_slice);
+        let (mut left, mut room): (_, &mut [u8]) = (frame.len(), &mut []);
+        for mut piece in std::iter::once(frame.header.as_slice()).chain(payload) {
+            while !piece.is_empty() {
+                if room.is_empty() {
+                    let len = left.min(CHUNK_BYTES);
+                    left -= len;
+                    room = self.append_chunk(len, left == 0);
+                }
+                let len = piece.len().min(room.len());
+                let (head, tail) = room.split_at_mut(len);
+                head.copy_from_slice(&piece[..len]);
+                (room, piece) = (tail, &piece[len..]);
+            }
+        }
+    }
+
+    /// Appends a free chunk with `len` bytes to the transmit ring, and returns its memory. It is
+    /// published later.
+    fn append_chunk(&mut self, len: usize, is_last: bool) -> &mut [u8] {
+        let addr = self.tx_free.pop().expect("the caller has counted the free chunks");
+        let options = if is_last { 0 } else { libc::XDP_PKT_CONTD };
+        let bytes = u32::try_from(len).expect("at most a chunk");
+        let has_room = self.tx.push(libc::xdp_desc { addr, len: bytes, options });
+        debug_assert!(has_room, "the ring has room for each chunk");
+        self.tx_unpublished += 1;
+        chunk_bytes(&mut self.umem, addr, len).expect("free chunks lie in the memory")
     }
 
     /// Publishes the appended frames, and makes the kernel send them if it does not by itself.
@@ -241,48 +305,60 @@ impl XskSocket {
         self.completion.publish_consumed();
     }
 
-    /// Copies the next received frame to a buffer of the pool, and returns its chunk to the kernel.
+    /// Copies the next received frame to a buffer of the pool, and returns its chunks to the
+    /// kernel.
     pub(super) fn receive(&mut self, pool: &mut PacketPool) -> XskReceived {
-        let Some(descriptor) = self.rx.pop() else { return XskReceived::Empty };
-        self.rx.publish_consumed();
-        let (addr, len) = (descriptor.addr, descriptor.len as usize);
-        let chunk = chunk_of(addr);
-        let is_ours = chunk < address(CHUNKS);
-        let packet = if is_ours && len > 0 && descriptor.options & libc::XDP_PKT_CONTD == 0 {
-            self.chunk(addr, len).and_then(|frame| pool.copy(frame))
-        } else {
-            None
-        };
-        if is_ours {
-            let has_room = self.fill.push(chunk);
-            debug_assert!(has_room, "the ring has room for each chunk");
+        loop {
+            let Some(descriptor) = self.rx.pop() else { return XskReceived::Empty };
+            self.rx.publish_consumed();
+            let (addr, len) = (descriptor.addr, descriptor.len as usize);
+            let chunk = chunk_of(addr);
+            let is_ours = chunk < address(CHUNKS);
+            let is_last = descriptor.options & libc::XDP_PKT_CONTD == 0;
+            let bytes =
+                if is_ours && len > 0 { chunk_bytes(&mut self.umem, addr, len) } else { None };
+            let result = self.rx_chain.push(bytes.as_deref(), is_last, pool);
+            if is_ours {
+                let has_room = self.fill.push(chunk);
+                debug_assert!(has_room, "the ring has room for each chunk");
+            }
+            match result {
+                ChunkResult::Incomplete => {}
+                ChunkResult::Frame(packet) => return XskReceived::Frame(packet),
+                ChunkResult::Malformed => return XskReceived::Malformed,
+                ChunkResult::TooLong => return XskReceived::TooLong,
+            }
         }
-        packet.map_or(XskReceived::Malformed, XskReceived::Frame)
     }
 
     /// Publishes the chunks of received frames, and wakes the driver if it waits for them.
     pub(super) fn refill(&mut self) {
         self.fill.publish_produced();
         if self.fill.needs_wakeup() {
-            let (fd, flags) = (self.fd.as_raw_fd(), libc::MSG_DONTWAIT);
-            let null = std::ptr::null_mut();
-            // SAFETY: no memory is passed.
-            unsafe {
-                libc::recvfrom(fd, null, 0, flags, std::ptr::null_mut(), std::ptr::null_mut())
-            };
+            self.poll_driver();
         }
     }
 
-    /// Returns `len` bytes of the memory at an address, `None` if they do not lie in one chunk.
-    fn chunk(&mut self, addr: u64, len: usize) -> Option<&mut [u8]> {
-        let addr = usize::try_from(addr).ok()?;
-        if addr % CHUNK_BYTES + len > CHUNK_BYTES || addr + len > self.umem.len() {
-            return None;
-        }
-        // SAFETY: the bytes lie in the mapping. The kernel does not access the chunk while it is in
-        // no ring, and each chunk is in at most one.
-        Some(unsafe { std::slice::from_raw_parts_mut(self.umem.base().as_ptr().add(addr), len) })
+    /// Makes the kernel poll the driver once, if the socket busy-polls; wakes the driver if it
+    /// waits for chunks.
+    pub(super) fn poll_driver(&self) {
+        let (fd, flags) = (self.fd.as_raw_fd(), libc::MSG_DONTWAIT);
+        let null = std::ptr::null_mut();
+        // SAFETY: no memory is passed.
+        unsafe { libc::recvfrom(fd, null, 0, flags, std::ptr::null_mut(), std::ptr::null_mut()) };
     }
+}
+
+/// Returns `len` bytes of the memory at an address, `None` if they do not lie in one chunk.
+fn chunk_bytes(umem: &mut Mapping, addr: u64, len: usize) -> Option<&mut [u8]> {
+    let addr = usize::try_from(addr).ok()?;
+    if addr % CHUNK_BYTES + len > CHUNK_BYTES || addr >= umem.len() {
+        return None;
+    }
+    // SAFETY: the bytes lie in the mapping, whose length is a multiple of a chunk's. The kernel
+    // does not access the chunk while it is in no published entry of a ring, and each chunk is in
+    // at most one.
+    Some(unsafe { std::slice::from_raw_parts_mut(umem.base().as_ptr().add(addr), len) })
 }
 
 /// Returns the address of a chunk by its number.
@@ -305,14 +381,14 @@ fn register(fd: &OwnedFd, umem: &Mapping) -> io::Result<()> {
         flags: 0,
         tx_metadata_len: 0,
     };
-    set_xdp_option(fd, libc::XDP_UMEM_REG, &region)?;
+    set_option(fd, (libc::SOL_XDP, libc::XDP_UMEM_REG), &region)?;
     for ring in [
         libc::XDP_UMEM_FILL_RING,
         libc::XDP_UMEM_COMPLETION_RING,
         libc::XDP_RX_RING,
         libc::XDP_TX_RING,
     ] {
-        set_xdp_option(fd, ring, &CHUNKS)?;
+        set_option(fd, (libc::SOL_XDP, ring), &CHUNKS)?;
     }
     Ok(())
 }
@@ -320,7 +396,7 @@ fn register(fd: &OwnedFd, umem: &Mapping) -> io::Result<()> {
 fn offsets(fd: &OwnedFd) -> io::Result<libc::xdp_mmap_offsets> {
     // SAFETY: the structure is plain data, valid as zeros.
     let mut offsets: libc::xdp_mmap_offsets = unsafe { std::mem::zeroed() };
-    let len = get_option(fd, libc::XDP_MMAP_OFFSETS, &mut offsets)?;
+    let len = get_option(fd, (libc::SOL_XDP, libc::XDP_MMAP_OFFSETS), &mut offsets)?;
     // Before Linux 5.4 the rings have no flags, and the structure is shorter.
     if len == option_len::<libc::xdp_mmap_offsets>() {
         Ok(offsets)
@@ -329,42 +405,17 @@ fn offsets(fd: &OwnedFd) -> io::Result<libc::xdp_mmap_offsets> {
     }
 }
 
-fn set_xdp_option<T>(fd: &OwnedFd, option: libc::c_int, value: &T) -> io::Result<()> {
-    set_option(fd, (libc::SOL_XDP, option), value)
-}
-
-fn set_socket_option<T>(fd: &OwnedFd, option: libc::c_int, value: &T) -> io::Result<()> {
-    set_option(fd, (libc::SOL_SOCKET, option), value)
-}
-
-/// Sets an option, named by its level and number.
-fn set_option<T>(
+/// Reads an option, and returns the number of bytes that the kernel has written.
+fn get_option<T>(
     fd: &OwnedFd,
     (level, option): (libc::c_int, libc::c_int),
-    value: &T,
-) -> io::Result<()> {
-    let pointer = std::ptr::from_ref(value).cast();
-    // SAFETY: the pointer and the length are those of `value`; the callers pair each option with
-    // the type that the kernel reads for it.
-    match unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, pointer, option_len::<T>()) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-/// Reads an option, and returns the number of bytes that the kernel has written.
-fn get_option<T>(fd: &OwnedFd, option: libc::c_int, value: &mut T) -> io::Result<libc::socklen_t> {
+    value: &mut T,
+) -> io::Result<libc::socklen_t> {
     let mut len = option_len::<T>();
     let pointer = std::ptr::from_mut(value).cast();
     // SAFETY: both pointers are valid for the lengths that the kernel writes.
-    match unsafe { libc::getsockopt(fd.as_raw_fd(), libc::SOL_XDP, option, pointer, &raw mut len) }
-    {
+    match unsafe { libc::getsockopt(fd.as_raw_fd(), level, option, pointer, &raw mut len) } {
         0 => Ok(len),
         _ => Err(io::Error::last_os_error()),
     }
-}
-
-fn option_len<T>() -> libc::socklen_t {
-    // Options and addresses have a few bytes.
-    libc::socklen_t::try_from(size_of::<T>()).unwrap_or(0)
 }

@@ -15,6 +15,7 @@ use apps::nvme::target::{NvmeTarget, NvmeTargetConfig, SubsystemConfig};
 use apps::pattern_rules::PatternRules;
 use host::{Cidr, ListenConfig};
 use io::disk::ChangeRule;
+use io::xdp::ListenerPorts;
 use nic::DeviceConfig;
 use stack::{BACKLOG, Offloads, QueueSetup, Signals, Stack, StackOptions, Switch};
 use wire::Endpoint;
@@ -63,7 +64,10 @@ pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
     };
     let (nqn, block_bytes) = (args.nqn.0, args.block_size);
     let stack = Stack::builder()
-        .options(StackOptions { listen_ports: vec![args.port], ..args.stack.clone() })
+        .options(StackOptions {
+            listen_ports: ListenerPorts::new([args.port]),
+            ..args.stack.clone()
+        })
         .network(network)
         .configure(|_, device, host| configure(args, device, host))
         // Namespaces may be anywhere. Only files named by the operator are opened.

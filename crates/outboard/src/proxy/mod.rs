@@ -62,6 +62,7 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
     let network = args.stack.wait_for_addrs(&signals)?;
     let args = &args;
     let plan = read_plan(args)?;
+    add_listen_ports(args, &plan).map_err(Failure::Usage)?;
     let mut names = BackendResolver::new(args.resolver, plan.clone());
     let table = names.table();
     let proxy = |queue: QueueSetup<'_>| {
@@ -71,7 +72,7 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
             .map_err(|e| Failure::Unavailable(format!("{e}; check --listen and --addr")))
     };
     let stack = Stack::builder()
-        .options(StackOptions { listen_ports: listen_ports(&plan), ..args.stack.clone() })
+        .options(args.stack.clone())
         .network(network)
         .links(|options, clock| open_links(args, options, clock))
         .configure(|_, device, host| configure(args, device, host))
@@ -96,8 +97,11 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
     stack.run(signals, has_input.then_some(&mut reload))
 }
 
-fn listen_ports(plan: &ProxyPlan) -> Vec<u16> {
-    plan.listeners.iter().map(|listener| listener.port).collect()
+/// Adds the ports of a plan to those that an XDP link redirects with `--share-address`. Ports of
+/// listeners that a reload removes stay: connections on them may be open.
+fn add_listen_ports(args: &ProxyArgs, plan: &ProxyPlan) -> Result<(), String> {
+    let ports = plan.listeners.iter().map(|listener| listener.port);
+    args.stack.listen_ports.extend(ports).map_err(|error| error.to_string())
 }
 
 /// Fails if options contradict each other.
@@ -160,7 +164,13 @@ fn check(args: &ProxyArgs) -> Result<(), Failure> {
 
 /// Reads the configuration file again.
 fn reload(args: &ProxyArgs, path: &Path, plans: &Sender<ProxyPlan>) {
-    match file::read(path, &limits(args)).and_then(|new| check_plan_listeners(args, new)) {
+    let read = || {
+        let new = check_plan_listeners(args, file::read(path, &limits(args))?)?;
+        // Before the listeners are opened, so that no connection to them is the kernel's.
+        add_listen_ports(args, &new)?;
+        Ok::<_, String>(new)
+    };
+    match read() {
         Ok(new) => {
             eprintln!("outboard: SIGHUP: reloaded {}", path.display());
             // The receiving thread runs until the process ends.

@@ -17,6 +17,7 @@ use host::{Application, ContentSource, Host, HostConfig, ListenConfig, Notice, T
 use io::clock::{self, MonotonicClock};
 use io::disk::{ChangeRule, Disk, UploadDirectory};
 use io::watch::{FileWatch, StaleFile};
+use io::xdp::ListenerPorts;
 use nic::{DeviceConfig, L5oConfig, QuicConfig};
 use stack::{BACKLOG, Offloads, QueueSetup, Signals, Stack, StackOptions};
 
@@ -249,8 +250,8 @@ fn open_disk(
     }
 }
 
-fn listen_ports(args: &ServeArgs) -> Vec<u16> {
-    args.cleartext_port().into_iter().chain([args.port()]).collect()
+fn listen_ports(args: &ServeArgs) -> ListenerPorts {
+    ListenerPorts::new(args.cleartext_port().into_iter().chain([args.port()]))
 }
 
 /// Returns the namespaces to serve; `None` for a directory. Fails if the sources cannot be served,

@@ -2,8 +2,9 @@
 //! kernel.
 //!
 //! It is generated for the addresses and ports of one run, so it needs no map but that of the
-//! sockets. The source is this file, instruction by instruction; the tests run the instructions in
-//! the kernel and compare each verdict with a function in Rust (`reference`).
+//! sockets. If ports are added, a new program replaces it. The source is this file, instruction by
+//! instruction; the tests run the instructions in the kernel and compare each verdict with a
+//! function in Rust (`reference`).
 //!
 //! Frames of the stack, if it has addresses of its own:
 //! - ARP packets whose target protocol address is one of them;
@@ -37,17 +38,12 @@ use LoadSize::{Byte, Half, Word};
 use Register::{R0, R1, R2, R3, R4, R5, R6, R7, R8};
 
 /// Ports of a stack that shares the addresses of the kernel.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SharedPorts {
-    /// Ports of listeners, of TCP and UDP. At most [`SharedPorts::LISTENERS_MAX`].
-    pub listeners: Vec<u16>,
-    /// Local ports of active opens, which the kernel must not use.
-    pub active: RangeInclusive<u16>,
-}
-
-impl SharedPorts {
-    /// Limit of the ports of listeners: each is an instruction.
-    pub const LISTENERS_MAX: usize = 256;
+#[derive(Clone, Debug)]
+pub(crate) struct SharedPorts {
+    /// Ports of listeners, of TCP and UDP. At most [`super::ListenerPorts::MAX`].
+    pub(crate) listeners: Vec<u16>,
+    /// Local ports of active opens.
+    pub(crate) active: RangeInclusive<u16>,
 }
 
 /// The frames to redirect.

@@ -31,7 +31,7 @@ fn load(rules: &RedirectRules) -> Option<BpfProgram> {
         Err(error) if error.raw_os_error() == Some(libc::EPERM) => return None,
         map => map.unwrap(),
     };
-    let (program, log) = attach::load(&assemble(rules, map.raw()));
+    let (program, log) = attach::load(&assemble(rules, map.raw()), false);
     Some(program.unwrap_or_else(|e| panic!("{e}: {log}")))
 }
 
