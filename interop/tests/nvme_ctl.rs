@@ -2,6 +2,7 @@
 //! runs in a virtual machine, sees the changes without reconnecting.
 
 use interop::{ADDR, Files, Netns, Vm, nvme_initiator, nvme_target, run_for_output};
+use std::path::Path;
 use std::sync::Arc;
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
@@ -27,10 +28,20 @@ const SCRIPT: &str = "echo connected\n\
 
 #[test]
 fn linux_sees_namespaces_come_grow_and_go() {
+    namespaces_come_grow_and_go("1");
+}
+
+/// The operator's orders and Linux's queues reach different queues of the target.
+#[test]
+fn linux_sees_the_changes_of_a_target_on_three_queues() {
+    namespaces_come_grow_and_go("3");
+}
+
+fn namespaces_come_grow_and_go(queues: &str) {
     let (files, scratch) = (Files::new(TMP), Files::new(TMP));
     let (disk, more) = (files.sparse("disk", DISK), files.fill("more", 2 << 20));
     let (log, more) = (scratch.path().join("log"), more.to_str().expect("UTF-8"));
-    let options = ["--access-log", log.to_str().expect("UTF-8")];
+    let options = ["--access-log", log.to_str().expect("UTF-8"), "--queues", queues];
     let server = nvme_target(Arc::new(Netns::new()), &disk, &options);
     let script = format!(
         "set -e\n\
@@ -70,7 +81,7 @@ fn linux_sees_namespaces_come_grow_and_go() {
     let read = std::fs::read(more).expect("what was read");
     assert!(written[63 << 20..] == read[..1 << 20], "the new part has what Linux wrote");
 
-    let log = std::fs::read_to_string(log).expect("the log");
+    let log = read_logs(&log);
     let came =
         format!("connected host=\"{HOST}\" hostid={HOST_ID} subsystem=\"{NQN}\" controller=1");
     for wanted in [
@@ -82,6 +93,15 @@ fn linux_sees_namespaces_come_grow_and_go() {
     ] {
         assert!(log.contains(&wanted), "{wanted}: {log}");
     }
+}
+
+/// Returns the access logs of all queues.
+fn read_logs(first: &Path) -> String {
+    let log = |queue: usize| match queue {
+        0 => std::fs::read_to_string(first),
+        _ => std::fs::read_to_string(format!("{}.{queue}", first.display())),
+    };
+    log(0).expect("a log") + &(1..3).flat_map(log).collect::<String>()
 }
 
 /// Our initiator gets a reason for a refused write, and for a refused connection.

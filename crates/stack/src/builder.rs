@@ -46,7 +46,7 @@ type OpenLinks<'a> = Box<dyn FnOnce(&StackOptions, &MonotonicClock) -> OpenedLin
 type OpenDisk<'a> = Box<dyn Fn() -> Result<Box<dyn Disk>, Failure> + 'a>;
 type Configure<'a> = Box<dyn Fn(usize, &mut DeviceConfig, &mut host::HostConfig) + 'a>;
 type MakeApplication<'a, A> = Box<dyn FnMut(QueueSetup<'_>) -> Result<A, Failure> + 'a>;
-type MakeOrderHandler<'a, M> = Box<dyn FnOnce(MessageSender<M>) -> OrderHandler + 'a>;
+type MakeOrderHandler<'a, M> = Box<dyn FnOnce(Vec<MessageSender<M>>) -> OrderHandler + 'a>;
 
 /// Parts of a stack with an application of type `A`, which receives messages of type `M` from other
 /// threads.
@@ -196,10 +196,10 @@ impl<'a, A, M> Builder<'a, A, M> {
         Self { is_alarm, ..self }
     }
 
-    /// Accepts orders on the control socket. `handler` receives the sender of messages to the
-    /// application of the first queue.
+    /// Accepts orders on the control socket. `handler` receives the senders of messages to the
+    /// application of each queue.
     #[must_use]
-    pub fn orders(self, handler: impl FnOnce(MessageSender<M>) -> OrderHandler + 'a) -> Self {
+    pub fn orders(self, handler: impl FnOnce(Vec<MessageSender<M>>) -> OrderHandler + 'a) -> Self {
         Self { make_order_handler: Some(Box::new(handler)), ..self }
     }
 }
@@ -251,8 +251,8 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
             .metrics
             .map(|addr| control::metrics::start(addr, probes.clone(), self.is_alarm));
         let metrics = metrics.transpose()?;
-        let take_orders = self.make_order_handler.take().zip(threads.senders().first().cloned());
-        let orders = take_orders.map(|(take, sender)| take(sender));
+        let take_orders = self.make_order_handler.take();
+        let orders = take_orders.map(|take| take(threads.senders().to_vec()));
         let control = control.start(probes, orders)?;
         Ok(Stack::new(clock, &self.options, threads, reopened, (control, metrics)))
     }

@@ -127,6 +127,13 @@ impl Host {
         self.change(token, file, NamespaceChange::Write { offset, buffer, len, fua });
     }
 
+    /// Makes the device read a range of a namespace anew, because another host has written it.
+    ///
+    /// The caller must ensure that the range is not being written meanwhile.
+    pub fn extent_invalidate(&mut self, file: FileId, offset: u64, len: u64) {
+        self.files.invalidate(&mut self.out, file, offset, len);
+    }
+
     /// Begins to make all completed writes and zeroings durable; completes as
     /// [`Self::extent_write`] does.
     pub fn extent_flush(&mut self, token: DiskToken, file: FileId) {

@@ -223,6 +223,15 @@ impl Files {
         self.remove_if_unused(out, file);
     }
 
+    /// Tells the device that a range of a namespace may have changed, if the device may read it.
+    pub(crate) fn invalidate(&mut self, out: &mut Outbox, file: FileId, offset: u64, len: u64) {
+        let device = |e: &mut FileEntry| e.opening || matches!(e.reader, FileReader::Device);
+        if self.entry(file).is_some_and(device) {
+            out.counters.file_invalidations += 1;
+            out.ops.push_back(Op::FileInvalidate { file, offset, len });
+        }
+    }
+
     /// Handles the completion of a change.
     pub(crate) fn finish_change(
         &mut self,
@@ -236,10 +245,8 @@ impl Files {
         };
         self.uncount_request(file);
         // After an error, any part of the range may have changed.
-        let device = |e: &mut FileEntry| e.opening || matches!(e.reader, FileReader::Device);
-        if let (Some((offset, len)), true) = (range, self.entry(file).is_some_and(device)) {
-            out.counters.file_invalidations += 1;
-            out.ops.push_back(Op::FileInvalidate { file, offset, len });
+        if let Some((offset, len)) = range {
+            self.invalidate(out, file, offset, len);
         }
         // That a name is taken is a condition of the request, not a failure of the disk.
         let failed = done.result.is_err_and(|fault| fault != FileFault::Exists);

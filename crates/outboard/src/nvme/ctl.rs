@@ -1,9 +1,10 @@
 //! `outboard nvme ctl`: shows and changes what a running target serves, over its control socket.
 //!
 //! A request is one line of JSON, and so is the answer. [`run`] is the client. In the target, the
-//! thread of the control socket opens and locks files ([`NvmeCtlHandler`]); the host's thread,
-//! which owns the target, does the rest ([`NvmeTargetService`]). The answer is sent when the change
-//! is in force: an added namespace is open, the file of a removed one is closed.
+//! thread of the control socket opens and locks files ([`NvmeCtlHandler`]); the host thread of the
+//! first queue, which owns one of the targets, does the rest ([`NvmeTargetService`]). The answer is
+//! sent when the change is in force on all queues: an added namespace is open, the file of a
+//! removed one is closed.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -66,8 +67,13 @@ pub(super) fn run(args: &CtlArgs) -> Result<(), Failure> {
     }
 }
 
-/// A request from the control socket, with the channel for its answer.
-pub(super) type NvmeCtlOrder = (NvmeCtlRequest, Sender<Value>);
+/// A message to the target of a queue.
+pub(super) enum NvmeTargetMessage {
+    /// A request from the control socket, with the channel for its answer.
+    Order(NvmeCtlRequest, Sender<Value>),
+    /// The target of another queue has sent mail.
+    Mail,
+}
 
 /// A request, prepared by the control socket's thread.
 pub(super) enum NvmeCtlRequest {
@@ -91,7 +97,8 @@ pub(super) enum NvmeCtlRequest {
 
 /// Passes requests from the control socket to the target.
 pub(super) struct NvmeCtlHandler {
-    pub(super) orders: MessageSender<NvmeCtlOrder>,
+    /// Senders to the targets of all queues. The first executes changes.
+    pub(super) queues: Vec<MessageSender<NvmeTargetMessage>>,
     pub(super) nqn: Nqn,
     pub(super) block_bytes: u32,
 }
@@ -103,14 +110,40 @@ impl NvmeCtlHandler {
             Ok(request) => request,
             Err(why) => return json!({ "error": why }),
         };
+        if matches!(request, NvmeCtlRequest::Connections) {
+            return self.connections();
+        }
         let (reply, answers) = channel();
-        self.orders.send((request, reply));
+        if let Some(first) = self.queues.first() {
+            first.send(NvmeTargetMessage::Order(request, reply));
+        }
         answers.recv_timeout(CHANGE_TIMEOUT).unwrap_or_else(|why| match why {
             RecvTimeoutError::Timeout => {
                 json!({ "error": "timed out, still in progress; check with `list`" })
             }
             RecvTimeoutError::Disconnected => json!({ "error": "the target is stopping" }),
         })
+    }
+
+    /// Lists the connections of all queues.
+    fn connections(&self) -> Value {
+        let ask = |queue: &MessageSender<NvmeTargetMessage>| {
+            let (reply, answers) = channel();
+            queue.send(NvmeTargetMessage::Order(NvmeCtlRequest::Connections, reply));
+            answers
+        };
+        let answers: Vec<_> = self.queues.iter().map(ask).collect();
+        let mut all = Vec::new();
+        for (device_queue, answers) in answers.into_iter().enumerate() {
+            let Ok(Value::Array(some)) = answers.recv_timeout(CHANGE_TIMEOUT) else {
+                return json!({ "error": "the target is stopping" });
+            };
+            all.extend(some.into_iter().map(|mut connection| {
+                connection["device_queue"] = device_queue.into();
+                connection
+            }));
+        }
+        json!({ "connections": all })
     }
 
     fn prepare(&self, question: &Value) -> Result<NvmeCtlRequest, String> {
@@ -228,8 +261,7 @@ impl NvmeTargetService {
                 Err(json!({ "subsystem": self.nqn.to_string(), "namespaces": all }))
             }
             NvmeCtlRequest::Connections => {
-                let all: Vec<_> = self.target.queues().iter().map(describe_queue).collect();
-                Err(json!({ "connections": all }))
+                Err(self.target.queues().iter().map(describe_queue).collect())
             }
             NvmeCtlRequest::Add { nsid, config, file } => {
                 let added = self.target.add_namespace(now, host, (&self.nqn, nsid), &config);
@@ -311,10 +343,19 @@ impl NvmeTargetService {
         self.target.namespaces().into_iter().find(|info| info.nsid == nsid)
     }
 
-    /// Executes an order.
-    pub(super) fn handle_order(&mut self, now: Instant, host: &mut Host, order: NvmeCtlOrder) {
-        let (request, reply) = order;
-        self.handle(now, host, request, reply);
+    /// Handles a message.
+    pub(super) fn handle_message(
+        &mut self,
+        now: Instant,
+        host: &mut Host,
+        message: NvmeTargetMessage,
+    ) {
+        match message {
+            NvmeTargetMessage::Order(request, reply) => self.handle(now, host, request, reply),
+            NvmeTargetMessage::Mail => {
+                self.target.handle_mail(now, host);
+            }
+        }
         self.answer_finished_changes(now, host);
     }
 
@@ -365,6 +406,14 @@ impl Application for NvmeTargetService {
     fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
         self.target.handle_timeout(now, host);
         self.answer_finished_changes(now, host);
+    }
+
+    fn advance(&mut self, now: Instant, host: &mut Host) -> bool {
+        let worked = self.target.handle_mail(now, host);
+        if worked {
+            self.answer_finished_changes(now, host);
+        }
+        worked
     }
 
     fn drain(&mut self, now: Instant, host: &mut Host) {
@@ -441,7 +490,7 @@ mod tests {
     fn requests_are_checked_before_the_target_sees_them() {
         let (orders, _sent) = MessageSender::detached().unwrap();
         let nqn = Nqn::new("nqn.2026-11.example:s").unwrap();
-        let orders = NvmeCtlHandler { orders, nqn, block_bytes: 4096 };
+        let orders = NvmeCtlHandler { queues: vec![orders], nqn, block_bytes: 4096 };
         let error = |question: Value| match orders.prepare(&question) {
             Ok(_) => panic!("{question} was taken"),
             Err(why) => why,

@@ -11,7 +11,7 @@ use std::sync::mpsc::channel;
 
 use abi::Refusal;
 use apps::nvme::handshake::NvmeTlsHandshakeFactory;
-use apps::nvme::target::{NvmeTarget, NvmeTargetConfig, SubsystemConfig};
+use apps::nvme::target::{NvmeTarget, NvmeTargetConfig, NvmeTargetGroup, SubsystemConfig};
 use apps::pattern_rules::PatternRules;
 use host::{Cidr, ListenConfig};
 use io::disk::ChangeRule;
@@ -22,7 +22,7 @@ use wire::Endpoint;
 
 use super::args::TargetArgs;
 use super::ctl::{
-    self, NvmeCtlHandler, NvmeCtlOrder, NvmeCtlRequest, NvmeTargetService, OpenError,
+    self, NvmeCtlHandler, NvmeCtlRequest, NvmeTargetMessage, NvmeTargetService, OpenError,
 };
 use super::psk::PskStore;
 use crate::alarms::is_alarm;
@@ -36,10 +36,6 @@ use cli::Failure;
 /// Fails if a file, address or thread is not available; the message says what to do.
 pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
     let signals = Signals::take()?;
-    if args.stack.queues != 1 {
-        // Each host has its own range locks: two hosts would not exclude each other.
-        return Err(Failure::Usage("--queues: a target supports only one queue".to_owned()));
-    }
     let mut args = args.clone();
     let network = args.stack.wait_for_addrs(&signals)?;
     let args = &args;
@@ -54,12 +50,15 @@ pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
     let pattern_rules = patterns.as_mut().map(PatternFile::read).transpose()?;
     let (config, mut locked) = config(args)?;
     let config = NvmeTargetConfig { pattern_rules, ..config };
+    let group = NvmeTargetGroup::new(args.stack.queues.into());
     let service = |queue: QueueSetup<'_>| {
         let unix_epoch = queue.clock.unix_epoch();
-        let config =
-            NvmeTargetConfig { unix_epoch, tls: tls.clone(), psk: psk.clone(), ..config.clone() };
+        let member = Some(group.member(queue.index));
+        let (tls, psk) = (tls.clone(), psk.clone());
+        let config = NvmeTargetConfig { member, unix_epoch, tls, psk, ..config.clone() };
         let target = NvmeTarget::new(config, Arc::new(crypto::Provider), queue.host)
             .map_err(|e| Failure::Unavailable(format!("{e}; check --port and --namespace")))?;
+        // The operator's orders are sent to the first queue, which has the locks on the files.
         Ok(NvmeTargetService::new(target, args.nqn.0, std::mem::take(&mut locked)))
     };
     let (nqn, block_bytes) = (args.nqn.0, args.block_size);
@@ -73,17 +72,21 @@ pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
         // Namespaces may be anywhere. Only files named by the operator are opened.
         .disk(|| args.files.open_disk(Path::new("/"), ChangeRule::Content))
         .application(service)
-        .messages(NvmeTargetService::handle_order)
+        .messages(NvmeTargetService::handle_message)
         .orders(move |orders| {
-            let ctl = NvmeCtlHandler { orders, nqn, block_bytes };
+            let ctl = NvmeCtlHandler { queues: orders, nqn, block_bytes };
             Box::new(move |order| ctl.answer(order))
         })
         .alarms(is_alarm)
         .start()?;
+    let senders = stack.senders().to_vec();
+    group.set_waker(move |queue| {
+        senders.get(queue).into_iter().for_each(|sender| sender.send(NvmeTargetMessage::Mail));
+    });
     announce(args, certificates.as_deref(), &mut std::io::stdout().lock());
     let psks = psks.filter(|_| args.tls_psk_file.is_some());
     let has_input = certificates.is_some() || psks.is_some() || patterns.is_some();
-    let mut reload = |stack: &Stack<NvmeCtlOrder>| {
+    let mut reload = |stack: &Stack<NvmeTargetMessage>| {
         patterns.iter_mut().for_each(|file| file.reload(|rules| set_pattern_rules(stack, &rules)));
         certificates.iter().for_each(|certificates| certificates.reload(&args.cert));
         psks.iter().for_each(|psks| psks.reload(args));
@@ -92,10 +95,11 @@ pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
 }
 
 /// Makes the target use other rules about patterns.
-fn set_pattern_rules(stack: &Stack<NvmeCtlOrder>, rules: &Arc<PatternRules>) {
+fn set_pattern_rules(stack: &Stack<NvmeTargetMessage>, rules: &Arc<PatternRules>) {
     for sender in stack.senders() {
         let (reply, _) = channel();
-        sender.send((NvmeCtlRequest::SetPatternRules(Arc::clone(rules)), reply));
+        let request = NvmeCtlRequest::SetPatternRules(Arc::clone(rules));
+        sender.send(NvmeTargetMessage::Order(request, reply));
     }
 }
 

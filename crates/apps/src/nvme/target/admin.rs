@@ -4,9 +4,11 @@ use wire::nvme::command::{AbortCommand, FeaturesCommand, GetLogPage, NvmeCommand
 use wire::nvme::fabrics::FabricsCommand;
 use wire::nvme::status::NvmeStatus;
 
+use super::common::{GroupConnId, PendingAbort};
 use super::features;
+use super::group::TargetMail;
 use super::log_pages;
-use super::shared::{NvmeTargetState, PendingAbort};
+use super::shared::NvmeTargetState;
 
 /// ACL: largest number of concurrent Abort commands, minus one.
 pub(super) const ACL: u8 = 3;
@@ -76,10 +78,10 @@ pub(super) fn admin(
     let Some(controller) = shared.controllers.get_mut(cntlid) else {
         return AdminResponse::Failed(NvmeStatus::INTERNAL);
     };
-    if !controller.is_ready() {
+    if !controller.association.is_ready() {
         return AdminResponse::Failed(NvmeStatus::COMMAND_SEQUENCE.do_not_retry());
     }
-    let io = controller.subsystem.is_some();
+    let io = controller.association.subsystem.is_some();
     match command.opcode {
         admin::IDENTIFY => {
             let Some(controller) = shared.controllers.get(cntlid) else {
@@ -106,22 +108,32 @@ pub(super) fn admin(
 }
 
 /// Queues an Abort (base section 5.1). It is executed after this turn, since its command may belong
-/// to another connection.
+/// to another connection, or by another queue of the target, which answers by mail.
 fn abort(shared: &mut NvmeTargetState, cntlid: u16, command: &NvmeCommand) -> AdminResponse {
-    let controller = shared.controllers.get(cntlid);
-    let Some((controller, admin)) = controller.and_then(|one| Some((one, one.queue(0)?))) else {
+    let controller = shared.controllers.get_mut(cntlid);
+    let Some((controller, admin)) = controller.and_then(|one| one.admin.map(|admin| (one, admin)))
+    else {
         return AdminResponse::Failed(NvmeStatus::INTERNAL);
     };
     shared.counters.nvmet_aborts += 1;
-    let open = shared.aborts.iter().filter(|abort| abort.admin == admin).count();
+    let here = shared.aborts.iter().filter(|abort| abort.admin == admin).count();
+    let open = here + controller.remote_aborts;
     if open > usize::from(ACL) {
         return AdminResponse::Failed(NvmeStatus::ABORT_LIMIT.do_not_retry());
     }
     let asked = AbortCommand::from_command(command);
-    let Some(queue) = controller.queue(asked.sqid) else {
+    let Some(GroupConnId { queue, conn }) = controller.association.queue(asked.sqid) else {
         return AdminResponse::Value(NOT_ABORTED);
     };
-    shared.aborts.push_back(PendingAbort { admin, cid: command.cid, queue, target: asked.cid });
+    let (cid, target) = (command.cid, asked.cid);
+    let abort = PendingAbort { cntlid, admin, cid, queue: conn, target };
+    if queue == shared.member.queue() {
+        shared.aborts.push_back(abort);
+    } else {
+        controller.remote_aborts += 1;
+        let from = shared.member.queue();
+        shared.member.send(queue, TargetMail::Abort { from, abort });
+    }
     AdminResponse::Pending
 }
 
@@ -131,10 +143,10 @@ fn get_features(shared: &NvmeTargetState, cntlid: u16, command: &NvmeCommand) ->
         return AdminResponse::Failed(NvmeStatus::INTERNAL);
     };
     let asked = FeaturesCommand::from_command(command);
-    if asked.fid == feature::HOST_IDENTIFIER && controller.subsystem.is_some() {
+    if asked.fid == feature::HOST_IDENTIFIER && controller.association.subsystem.is_some() {
         // EXHID: over Fabrics only 16-byte identifiers exist.
         return if asked.value & 1 == 1 {
-            AdminResponse::Data(controller.hostid.to_vec())
+            AdminResponse::Data(controller.association.hostid.to_vec())
         } else {
             AdminResponse::Failed(INVALID)
         };

@@ -3,6 +3,7 @@
 //! It has two implementations: [`NvmeChannel`] over a [`Host`], which forwards every call, and the
 //! fake of this module's tests, which simulates a slow, full or broken disk without TCP.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use abi::aligned::AlignedBuf;
@@ -89,6 +90,8 @@ pub(super) trait TargetDisk {
         len: u32,
         fua: bool,
     );
+    /// Makes the device read a range anew that another host has written.
+    fn invalidate(&mut self, file: FileId, range: Range<u64>);
     fn flush(&mut self, token: DiskToken, file: FileId);
     fn zero(&mut self, token: DiskToken, at: (FileId, u64), len: u64, deallocate: bool);
     fn poll_read(&mut self, user: DiskUser) -> Option<(u64, Result<Bytes, FileFault>)>;
@@ -223,6 +226,10 @@ impl TargetDisk for Host {
         fua: bool,
     ) {
         self.extent_write(token, file, offset, buffer, len, fua);
+    }
+
+    fn invalidate(&mut self, file: FileId, range: Range<u64>) {
+        self.extent_invalidate(file, range.start, range.end.saturating_sub(range.start));
     }
 
     fn flush(&mut self, token: DiskToken, file: FileId) {

@@ -12,7 +12,8 @@
 
 use std::collections::VecDeque;
 
-use super::shared::{NvmeOp, NvmeOpId, NvmeOpStage, NvmeTargetState};
+use super::common::NvmeOpId;
+use super::shared::{NvmeOp, NvmeOpStage, NvmeTargetState};
 use crate::write_buffers as buffers;
 
 /// A controller's use of its quota.

@@ -9,7 +9,8 @@ use wire::nvme::fabrics::{
 use wire::nvme::nqn::Nqn;
 use wire::nvme::status::NvmeStatus;
 
-use super::controller::{NewControllerParams, TargetConnId};
+use super::association::{AddedQueue, NewAssociationParams};
+use super::common::{GroupConnId, TargetConnId};
 use super::log::QuotedNqn;
 use super::shared::NvmeTargetState;
 use crate::nvme::channel::NvmePskIdentity;
@@ -148,13 +149,21 @@ fn connect_admin(
         let result = ConnectResult::Refused(NvmeStatus::CONTROLLER_BUSY);
         ConnectRefusal::new(result, format!("limit of {most} controllers reached"))
     };
-    if shared.controllers.len() >= most {
-        return Err(busy());
-    }
-    let admission =
-        NewControllerParams { subsystem, hostnqn, hostid: data.hostid, kato: asked.kato };
+    let params = NewAssociationParams { subsystem, hostnqn, hostid: data.hostid };
+    let association = {
+        let mut all = shared.member.associations();
+        if all.len() >= most {
+            return Err(busy());
+        }
+        let admin = GroupConnId { queue: shared.member.queue(), conn: key };
+        all.create(now, params, admin, shared.member.queues()).ok_or_else(busy)?
+    };
     shared.counters.nvmet_controllers += 1;
-    shared.controllers.create(now, admission, key).ok_or_else(busy)
+    let cntlid = association.cntlid;
+    if let Some(controller) = shared.controllers.join(association, Some(key)) {
+        controller.set_kato(asked.kato);
+    }
+    Ok(cntlid)
 }
 
 /// Connects an I/O queue of an existing controller.
@@ -175,35 +184,39 @@ fn connect_io(
     let subsystem = shared.subsystems.iter().position(|subsystem| subsystem.nqn == subnqn);
     let subsystem =
         subsystem.ok_or_else(|| ConnectRefusal::data(ipo::SUBNQN, "no such subsystem"))?;
-    let controller = shared.controllers.get_mut(cntlid).ok_or_else(|| {
+    // If the association ends from now on, its home reports that by mail.
+    let association = shared.member.associations().get(cntlid);
+    let association = association.ok_or_else(|| {
         ConnectRefusal::data(ipo::CNTLID, format!("no such controller: {cntlid:#x}"))
     })?;
-    if controller.subsystem != Some(subsystem) {
+    if association.subsystem != Some(subsystem) {
         let why = format!("controller {cntlid} belongs to another subsystem");
         return Err(ConnectRefusal::data(ipo::SUBNQN, why));
     }
     // Another host's controller is refused. Hosts are told apart by NQN, as in SPDK: some
     // initiators send another host identifier with each Connect, and that of the admin queue is
     // used.
-    if controller.hostnqn != hostnqn {
-        let (owner, hostnqn) = (QuotedNqn(&controller.hostnqn), QuotedNqn(&hostnqn));
+    if association.hostnqn != hostnqn {
+        let (owner, hostnqn) = (QuotedNqn(&association.hostnqn), QuotedNqn(&hostnqn));
         let why = format!("controller {cntlid} belongs to host {owner}, not {hostnqn}");
         return Err(ConnectRefusal::data(ipo::HOSTNQN, why));
     }
-    if !controller.is_ready() {
+    if !association.is_ready() {
         return Err(ConnectRefusal::sequence(format!("controller {cntlid} is not enabled")));
     }
-    let granted =
-        if controller.io_queues_granted == 0 { queues_max } else { controller.io_queues_granted };
-    if qid > granted {
-        let why = format!("queue {qid} exceeds the {granted} queues of controller {cntlid}");
-        return Err(ConnectRefusal::command(ipo::QID, why));
+    let conn = GroupConnId { queue: shared.member.queue(), conn: key };
+    match association.add_queue(qid, conn, queues_max) {
+        AddedQueue::Added => {}
+        AddedQueue::Exceeds(granted) => {
+            let why = format!("queue {qid} exceeds the {granted} queues of controller {cntlid}");
+            return Err(ConnectRefusal::command(ipo::QID, why));
+        }
+        AddedQueue::Taken => {
+            let why = format!("queue {qid} of controller {cntlid} is already connected");
+            return Err(ConnectRefusal::sequence(why));
+        }
     }
-    if controller.queue(qid).is_some() {
-        let why = format!("queue {qid} of controller {cntlid} is already connected");
-        return Err(ConnectRefusal::sequence(why));
-    }
-    controller.add_queue(qid, key);
+    shared.controllers.join(association, None);
     shared.counters.nvmet_queues += 1;
     Ok(cntlid)
 }

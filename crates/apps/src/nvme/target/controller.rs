@@ -1,33 +1,27 @@
 //! Controllers. A controller is one association of an initiator with a subsystem; it exists from
 //! the Connect of its admin queue to the end of that connection (fabrics section 1.5).
 //!
-//! This module accesses no connection. Commands about a controller are executed in `admin`,
-//! `features` and `pages`.
+//! Each queue of the target has an entry for a controller that has a connection there; the entry of
+//! the admin connection's queue, its home, is the only one that admin commands use. What all
+//! entries share is in [`super::association`]. This module accesses no connection. Commands about a
+//! controller are executed in `admin`, `features` and `pages`.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use base::{Duration, Instant};
 use wire::nvme::command::{AsyncEvent, events};
 use wire::nvme::fabrics::{
-    CNTLID_MAX, ControllerCapabilities, ControllerConfiguration, ControllerStatus, PropertyGet,
-    PropertySet, ShutdownNotification, ShutdownStatus, property, version,
+    ControllerCapabilities, ControllerConfiguration, ControllerStatus, PropertyGet, PropertySet,
+    ShutdownNotification, ShutdownStatus, property, version,
 };
-use wire::nvme::log::ErrorLogEntry;
-use wire::nvme::nqn::Nqn;
 use wire::nvme::status::NvmeStatus;
 
+use super::association::Association;
 use super::buffer_quota::BufferQuota;
+use super::common::TargetConnId;
 use super::features::FeatureValues;
 
-/// Identifies a connection of the target: the slot of its socket, and a serial number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct TargetConnId {
-    pub(super) index: usize,
-    pub(super) serial: u32,
-}
-
-/// Entries of the error log: ELPE plus one.
-pub(super) const ERRORS_MAX: u8 = 16;
 /// Concurrent Asynchronous Event Requests: AERL plus one.
 pub(super) const EVENT_REQUESTS_MAX: u8 = 4;
 /// Granularity of the keep alive timer in milliseconds. KAS has units of 100 ms.
@@ -123,33 +117,45 @@ pub(super) const CHANGED_MAX: usize = 1024;
 /// A controller.
 #[derive(Debug)]
 pub(super) struct Controller {
-    pub(super) cntlid: u16,
-    /// Index of the subsystem; `None` for a discovery controller.
-    pub(super) subsystem: Option<usize>,
-    pub(super) hostnqn: Nqn,
-    pub(super) hostid: [u8; 16],
+    pub(super) association: Arc<Association>,
+    /// The admin connection, if it is on this queue of the target.
+    pub(super) admin: Option<TargetConnId>,
     configuration: ControllerConfiguration,
     status: ControllerStatus,
     /// Keep alive timeout in milliseconds; zero if disabled.
     kato: u32,
-    /// Time of the last command.
-    pub(super) last_command: Instant,
-    /// Connections indexed by queue ID; 0 is the admin queue.
-    queues: Vec<Option<TargetConnId>>,
-    /// Number of I/O queues granted by Set Features; zero if not set.
-    pub(super) io_queues_granted: u16,
-    pub(super) values: FeatureValues,
+    values: FeatureValues,
     pub(super) events: AsyncEventState,
-    /// Error log, the newest entry first.
-    pub(super) errors: VecDeque<ErrorLogEntry>,
-    pub(super) error_count: u64,
+    /// Abort commands about commands on other queues of the target, which have not answered.
+    pub(super) remote_aborts: usize,
+    /// Memory of this queue of the target.
     pub(super) quota: BufferQuota,
 }
 
 impl Controller {
-    /// Returns whether I/O commands, and admin commands other than Fabrics commands, are accepted.
-    pub(super) const fn is_ready(&self) -> bool {
-        self.status.ready && matches!(self.status.shutdown, ShutdownStatus::Normal)
+    fn new(association: Arc<Association>, admin: Option<TargetConnId>) -> Self {
+        Self {
+            association,
+            admin,
+            configuration: ControllerConfiguration::default(),
+            status: ControllerStatus::default(),
+            kato: 0,
+            values: FeatureValues::default(),
+            events: AsyncEventState::default(),
+            remote_aborts: 0,
+            quota: BufferQuota::default(),
+        }
+    }
+
+    /// Returns the values of features.
+    pub(super) const fn values(&self) -> &FeatureValues {
+        &self.values
+    }
+
+    /// Changes the values of features.
+    pub(super) fn set_values(&mut self, change: impl FnOnce(&mut FeatureValues)) {
+        change(&mut self.values);
+        self.association.set_writes_through(!self.values.write_cache);
     }
 
     /// Returns the keep alive timeout in milliseconds.
@@ -165,35 +171,8 @@ impl Controller {
     /// Returns the time at which the keep alive timer expires (base section 3.9). Any command on
     /// any queue restarts it.
     pub(super) fn expires(&self) -> Option<Instant> {
-        (self.kato > 0).then(|| self.last_command + Duration::from_millis(u64::from(self.kato)))
-    }
-
-    /// Returns the connection of a queue.
-    pub(super) fn queue(&self, qid: u16) -> Option<TargetConnId> {
-        self.queues.get(usize::from(qid)).copied().flatten()
-    }
-
-    /// Adds a queue, whose ID must be free.
-    pub(super) fn add_queue(&mut self, qid: u16, key: TargetConnId) {
-        let index = usize::from(qid);
-        if self.queues.len() <= index {
-            self.queues.resize(index + 1, None);
-        }
-        if let Some(queue) = self.queues.get_mut(index) {
-            *queue = Some(key);
-        }
-    }
-
-    /// Removes a queue whose connection has ended.
-    pub(super) fn remove_queue(&mut self, qid: u16) {
-        if let Some(queue) = self.queues.get_mut(usize::from(qid)) {
-            *queue = None;
-        }
-    }
-
-    /// Returns the connections of the I/O queues.
-    pub(super) fn io_queues(&self) -> impl Iterator<Item = TargetConnId> + '_ {
-        self.queues.iter().skip(1).copied().flatten()
+        (self.kato > 0)
+            .then(|| self.association.last_command() + Duration::from_millis(u64::from(self.kato)))
     }
 
     /// Executes Property Get. While namespaces are being opened (`opening`), CSTS.RDY reads as
@@ -239,29 +218,23 @@ impl Controller {
         if new.enable && !old.enable {
             // Only values that CAP announces: the NVM command set, 4 KiB pages, round robin.
             let known = matches!(new.css, 0 | 6) && new.mps == 0 && new.ams == 0;
-            let entries = self.subsystem.is_none() || (new.iosqes, new.iocqes) == (6, 4);
+            let entries =
+                self.association.subsystem.is_none() || (new.iosqes, new.iocqes) == (6, 4);
             let shutdown = ShutdownStatus::Normal;
             let good = known && entries;
             self.status = ControllerStatus { ready: good, fatal: !good, shutdown };
         } else if !new.enable && old.enable {
             // Controller reset: features return to their defaults, queues stay connected.
             self.status = ControllerStatus::default();
-            self.values = FeatureValues::default();
+            self.set_values(|values| *values = FeatureValues::default());
             self.events.enabled = 0;
         }
         if !matches!(new.shutdown, ShutdownNotification::None) && old.shutdown != new.shutdown {
             // Written data is at the disk already, so shutdown completes at once.
             self.status.shutdown = ShutdownStatus::Complete;
         }
-    }
-
-    /// Adds a failed command to the error log.
-    pub(super) fn record_error(&mut self, sqid: u16, cid: u16, status: NvmeStatus) {
-        self.error_count += 1;
-        self.errors.truncate(usize::from(ERRORS_MAX) - 1);
-        let (location, lba, nsid) = (u16::MAX, 0, 0);
-        let count = self.error_count;
-        self.errors.push_front(ErrorLogEntry { count, sqid, cid, status, location, lba, nsid });
+        let normal = matches!(self.status.shutdown, ShutdownStatus::Normal);
+        self.association.set_ready(self.status.ready && normal);
     }
 }
 
@@ -278,82 +251,52 @@ fn capabilities(mqes: u16) -> ControllerCapabilities {
     }
 }
 
-/// Parameters of a new controller, from Connect.
-pub(super) struct NewControllerParams {
-    pub(super) subsystem: Option<usize>,
-    pub(super) hostnqn: Nqn,
-    pub(super) hostid: [u8; 16],
-    pub(super) kato: u32,
-}
-
-/// The table of controllers.
+/// The controllers that have connections on this queue of the target.
 #[derive(Debug, Default)]
 pub(super) struct Controllers {
     /// Sorted by identifier, for binary search.
     table: Vec<Controller>,
-    /// Identifier assigned last. Identifiers are reused as late as possible.
-    last: u16,
 }
 
 impl Controllers {
+    /// Returns the number of controllers whose home is here.
     pub(super) fn len(&self) -> usize {
-        self.table.len()
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Controller> {
-        self.table.iter()
+        self.table.iter().filter(|one| one.admin.is_some()).count()
     }
 
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Controller> {
         self.table.iter_mut()
     }
 
+    fn index(&self, cntlid: u16) -> Result<usize, usize> {
+        self.table.binary_search_by_key(&cntlid, |one| one.association.cntlid)
+    }
+
     pub(super) fn get(&self, cntlid: u16) -> Option<&Controller> {
-        let index = self.table.binary_search_by_key(&cntlid, |one| one.cntlid).ok()?;
-        self.table.get(index)
+        self.table.get(self.index(cntlid).ok()?)
     }
 
     pub(super) fn get_mut(&mut self, cntlid: u16) -> Option<&mut Controller> {
-        let index = self.table.binary_search_by_key(&cntlid, |one| one.cntlid).ok()?;
+        let index = self.index(cntlid).ok()?;
         self.table.get_mut(index)
     }
 
-    /// Creates a controller for a new admin queue. Returns `None` if no identifier is free.
-    pub(super) fn create(
+    /// Adds the entry of an association, unless it exists: for its admin connection, or for the
+    /// first of its I/O connections here. Returns the entry.
+    pub(super) fn join(
         &mut self,
-        now: Instant,
-        admission: NewControllerParams,
-        admin: TargetConnId,
-    ) -> Option<u16> {
-        let free = |id: &u16| self.table.binary_search_by_key(id, |one| one.cntlid).is_err();
-        let next = (self.last + 1..=CNTLID_MAX).chain(1..=self.last);
-        let cntlid = { next }.find(free)?;
-        let mut controller = Controller {
-            cntlid,
-            subsystem: admission.subsystem,
-            hostnqn: admission.hostnqn,
-            hostid: admission.hostid,
-            configuration: ControllerConfiguration::default(),
-            status: ControllerStatus::default(),
-            kato: 0,
-            last_command: now,
-            queues: vec![Some(admin)],
-            io_queues_granted: 0,
-            values: FeatureValues::default(),
-            events: AsyncEventState::default(),
-            errors: VecDeque::new(),
-            error_count: 0,
-            quota: BufferQuota::default(),
-        };
-        controller.set_kato(admission.kato);
-        let place = self.table.partition_point(|one| one.cntlid < cntlid);
-        self.table.insert(place, controller);
-        self.last = cntlid;
-        Some(cntlid)
+        association: Arc<Association>,
+        admin: Option<TargetConnId>,
+    ) -> Option<&mut Controller> {
+        let index = self.index(association.cntlid).unwrap_or_else(|index| {
+            self.table.insert(index, Controller::new(association, admin));
+            index
+        });
+        self.table.get_mut(index)
     }
 
     pub(super) fn remove(&mut self, cntlid: u16) -> Option<Controller> {
-        let index = self.table.binary_search_by_key(&cntlid, |one| one.cntlid).ok()?;
+        let index = self.index(cntlid).ok()?;
         Some(self.table.remove(index))
     }
 }

@@ -66,6 +66,8 @@ base::counters! {
         nvmet_waits_memory,
         /// Commands that waited for a lock on their blocks.
         nvmet_waits_range,
+        /// Ranges written on other queues that this queue's device had to read anew.
+        nvmet_invalidations,
         /// Flushes of the disk, by Flush commands and for FUA of Write Zeroes.
         nvmet_flushes,
         /// Write Zeroes commands.

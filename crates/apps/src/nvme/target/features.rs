@@ -48,7 +48,7 @@ fn is_known(controller: &Controller, fid: u8) -> bool {
         feature::NUMBER_OF_QUEUES | feature::VOLATILE_WRITE_CACHE | feature::HOST_IDENTIFIER
     );
     let kept = KEPT.iter().any(|kept| kept.0 == fid);
-    common || controller.subsystem.is_some() && (others || kept)
+    common || controller.association.subsystem.is_some() && (others || kept)
 }
 
 /// Executes Get Features. Returns the value of dword 0.
@@ -63,8 +63,10 @@ pub(super) fn get(
     if !is_known(controller, asked.fid) {
         return Err(INVALID);
     }
-    let granted =
-        if controller.io_queues_granted == 0 { queues_max } else { controller.io_queues_granted };
+    let granted = match controller.association.io_queues_granted() {
+        0 => queues_max,
+        granted => granted,
+    };
     let counts = |count: u16| {
         QueueCounts { submission: u32::from(count), completion: u32::from(count) }.to_value()
     };
@@ -95,8 +97,8 @@ pub(super) fn get(
             }
         }
         feature::NUMBER_OF_QUEUES => counts(if current { granted } else { queues_max }),
-        feature::VOLATILE_WRITE_CACHE => u32::from(!current || controller.values.write_cache),
-        _ if current => kept(&controller.values),
+        feature::VOLATILE_WRITE_CACHE => u32::from(!current || controller.values().write_cache),
+        _ if current => kept(controller.values()),
         _ => kept(&FeatureValues::default()),
     })
 }
@@ -119,14 +121,16 @@ pub(super) fn set(
     match asked.fid {
         feature::KEEP_ALIVE => controller.set_kato(asked.value),
         feature::ASYNC_EVENT => {
-            if asked.value & !events_known(controller.subsystem.is_none()) != 0 {
+            if asked.value & !events_known(controller.association.subsystem.is_none()) != 0 {
                 return Err(INVALID);
             }
             controller.events.enabled = asked.value;
         }
         feature::NUMBER_OF_QUEUES => return set_queues(controller, asked.value, queues_max),
         feature::VOLATILE_WRITE_CACHE if asked.value > 1 => return Err(INVALID),
-        feature::VOLATILE_WRITE_CACHE => controller.values.write_cache = asked.value == 1,
+        feature::VOLATILE_WRITE_CACHE => {
+            controller.set_values(|values| values.write_cache = asked.value == 1);
+        }
         // Over Fabrics the identifier is in Connect (fabrics section 3.6).
         feature::HOST_IDENTIFIER => return Err(NvmeStatus::COMMAND_SEQUENCE.do_not_retry()),
         fid => {
@@ -134,9 +138,11 @@ pub(super) fn set(
             if KEPT.get(place).is_none_or(|kept| asked.value & !kept.1 != 0) {
                 return Err(INVALID);
             }
-            if let Some(kept) = controller.values.kept.get_mut(place) {
-                *kept = asked.value;
-            }
+            controller.set_values(|values| {
+                if let Some(kept) = values.kept.get_mut(place) {
+                    *kept = asked.value;
+                }
+            });
         }
     }
     Ok(0)
@@ -144,14 +150,13 @@ pub(super) fn set(
 
 /// Sets Number of Queues, which is allowed only before I/O queues are connected (base section
 /// 5.27.1.5).
-fn set_queues(controller: &mut Controller, value: u32, queues_max: u16) -> Result<u32, NvmeStatus> {
+fn set_queues(controller: &Controller, value: u32, queues_max: u16) -> Result<u32, NvmeStatus> {
     let asked = QueueCounts::from_value(value).ok_or(INVALID)?;
-    if controller.io_queues().next().is_some() {
-        return Err(NvmeStatus::COMMAND_SEQUENCE.do_not_retry());
-    }
     let asked = asked.submission.min(asked.completion);
     let granted = u16::try_from(asked).unwrap_or(u16::MAX).min(queues_max);
-    controller.io_queues_granted = granted;
+    if !controller.association.grant_io_queues(granted) {
+        return Err(NvmeStatus::COMMAND_SEQUENCE.do_not_retry());
+    }
     let count = u32::from(granted);
     Ok(QueueCounts { submission: count, completion: count }.to_value())
 }

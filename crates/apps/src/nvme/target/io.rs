@@ -22,9 +22,11 @@ use wire::nvme::fabrics::FabricsCommand;
 use wire::nvme::status::NvmeStatus;
 
 use super::backend::{TargetDisk, TargetTransport};
+use super::common::NvmeOpId;
+use super::group::TargetMail;
 use super::queue::{SGL_LENGTH, SGL_TYPE, TargetConnContext, check, in_capsule};
 use super::range_locks::RangeLockMode;
-use super::shared::{NvmeOp, NvmeOpId, NvmeOpKind, NvmeOpStage};
+use super::shared::{NvmeOp, NvmeOpKind, NvmeOpStage, NvmeTargetState};
 
 /// Largest SGL length accepted for the ranges of a Dataset Management command: 256 ranges of 16
 /// bytes (nvm section 3.2.3).
@@ -160,10 +162,11 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
         let shared = &mut *self.shared;
         let queue = self.conn.queue.as_ref().ok_or(NvmeStatus::INTERNAL)?;
         let controller = shared.controllers.get(queue.params.cntlid).ok_or(NvmeStatus::INTERNAL)?;
-        if !controller.is_ready() {
+        let association = &controller.association;
+        if !association.is_ready() {
             return Err(NvmeStatus::COMMAND_SEQUENCE.do_not_retry());
         }
-        let subsystem = controller.subsystem.and_then(|index| shared.subsystems.get(index));
+        let subsystem = association.subsystem.and_then(|index| shared.subsystems.get(index));
         let place = subsystem.and_then(|subsystem| subsystem.namespace_index(command.nsid));
         let none = NvmeStatus::INVALID_NAMESPACE.do_not_retry();
         let place = place.ok_or(none)?;
@@ -175,25 +178,15 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
             return Err(NvmeStatus::WRITE_PROTECTED.do_not_retry());
         }
         check_data(command, &asked, &capsule)?;
-        let writes_through = !controller.values.write_cache;
-        let counters = &mut shared.counters;
-        match asked.verb {
-            NvmeOpKind::Read => counters.nvmet_reads += 1,
-            NvmeOpKind::Write => {
-                counters.nvmet_writes += 1;
-                counters.nvmet_writes_in_capsule += u64::from(!capsule.is_empty());
-            }
-            NvmeOpKind::Compare { .. } => counters.nvmet_compares += 1,
-            NvmeOpKind::Zero { .. } => counters.nvmet_zeroes += 1,
-            NvmeOpKind::CheckedRead { .. } | NvmeOpKind::Deallocate { .. } | NvmeOpKind::Flush => {}
-        }
+        let writes_through = association.writes_through();
+        count_command(shared, asked.verb, !capsule.is_empty());
         Ok(NvmeOp {
             owner: Some(self.conn.key),
             cid: command.cid,
             cntlid: queue.params.cntlid,
             kind: asked.verb,
             stage: NvmeOpStage::Memory,
-            lock_waiting_since: self.now,
+            tables_awaited: 0,
             namespace_index: place,
             offset: asked.bytes.start,
             len: asked.bytes.end - asked.bytes.start,
@@ -288,7 +281,7 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
     fn lock_range(&mut self, id: NvmeOpId) {
         let shared = &mut *self.shared;
         let op = shared.ops.get_mut(id);
-        let found = op.and_then(|op| Some((shared.namespaces.get_mut(op.namespace_index)?, op)));
+        let found = op.and_then(|op| Some((shared.namespaces.get(op.namespace_index)?, op)));
         let Some((namespace, op)) = found else {
             internal_error!(shared.counters.nvmet_internal_errors, "a range for no operation");
             return;
@@ -317,14 +310,17 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
                 RangeLockMode::Exclusive
             }
         };
-        let (lock, held) = namespace.locks.lock(op.offset..op.offset + op.len, mode, id.0);
-        op.lock = Some(lock);
-        if held {
-            self.execute(id);
-        } else {
-            (op.stage, op.lock_waiting_since) = (NvmeOpStage::Range, self.now);
-            shared.counters.nvmet_waits_range += 1;
+        let range = op.offset..op.offset + op.len;
+        let request = namespace.locks.lock(self.now, range, mode, id);
+        op.lock = Some(request.lock);
+        if request.waits_for.is_empty() {
+            return self.execute(id);
         }
+        (op.stage, op.tables_awaited) = (NvmeOpStage::Range, request.waits_for.len());
+        shared.counters.nvmet_waits_range += 1;
+        // Their tables may be waiting for acknowledgments, which only they can see.
+        let others = request.waits_for.iter().filter(|&queue| queue != shared.member.queue());
+        others.for_each(|queue| shared.member.send(queue, TargetMail::RangeWanted));
     }
 
     /// Executes an operation that holds its lock.
@@ -343,7 +339,7 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
             );
             return;
         };
-        let suspect = namespace.is_suspect(&(op.offset..op.offset + op.len));
+        let suspect = namespace.shared.is_suspect(&(op.offset..op.offset + op.len));
         op.stage = NvmeOpStage::Disk;
         let number = id.0;
         let token = DiskToken { user: shared.disk_user, number };
@@ -389,9 +385,14 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
         // At most MDTS.
         let len = u32::try_from(op.len).unwrap_or(u32::MAX);
         let data = NvmeDataSource::File { file, offset: op.offset, len };
+        let namespace = self.shared.namespaces.get(op.namespace_index);
+        for range in namespace.map(|one| one.locks.take_written()).into_iter().flatten() {
+            self.shared.counters.nvmet_invalidations += 1;
+            self.host.invalidate(file, range);
+        }
         self.complete_with_data(op.cid, &data, op.lock.map(|lock| (op.namespace_index, lock)));
         self.shared.counters.nvmet_read_bytes += op.len;
-        self.shared.health.read_bytes += op.len;
+        self.shared.member.add_health(|health| &health.read_bytes, op.len);
     }
 
     /// Reads the next part of the range for a Compare or a check of suspect blocks.
@@ -428,7 +429,7 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
         let bytes = match result {
             Ok(bytes) => bytes,
             Err(fault) => {
-                self.shared.health.media_errors += 1;
+                self.shared.member.add_health(|health| &health.media_errors, 1);
                 let status = status_of(op.kind, fault);
                 return self.finish(id, status);
             }
@@ -454,8 +455,8 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
                 );
                 return;
             };
-            if let Some(namespace) = self.shared.namespaces.get_mut(op.namespace_index) {
-                namespace.clear_suspects(&(op.offset..op.offset + op.len));
+            if let Some(namespace) = self.shared.namespaces.get(op.namespace_index) {
+                namespace.shared.clear_suspects(&(op.offset..op.offset + op.len));
             }
             return self.send_read_data(id, file);
         }
@@ -511,8 +512,8 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
         };
         op.buffer = buffer.or_else(|| op.buffer.take());
         if let Err(fault) = result {
-            shared.health.media_errors += 1;
             let status = status_of(op.kind, fault);
+            shared.member.add_health(|health| &health.media_errors, 1);
             return self.finish(id, status);
         }
         match op.kind {
@@ -535,8 +536,9 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
             }
             verb => {
                 if verb == NvmeOpKind::Write {
-                    shared.counters.nvmet_written_bytes += op.len;
-                    shared.health.written_bytes += op.len;
+                    let len = op.len;
+                    shared.counters.nvmet_written_bytes += len;
+                    shared.member.add_health(|health| &health.written_bytes, len);
                 }
                 self.finish(id, NvmeStatus::SUCCESS);
             }
@@ -598,6 +600,25 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
         };
         self.shared.release_resources(&mut op);
         self.complete(op.cid, 0, status);
+    }
+}
+
+/// Counts a command; `in_capsule` if its data came with it.
+fn count_command(shared: &mut NvmeTargetState, verb: NvmeOpKind, in_capsule: bool) {
+    let counters = &mut shared.counters;
+    match verb {
+        NvmeOpKind::Read => {
+            counters.nvmet_reads += 1;
+            shared.member.add_health(|health| &health.reads, 1);
+        }
+        NvmeOpKind::Write => {
+            counters.nvmet_writes += 1;
+            shared.member.add_health(|health| &health.writes, 1);
+            counters.nvmet_writes_in_capsule += u64::from(in_capsule);
+        }
+        NvmeOpKind::Compare { .. } => counters.nvmet_compares += 1,
+        NvmeOpKind::Zero { .. } => counters.nvmet_zeroes += 1,
+        NvmeOpKind::CheckedRead { .. } | NvmeOpKind::Deallocate { .. } | NvmeOpKind::Flush => {}
     }
 }
 

@@ -1,5 +1,7 @@
 //! Data of Identify and Get Log Page. Called by `admin`; every page is built on request.
 
+use std::sync::atomic::AtomicU64;
+
 use wire::nvme::command::{GetLogPage, IdentifyCommand, NSID_ALL, NvmeCommand, admin, events, io};
 use wire::nvme::fabrics::ADMIN_IN_CAPSULE_BYTES;
 use wire::nvme::identify::{
@@ -15,8 +17,10 @@ use wire::nvme::nqn::Nqn;
 use wire::nvme::status::NvmeStatus;
 
 use super::admin::ACL;
-use super::controller::{CHANGED_MAX, Controller, ERRORS_MAX, EVENT_REQUESTS_MAX, VERSION};
+use super::association::ERRORS_MAX;
+use super::controller::{CHANGED_MAX, Controller, EVENT_REQUESTS_MAX, VERSION};
 use super::discovery;
+use super::group::HealthTotals;
 use super::shared::NvmeTargetState;
 use super::subsystem::Subsystem;
 
@@ -51,7 +55,7 @@ pub(super) fn identify(
 ) -> Result<Vec<u8>, NvmeStatus> {
     let asked = IdentifyCommand::from_command(command);
     let mut page = [0; BYTES];
-    let subsystem = controller.subsystem.and_then(|index| shared.subsystems.get(index));
+    let subsystem = controller.association.subsystem.and_then(|index| shared.subsystems.get(index));
     let nvm = |asked: &IdentifyCommand| if asked.csi == CSI_NVM { Ok(()) } else { Err(INVALID) };
     match (asked.cns, subsystem) {
         (cns::CONTROLLER, _) => identify_controller(shared, controller).write(&mut page),
@@ -101,9 +105,9 @@ pub(super) fn identify(
                 .write(&mut page);
         }
         (cns::CONTROLLERS, Some(_)) => {
-            let same = |one: &&Controller| one.subsystem == controller.subsystem;
-            let ids = shared.controllers.iter().filter(same).map(|one| one.cntlid);
-            identify::write_controllers(asked.cntid, ids, &mut page);
+            let all = shared.member.associations();
+            let same = all.iter().filter(|one| one.subsystem == controller.association.subsystem);
+            identify::write_controllers(asked.cntid, same.map(|one| one.cntlid), &mut page);
         }
         (cns::COMMAND_SETS, Some(_)) => identify::write_command_sets(&mut page),
         _ => return Err(INVALID),
@@ -135,7 +139,7 @@ fn namespace(
 /// `core.c`.
 fn identify_controller(shared: &NvmeTargetState, controller: &Controller) -> Identified {
     let config = &shared.config;
-    let subsystem = controller.subsystem.and_then(|index| shared.subsystems.get(index));
+    let subsystem = controller.association.subsystem.and_then(|index| shared.subsystems.get(index));
     let nn = subsystem.map_or(0, Subsystem::nn);
     let io = subsystem.is_some();
     let in_capsule = config.in_capsule_bytes.max(ADMIN_IN_CAPSULE_BYTES);
@@ -148,7 +152,7 @@ fn identify_controller(shared: &NvmeTargetState, controller: &Controller) -> Ide
         rab: 0,
         cmic: if io { 1 << 1 } else { 0 },
         mdts: config.mdts,
-        cntlid: controller.cntlid,
+        cntlid: controller.association.cntlid,
         ver: VERSION,
         oaes: if io { events::NAMESPACES } else { events::DISCOVERY },
         ctratt: ctratt::HOST_ID_128 | ctratt::TRAFFIC_KEEP_ALIVE,
@@ -199,7 +203,7 @@ pub(super) fn log(
         return Err(INVALID);
     }
     let controller = shared.controllers.get(cntlid).ok_or(NvmeStatus::INTERNAL)?;
-    let io = controller.subsystem.is_some();
+    let io = controller.association.subsystem.is_some();
     let known: &[u8] = if io { &LOGS } else { &DISCOVERY_LOGS };
     if !known.contains(&asked.lid) {
         return Err(NvmeStatus::INVALID_LOG_PAGE.do_not_retry());
@@ -217,7 +221,7 @@ pub(super) fn log(
         }
         lid::EFFECTS => effects(),
         lid::CHANGED_NAMESPACES => changed(controller),
-        _ => discovery::page(shared, &controller.hostnqn),
+        _ => discovery::page(shared, &controller.association.hostnqn),
     };
     let offset = usize::try_from(asked.offset).map_err(|_| INVALID)?;
     let rest = page.get(offset..).ok_or(INVALID)?;
@@ -239,23 +243,25 @@ pub(super) fn log(
 
 fn errors(controller: &Controller) -> Vec<u8> {
     let mut page = vec![0; usize::from(ERRORS_MAX) * ErrorLogEntry::BYTES];
-    for (to, entry) in page.chunks_exact_mut(ErrorLogEntry::BYTES).zip(&controller.errors) {
-        to.copy_from_slice(&entry.to_bytes());
-    }
+    controller.association.with_errors(|log| {
+        for (to, entry) in page.chunks_exact_mut(ErrorLogEntry::BYTES).zip(&log.entries) {
+            to.copy_from_slice(&entry.to_bytes());
+        }
+    });
     page
 }
 
 fn health(shared: &NvmeTargetState, controller: &Controller) -> HealthLog {
     // Units of 1000 times 512 bytes, rounded up.
     let units = |bytes: u64| u128::from(bytes.div_ceil(512_000));
-    let counters = &shared.counters;
+    let sum = |total: fn(&HealthTotals) -> &AtomicU64| shared.member.health_sum(total);
     HealthLog {
         temperature: TEMPERATURE_K,
         percent: [100, 0, 0],
-        data_units: [shared.health.read_bytes, shared.health.written_bytes].map(units),
-        commands: [counters.nvmet_reads, counters.nvmet_writes].map(u128::from),
-        media_errors: u128::from(shared.health.media_errors),
-        error_entries: u128::from(controller.error_count),
+        data_units: [sum(|one| &one.read_bytes), sum(|one| &one.written_bytes)].map(units),
+        commands: [sum(|one| &one.reads), sum(|one| &one.writes)].map(u128::from),
+        media_errors: u128::from(sum(|one| &one.media_errors)),
+        error_entries: u128::from(controller.association.with_errors(|log| log.count)),
         ..HealthLog::default()
     }
 }

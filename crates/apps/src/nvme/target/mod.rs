@@ -14,25 +14,36 @@
 //! changes by an operator, `log` the connection log. Specifications are cited by the names that
 //! [`wire::nvme`] defines. NVMe's "host" is called initiator in comments.
 //!
+//! With several device queues each has an [`NvmeTarget`], all with one [`NvmeTargetGroup`]; the
+//! connections of an association may be on any of them. `group` has the common state and the mail
+//! between queues, `association`, `shared_namespace` and `shared_ranges` its parts, `peers` the
+//! handling of mail.
+//!
 //! Not supported, and refused: in-band authentication, namespace management by initiators,
 //! reservations, firmware commands, sanitize, protection information and Copy.
 
 mod admin;
+mod association;
 mod backend;
 mod buffer_quota;
+mod common;
 mod connect;
 mod controller;
 mod counters;
 mod discovery;
 mod features;
+mod group;
 mod io;
 mod log;
 mod log_pages;
 mod namespaces;
+mod peers;
 mod queue;
 mod range_locks;
 mod server;
 mod shared;
+mod shared_namespace;
+mod shared_ranges;
 mod subsystem;
 mod unacked_responses;
 
@@ -51,6 +62,7 @@ use wire::nvme::nqn::Nqn;
 use wire::nvme::pdu::{MAXH2CDATA_MIN, PDA_MAX};
 
 pub use counters::NvmeTargetCounters;
+pub use group::{NvmeTargetGroup, NvmeTargetMember};
 pub use namespaces::{NamespaceChangeError, NamespaceInfo, NvmeQueueInfo};
 pub use subsystem::{NamespaceConfig, SubsystemConfig};
 
@@ -64,6 +76,9 @@ use crate::pattern_rules::PatternRules;
 /// Configuration of the target. The default has no subsystem and listens on port 4420.
 #[derive(Clone, Debug)]
 pub struct NvmeTargetConfig {
+    /// Membership in a group, if the target is that of one of several queues with the same
+    /// configuration. Limits hold for each queue, except `queues_max` and `controllers_max`.
+    pub member: Option<NvmeTargetMember>,
     /// Addresses and ports to listen on.
     pub listen: Vec<ListenConfig>,
     /// Certificates for TLS on these ports; `None` for no TLS with certificates.
@@ -119,6 +134,7 @@ pub struct NvmeTargetConfig {
 impl Default for NvmeTargetConfig {
     fn default() -> Self {
         Self {
+            member: None,
             listen: vec![ListenConfig { addr: None, port: 4420, backlog: 128 }],
             tls: None,
             psk: None,
@@ -278,9 +294,16 @@ impl NvmeTarget {
         self.server.handle_accepted(now, host, socket.index(), link);
     }
 
+    /// Handles the mail of the other queues' targets. Returns whether there was any. To be called
+    /// when the waker of [`NvmeTargetGroup::set_waker`] names this queue; every other call does it
+    /// too.
+    pub fn handle_mail(&mut self, now: Instant, host: &mut Host) -> bool {
+        self.server.handle_mail(now, host)
+    }
+
     /// Replaces the list of hosts that may connect to a subsystem (`None`: all). Existing
     /// connections stay, discovery controllers are notified. Returns false if the subsystem does
-    /// not exist.
+    /// not exist. With several queues it is to be called for each.
     pub fn set_allowed_hosts(
         &mut self,
         now: Instant,
@@ -298,6 +321,9 @@ impl NvmeTarget {
 
     /// Adds a namespace to a subsystem in use, under the given ID if it is free, or else under the
     /// next ID that was never used. Returns the ID. Initiators are notified when its file is open.
+    ///
+    /// With several queues this and the other changes of namespaces apply to all queues, and are to
+    /// be requested of one queue's target, always the same.
     ///
     /// # Errors
     /// The reason for which the namespace cannot be added.
@@ -370,6 +396,7 @@ impl NvmeTarget {
 impl Application for NvmeTarget {
     /// Ignores notices about listeners, sockets, files and operations of other users.
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
+        self.server.handle_mail(now, host);
         match notice {
             Notice::Accepted(listener, socket) => {
                 if self.listeners.contains(&listener) {
@@ -396,7 +423,12 @@ impl Application for NvmeTarget {
     }
 
     fn handle_timeout(&mut self, now: Instant, host: &mut Host) {
+        self.server.handle_mail(now, host);
         self.server.handle_timeout(now, host);
+    }
+
+    fn advance(&mut self, now: Instant, host: &mut Host) -> bool {
+        self.handle_mail(now, host)
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
@@ -406,6 +438,7 @@ impl Application for NvmeTarget {
     /// Stops accepting connections and ends the existing ones. Disk operations in progress
     /// complete.
     fn drain(&mut self, now: Instant, host: &mut Host) {
+        self.server.handle_mail(now, host);
         self.listeners.iter().for_each(|&listener| host.unlisten(listener));
         self.server.drain(now, host);
     }

@@ -6,6 +6,11 @@
 //! a removed namespace fail, except those at the disk; the file is closed when the last of them has
 //! ended. A resize opens the file a second time to read its length, so that data being sent from
 //! the first open is not disturbed.
+//!
+//! On several queues one of them, the operator's, decides and tells the others, which each open or
+//! close the file too; see [`super::shared_namespace`] for the time at which a change is in force.
+
+use std::sync::Arc;
 
 use abi::FileId;
 use base::Instant;
@@ -14,9 +19,11 @@ use wire::nvme::nqn::Nqn;
 
 use super::backend::{TargetDisk, TargetTransport};
 use super::controller::Controller;
+use super::group::TargetMail;
 use super::server::NvmeTargetServer;
 use super::shared::NvmeTargetState;
-use super::subsystem::{NamespaceConfig, TargetNamespace, TargetNamespaceState};
+use super::shared_namespace::{NamespaceStateChange, SharedNamespace, TargetNamespaceState};
+use super::subsystem::{NamespaceConfig, TargetNamespace};
 
 /// Reason for which a namespace cannot be added, removed or resized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -93,10 +100,40 @@ pub struct NvmeQueueInfo {
 }
 
 impl NvmeTargetState {
-    /// Records a change of a namespace in all controllers of its subsystem.
+    /// Records a change of a namespace in all controllers of its subsystem whose home is here.
     pub(super) fn notify_namespace_changed(&mut self, subsystem: usize, nsid: u32) {
-        let its = |one: &&mut Controller| one.subsystem == Some(subsystem);
+        let its = |one: &&mut Controller| {
+            one.admin.is_some() && one.association.subsystem == Some(subsystem)
+        };
         self.controllers.iter_mut().filter(its).for_each(|one| one.events.namespace_changed(nsid));
+    }
+
+    /// Counts, logs and reports that a change of a namespace's state is in force.
+    pub(super) fn settle_namespace(
+        &mut self,
+        now: Instant,
+        place: usize,
+        change: NamespaceStateChange,
+    ) {
+        let NamespaceStateChange { before, after } = change;
+        let failed = matches!(after, TargetNamespaceState::Failed(_));
+        self.counters.nvmet_namespaces_failed += u64::from(failed);
+        let Some((subsystem, nsid)) = self.namespace_id(place) else { return };
+        let changed = before != after;
+        if changed {
+            self.notify_namespace_changed(subsystem, nsid);
+            let line = match (before, after) {
+                (_, TargetNamespaceState::Failed(fault)) => {
+                    format!("namespace={nsid} failed: {fault}")
+                }
+                (TargetNamespaceState::Ready(_), TargetNamespaceState::Ready(blocks)) => {
+                    format!("namespace={nsid} resized blocks={blocks}")
+                }
+                _ => format!("namespace={nsid} ready"),
+            };
+            self.log.add(now, None, line);
+        }
+        self.member.broadcast(|| TargetMail::NamespaceSettled { subsystem, nsid, changed });
     }
 
     /// Returns the subsystem's index and the ID of a namespace of the table.
@@ -123,7 +160,7 @@ impl TargetNamespace {
     /// reused.
     fn is_free(&self) -> bool {
         let idle = self.locks.held() == 0 && self.locks.waiting() == 0;
-        self.state == TargetNamespaceState::Removed && self.file.is_none() && idle
+        self.state() == TargetNamespaceState::Removed && self.file.is_none() && idle
     }
 }
 
@@ -140,28 +177,55 @@ impl<L: TargetTransport> NvmeTargetServer<L> {
         (nqn, nsid): (&Nqn, Option<u32>),
         config: &NamespaceConfig,
     ) -> Result<u32, NamespaceChangeError> {
-        let shared = &mut self.shared;
-        let index = shared.subsystem(nqn)?;
+        let index = self.shared.subsystem(nqn)?;
         if !(9..=12).contains(&config.block_shift) {
             return Err(NamespaceChangeError::BadBlockSize);
         }
-        if shared.namespaces.iter().any(|one| one.path == config.path && !one.is_free()) {
+        if self.shared.member.is_path_used(&config.path) {
             return Err(NamespaceChangeError::InUse);
         }
+        let subsystem = self.shared.subsystems.get(index);
+        let subsystem = subsystem.ok_or(NamespaceChangeError::NoSubsystem)?;
+        let nsid = subsystem.free_nsid(nsid).ok_or(NamespaceChangeError::BadId)?;
+        let common = self.shared.member.namespace(&config.path);
+        let only = if config.read_only { " read-only" } else { "" };
+        let line = format!("namespace={nsid} added path={:?}{only}", config.path);
+        self.shared.log.add(now, None, line);
+        // Before its own open, which may fail at once.
+        self.shared.member.broadcast(|| TargetMail::NamespaceAdded {
+            subsystem: index,
+            nsid,
+            config: config.clone(),
+            shared: Arc::clone(&common),
+        });
+        self.open_namespace(now, host, (index, nsid), config, common);
+        Ok(nsid)
+    }
+
+    /// Opens the file of a namespace that was added to a subsystem.
+    pub(super) fn open_namespace(
+        &mut self,
+        now: Instant,
+        host: &mut L::Host,
+        (index, nsid): (usize, u32),
+        config: &NamespaceConfig,
+        common: Arc<SharedNamespace>,
+    ) {
+        let shared = &mut self.shared;
         let free = shared.namespaces.iter().position(TargetNamespace::is_free);
         let place = free.unwrap_or(shared.namespaces.len());
-        let subsystem =
-            shared.subsystems.get_mut(index).ok_or(NamespaceChangeError::NoSubsystem)?;
-        let nsid = subsystem.add(nsid, place).ok_or(NamespaceChangeError::BadId)?;
-        let namespace = TargetNamespace::open(config, host);
+        let own = (shared.member.queue(), common);
+        let (namespace, change) = TargetNamespace::open(config, own, host);
         match shared.namespaces.get_mut(place) {
             Some(slot) => *slot = namespace,
             None => shared.namespaces.push(namespace),
         }
-        let only = if config.read_only { " read-only" } else { "" };
-        let line = format!("namespace={nsid} added path={:?}{only}", config.path);
-        shared.log.add(now, None, line);
-        Ok(nsid)
+        if let Some(subsystem) = shared.subsystems.get_mut(index) {
+            subsystem.insert(nsid, place);
+        }
+        if let Some(change) = change {
+            shared.settle_namespace(now, place, change);
+        }
     }
 
     /// Removes a namespace at once.
@@ -175,20 +239,25 @@ impl<L: TargetTransport> NvmeTargetServer<L> {
         nqn: &Nqn,
         nsid: u32,
     ) -> Result<(), NamespaceChangeError> {
+        let (subsystem, _) = self.shared.namespace(nqn, nsid)?;
+        self.detach_namespace(host, subsystem, nsid);
+        self.shared.member.broadcast(|| TargetMail::NamespaceRemoved { subsystem, nsid });
+        self.shared.log.add(now, None, format!("namespace={nsid} removed"));
+        self.run_affected(now, host);
+        Ok(())
+    }
+
+    /// Removes a namespace from this queue; its file is closed when no operation refers to it.
+    pub(super) fn detach_namespace(&mut self, host: &mut L::Host, index: usize, nsid: u32) {
         let shared = &mut self.shared;
-        let (index, place) = shared.namespace(nqn, nsid)?;
-        if let Some(subsystem) = shared.subsystems.get_mut(index) {
-            subsystem.remove(nsid);
-        }
+        let place = shared.subsystems.get_mut(index).and_then(|one| one.remove(nsid));
+        let Some(place) = place else { return };
         if let Some(namespace) = shared.namespaces.get_mut(place) {
-            namespace.state = TargetNamespaceState::Removed;
+            namespace.shared.remove();
             namespace.reopened.take().into_iter().for_each(|file| host.close(file));
         }
         shared.namespaces_to_close.push(place);
         shared.notify_namespace_changed(index, nsid);
-        shared.log.add(now, None, format!("namespace={nsid} removed"));
-        self.run_affected(now, host);
-        Ok(())
     }
 
     /// Reads the length of a namespace's file again; initiators are notified if it changed. If
@@ -205,10 +274,10 @@ impl<L: TargetTransport> NvmeTargetServer<L> {
         most: Option<u64>,
     ) -> Result<(), NamespaceChangeError> {
         let shared = &mut self.shared;
-        let (index, place) = shared.namespace(nqn, nsid)?;
+        let (subsystem, place) = shared.namespace(nqn, nsid)?;
         let namespace =
             shared.namespaces.get_mut(place).ok_or(NamespaceChangeError::NoNamespace)?;
-        let blocks = namespace.blocks().filter(|_| namespace.reopened.is_none());
+        let blocks = namespace.blocks().filter(|_| !namespace.shared.is_opening());
         let blocks = blocks.ok_or(NamespaceChangeError::Opening)?;
         let most = most.map(|bytes| bytes >> namespace.shift);
         if most == Some(0) {
@@ -217,14 +286,38 @@ impl<L: TargetTransport> NvmeTargetServer<L> {
         let (path, read_only) = (namespace.path.clone(), namespace.read_only);
         let file = host.open(&path, read_only).ok_or(NamespaceChangeError::TooManyFiles)?;
         namespace.reopened = Some(file);
+        namespace.leads_resize = true;
+        namespace.shared.begin_resize();
         let now_has = most.map_or(blocks, |most| blocks.min(most));
-        namespace.state = TargetNamespaceState::Ready(now_has);
         if now_has != blocks {
-            shared.notify_namespace_changed(index, nsid);
+            namespace.shared.limit(now_has);
+            shared.notify_namespace_changed(subsystem, nsid);
             shared.log.add(now, None, format!("namespace={nsid} resized blocks={now_has}"));
+            let changed = true;
+            shared.member.broadcast(|| TargetMail::NamespaceSettled { subsystem, nsid, changed });
         }
         self.run_affected(now, host);
         Ok(())
+    }
+
+    /// Opens the file of a namespace again, because another queue has received an order to resize
+    /// it.
+    pub(super) fn reopen_namespace(
+        &mut self,
+        now: Instant,
+        host: &mut L::Host,
+        (index, nsid): (usize, u32),
+    ) {
+        let shared = &mut self.shared;
+        let place = shared.subsystems.get(index).and_then(|one| one.namespace_index(nsid));
+        let Some(place) = place else { return };
+        let Some(namespace) = shared.namespaces.get_mut(place) else { return };
+        namespace.reopened = host.open(&namespace.path, namespace.read_only);
+        if namespace.reopened.is_none() {
+            let full = abi::FileFault::Refused(abi::Refusal::TableFull);
+            let change = namespace.shared.report_open(shared.member.queue(), Err(full));
+            change.into_iter().for_each(|change| shared.settle_namespace(now, place, change));
+        }
     }
 
     /// Handles the end of a second open by [`Self::resize_namespace`]. Returns false if `file` is
@@ -238,19 +331,17 @@ impl<L: TargetTransport> NvmeTargetServer<L> {
         let shared = &mut self.shared;
         let found = shared.namespaces.iter().position(|one| one.reopened == Some(file));
         let Some(place) = found else { return false };
+        let id = shared.namespace_id(place);
         let Some(namespace) = shared.namespaces.get_mut(place) else { return false };
-        let before = namespace.blocks();
-        if let Some(old) = namespace.handle_reopened(host) {
-            host.close(old);
+        let Some((old, result)) = namespace.handle_reopened(host) else { return true };
+        old.into_iter().for_each(|old| host.close(old));
+        // Only now, so that the others open a file whose length the operator has changed.
+        if let (true, Some((subsystem, nsid))) = (core::mem::take(&mut namespace.leads_resize), id)
+        {
+            shared.member.broadcast(|| TargetMail::NamespaceReopened { subsystem, nsid });
         }
-        let after = namespace.blocks();
-        if before != after {
-            if let Some((index, nsid)) = shared.namespace_id(place) {
-                shared.notify_namespace_changed(index, nsid);
-                let blocks = after.unwrap_or(0);
-                shared.log.add(now, None, format!("namespace={nsid} resized blocks={blocks}"));
-            }
-        }
+        let change = namespace.shared.report_open(shared.member.queue(), result);
+        change.into_iter().for_each(|change| shared.settle_namespace(now, place, change));
         self.run_affected(now, host);
         true
     }
@@ -262,13 +353,18 @@ impl<L: TargetTransport> NvmeTargetServer<L> {
             ops,
             namespaces,
             closed_paths: closed,
+            member,
             ..
         } = &mut self.shared;
         leaving.retain(|&place| {
             let used = ops.any_for_namespace(place);
             if let Some(namespace) = namespaces.get_mut(place).filter(|_| !used) {
                 namespace.file.take().into_iter().for_each(|file| host.close(file));
-                closed.push_back(namespace.path.clone());
+                if namespace.shared.report_closed() {
+                    let path = &namespace.path;
+                    member.broadcast(|| TargetMail::NamespaceClosed(path.clone()));
+                    closed.push_back(path.clone());
+                }
             }
             used
         });
@@ -289,9 +385,8 @@ impl<L: TargetTransport> NvmeTargetServer<L> {
                     uuid: namespace.uuid,
                     block_bytes: 1 << namespace.shift,
                     read_only: namespace.read_only,
-                    opening: namespace.state == TargetNamespaceState::Opening
-                        || namespace.reopened.is_some(),
-                    blocks: match namespace.state {
+                    opening: namespace.shared.is_opening(),
+                    blocks: match namespace.state() {
                         TargetNamespaceState::Failed(fault) => Err(fault),
                         _ => Ok(namespace.blocks().unwrap_or(0)),
                     },

@@ -6,6 +6,7 @@
 //! before that; no more commands are open than the queue has entries.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use base::{Duration, Instant};
 use bytes::Bytes;
@@ -19,11 +20,13 @@ use wire::nvme::status::NvmeStatus;
 
 use super::admin;
 use super::backend::TargetTransport;
+use super::common::{NvmeOpId, TargetConnId};
 use super::connect::{self, ConnectRefusal, ConnectedQueueParams};
-use super::controller::TargetConnId;
+use super::controller::Controller;
+use super::group::TargetMail;
 use super::log::ConnectNames;
-use super::range_locks::LockId;
-use super::shared::{NvmeOpId, NvmeTargetState};
+use super::shared::NvmeTargetState;
+use super::shared_ranges::NamespaceLock;
 use super::unacked_responses::{UnackedResponse, UnackedResponses};
 use crate::pattern_inspection::ConnectionRules;
 
@@ -299,7 +302,7 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
         let acknowledged = self.conn.link.acknowledged(self.host);
         while let Some(answer) = self.conn.unacked.pop(acknowledged) {
             if let Some((place, lock)) = answer.locked_range {
-                self.shared.unlock(place, lock);
+                self.shared.unlock(place, NamespaceLock::Shared(lock));
             }
         }
     }
@@ -309,9 +312,9 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
     /// sent, and fail if the disk cannot read them.
     pub(super) fn mark_reads_suspect(&mut self) {
         for (place, lock) in self.conn.unacked.locked_ranges() {
-            let Some(namespace) = self.shared.namespaces.get_mut(place) else { continue };
+            let Some(namespace) = self.shared.namespaces.get(place) else { continue };
             if let Some(range) = namespace.locks.range(lock) {
-                namespace.mark_suspect(range);
+                namespace.shared.mark_suspect(range);
             }
         }
     }
@@ -333,8 +336,8 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
             self.count_failed(cid, status);
             return self.respond(&NvmeCompletion { result: 0, sqhd, cid, status });
         }
-        if let Some(controller) = self.shared.controllers.get_mut(cntlid) {
-            controller.last_command = self.now;
+        if let Some(controller) = self.shared.controllers.get(cntlid) {
+            controller.association.note_command(self.shared.member.queue(), self.now);
         }
         if qid != 0 {
             return self.handle_io(command, data, (digest_ok, is_denied));
@@ -494,7 +497,7 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
         &mut self,
         cid: u16,
         data: &NvmeDataSource,
-        kept: Option<(usize, LockId)>,
+        kept: Option<(usize, NamespaceLock)>,
     ) {
         // With flow control a completion is needed to report SQHD (tcp section 3.3.2.2).
         let success = self.conn.queue.as_ref().is_some_and(|queue| !queue.params.flow_control);
@@ -508,7 +511,12 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
             NvmeDataSource::Memory(memory) => memory.len(),
             NvmeDataSource::File { .. } => 0,
         };
-        self.conn.unacked.push(UnackedResponse { mark, bytes, locked_range: kept });
+        // Only reads are sent, and their locks are shared.
+        let locked_range = kept.and_then(|(place, lock)| match lock {
+            NamespaceLock::Shared(lock) => Some((place, lock)),
+            NamespaceLock::Exclusive(_) => None,
+        });
+        self.conn.unacked.push(UnackedResponse { mark, bytes, locked_range });
     }
 
     /// Completes a command with a page, which must be as long as the host's SGL describes.
@@ -535,8 +543,8 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
 
     fn record_error(&mut self, cid: u16, status: NvmeStatus) {
         let Some(queue) = &self.conn.queue else { return };
-        if let Some(controller) = self.shared.controllers.get_mut(queue.params.cntlid) {
-            controller.record_error(queue.params.qid, cid, status);
+        if let Some(controller) = self.shared.controllers.get(queue.params.cntlid) {
+            controller.association.record_error(queue.params.qid, cid, status);
         }
     }
 
@@ -565,7 +573,7 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
         self.detach_operations();
         let answers = core::mem::take(&mut self.conn.unacked);
         for (place, lock) in answers.locked_ranges() {
-            self.shared.unlock(place, lock);
+            self.shared.unlock(place, NamespaceLock::Shared(lock));
         }
         self.remove_queue();
     }
@@ -573,13 +581,17 @@ impl<L: TargetTransport> TargetConnContext<'_, L> {
     fn remove_queue(&mut self) {
         let Some(queue) = self.conn.queue.take() else { return };
         let ConnectedQueueParams { cntlid, qid, .. } = queue.params;
+        let shared = &mut *self.shared;
         if qid != 0 {
-            if let Some(controller) = self.shared.controllers.get_mut(cntlid) {
-                controller.remove_queue(qid);
+            if let Some(controller) = shared.controllers.get(cntlid) {
+                controller.association.remove_queue(qid);
             }
-        } else if let Some(controller) = self.shared.controllers.remove(cntlid) {
-            // The association ends with its admin queue.
-            self.shared.to_disconnect.extend(controller.io_queues());
+        } else if let Some(Controller { association, .. }) = shared.controllers.remove(cntlid) {
+            // The association ends with its admin queue. An I/O queue that is being connected
+            // elsewhere was admitted before this, so its queue of the target reads the mail later.
+            shared.member.associations().remove(cntlid);
+            shared.end_io_queues(&association);
+            shared.member.broadcast(|| TargetMail::AssociationEnded(Arc::clone(&association)));
         }
     }
 }

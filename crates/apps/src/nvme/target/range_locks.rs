@@ -1,5 +1,6 @@
-//! Range locks of a namespace: a range that is being read is not written, and a range that is being
-//! written is neither read nor written.
+//! Range locks of a namespace in one queue: a range that is being read is not written, and a range
+//! that is being written is neither read nor written. [`super::shared_ranges`] joins the tables of
+//! several queues.
 //!
 //! A read holds its range until its data is acknowledged: the device reads it again for a
 //! retransmission and has to find the same bytes. Overlapping locks are granted in the order of
@@ -14,7 +15,22 @@ use std::ops::Range;
 
 /// Identifies a lock that is held or waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct LockId(usize);
+pub(super) struct LockId(u32);
+
+impl LockId {
+    /// Identifies no lock.
+    pub(super) const NONE: Self = Self(u32::MAX);
+
+    const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl From<usize> for LockId {
+    fn from(index: usize) -> Self {
+        Self(u32::try_from(index).unwrap_or(u32::MAX))
+    }
+}
 
 /// Lock mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,15 +42,15 @@ pub(super) enum RangeLockMode {
 }
 
 #[derive(Debug)]
-struct RangeLock {
+struct RangeLock<O> {
     range: Range<u64>,
     mode: RangeLockMode,
     held: bool,
-    /// Number of the operation, returned when the lock is granted.
-    owner: u64,
+    /// The requester, returned when the lock is granted.
+    owner: O,
 }
 
-impl RangeLock {
+impl<O> RangeLock<O> {
     fn conflicts_with(&self, range: &Range<u64>, mode: RangeLockMode) -> bool {
         let both_read = self.mode == RangeLockMode::Shared && mode == RangeLockMode::Shared;
         !both_read && self.overlaps(range)
@@ -45,10 +61,10 @@ impl RangeLock {
     }
 }
 
-/// The locks of one namespace.
-#[derive(Debug, Default)]
-pub(super) struct RangeLocks {
-    locks: Vec<Option<RangeLock>>,
+/// The locks of one namespace, with owners of type `O`.
+#[derive(Debug)]
+pub(super) struct RangeLocks<O> {
+    locks: Vec<Option<RangeLock<O>>>,
     free: Vec<usize>,
     /// Indexes of locks that are not held, in the order of their requests.
     waiting: VecDeque<usize>,
@@ -56,14 +72,21 @@ pub(super) struct RangeLocks {
     exclusive: usize,
 }
 
-impl RangeLocks {
+// `derive` would require `Default` of the owners.
+impl<O> Default for RangeLocks<O> {
+    fn default() -> Self {
+        Self { locks: Vec::new(), free: Vec::new(), waiting: VecDeque::new(), exclusive: 0 }
+    }
+}
+
+impl<O: Copy> RangeLocks<O> {
     /// Requests a lock on a range for `owner`. Returns true if it is held at once; otherwise a
     /// later [`Self::release`] of another lock reports `owner` when it is granted.
     pub(super) fn lock(
         &mut self,
         range: Range<u64>,
         mode: RangeLockMode,
-        owner: u64,
+        owner: O,
     ) -> (LockId, bool) {
         let held = self.is_grantable(&range, mode, self.waiting.len());
         let index = self.free.pop().unwrap_or_else(|| {
@@ -77,17 +100,17 @@ impl RangeLocks {
         if !held {
             self.waiting.push_back(index);
         }
-        (LockId(index), held)
+        (LockId::from(index), held)
     }
 
     /// Releases a lock, held or not, and calls `granted` with the owners of locks that are held as
     /// a consequence.
-    pub(super) fn release(&mut self, id: LockId, granted: &mut impl FnMut(u64)) {
-        let Some(lock) = self.locks.get_mut(id.0).and_then(Option::take) else { return };
-        self.free.push(id.0);
+    pub(super) fn release(&mut self, id: LockId, granted: &mut impl FnMut(O)) {
+        let Some(lock) = self.locks.get_mut(id.index()).and_then(Option::take) else { return };
+        self.free.push(id.index());
         self.exclusive -= usize::from(lock.mode == RangeLockMode::Exclusive);
         if !lock.held {
-            self.waiting.retain(|index| *index != id.0);
+            self.waiting.retain(|index| *index != id.index());
         }
         if !self.waiting.is_empty() {
             self.grant_waiting(&lock.range, granted);
@@ -95,25 +118,28 @@ impl RangeLocks {
     }
 
     pub(super) fn range(&self, id: LockId) -> Option<Range<u64>> {
-        Some(self.locks.get(id.0)?.as_ref()?.range.clone())
+        Some(self.locks.get(id.index())?.as_ref()?.range.clone())
     }
 
-    /// Returns the owners of waiting locks.
-    pub(super) fn waiting_owners(&self) -> impl Iterator<Item = u64> + '_ {
-        let lock = |index: &usize| self.locks.get(*index).and_then(Option::as_ref);
-        self.waiting.iter().filter_map(lock).map(|lock| lock.owner)
+    /// Calls `f` with each waiting lock and its owner.
+    pub(super) fn for_each_waiting(&mut self, mut f: impl FnMut(LockId, &mut O)) {
+        for &index in &self.waiting {
+            if let Some(Some(lock)) = self.locks.get_mut(index) {
+                f(LockId::from(index), &mut lock.owner);
+            }
+        }
     }
 
     /// Returns the held locks that conflict with a waiting one.
     pub(super) fn holders(&self, id: LockId) -> impl Iterator<Item = LockId> + '_ {
-        let waits = self.locks.get(id.0).and_then(Option::as_ref);
-        let excludes = move |lock: &RangeLock| {
+        let waits = self.locks.get(id.index()).and_then(Option::as_ref);
+        let excludes = move |lock: &RangeLock<O>| {
             lock.held && waits.is_some_and(|waits| lock.conflicts_with(&waits.range, waits.mode))
         };
         let locks = self.locks.iter().enumerate();
         locks
             .filter(move |(_, lock)| lock.as_ref().is_some_and(excludes))
-            .map(|(index, _)| LockId(index))
+            .map(|(index, _)| LockId::from(index))
     }
 
     /// Returns the number of waiting locks.
@@ -121,13 +147,13 @@ impl RangeLocks {
         self.waiting.len()
     }
 
-    /// Returns the number of held locks.
-    pub(super) fn held(&self) -> usize {
-        self.locks.iter().flatten().filter(|lock| lock.held).count()
+    /// Returns the number of held locks whose owners satisfy `is`.
+    pub(super) fn held(&self, is: impl Fn(&O) -> bool) -> usize {
+        self.locks.iter().flatten().filter(|lock| lock.held && is(&lock.owner)).count()
     }
 
     /// Grants waiting locks that overlapped a released range.
-    fn grant_waiting(&mut self, released: &Range<u64>, granted: &mut impl FnMut(u64)) {
+    fn grant_waiting(&mut self, released: &Range<u64>, granted: &mut impl FnMut(O)) {
         let mut place = 0;
         while let Some(&index) = self.waiting.get(place) {
             let Some(Some(lock)) = self.locks.get(index) else { return };
@@ -162,7 +188,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn released(locks: &mut RangeLocks, id: LockId) -> Vec<u64> {
+    fn released(locks: &mut RangeLocks<u64>, id: LockId) -> Vec<u64> {
         let mut owners = Vec::new();
         locks.release(id, &mut |owner| owners.push(owner));
         owners
@@ -189,7 +215,7 @@ mod tests {
         assert_eq!(released(&mut locks, c), [5]);
         assert!(released(&mut locks, f).is_empty());
         assert!(released(&mut locks, e).is_empty());
-        assert_eq!((locks.held(), locks.waiting(), locks.exclusive), (0, 0, 0));
+        assert_eq!((locks.held(|_| true), locks.waiting(), locks.exclusive), (0, 0, 0));
     }
 
     #[test]
@@ -201,7 +227,7 @@ mod tests {
         assert!(!held && !late);
         assert_eq!(released(&mut locks, b), [3]);
         assert!(released(&mut locks, a).is_empty());
-        assert_eq!((locks.held(), locks.waiting()), (1, 0));
+        assert_eq!((locks.held(|_| true), locks.waiting()), (1, 0));
     }
 
     proptest! {

@@ -14,15 +14,14 @@ use wire::nvme::status::NvmeStatus;
 use super::NvmeTargetConfig;
 use super::admin::NOT_ABORTED;
 use super::backend::{TargetDisk, TargetTransport};
-use super::controller::{Controller, Controllers, TargetConnId};
+use super::common::{NvmeOpId, PendingAbort, TargetConnId};
+use super::controller::{Controller, Controllers};
 use super::counters::NvmeTargetCounters;
 use super::log::ConnectionLog;
 use super::namespaces::NvmeQueueInfo;
 use super::queue::{NOT_ACKNOWLEDGED, NvmeTargetConn, TargetConnContext};
-use super::shared::{
-    HealthTotals, NvmeOpId, NvmeOpStage, NvmeOpTable, NvmeTargetState, PendingAbort,
-};
-use super::subsystem::{TargetNamespaceState, open_all};
+use super::shared::{NvmeOpStage, NvmeOpTable, NvmeTargetState};
+use super::subsystem::{OpenedSubsystems, open_all};
 use crate::nvme::SecureChannelError;
 use crate::pattern_inspection::PatternInspection;
 use crate::write_buffers::WriteBufferPool;
@@ -45,15 +44,17 @@ pub(super) struct NvmeTargetServer<L> {
 
 impl<L: TargetTransport> NvmeTargetServer<L> {
     pub(super) fn new(config: NvmeTargetConfig, disk: &mut L::Host) -> Self {
-        let (subsystems, namespaces) = open_all(&config.subsystems, disk);
-        let failed = namespaces
-            .iter()
-            .filter(|one| matches!(one.state, TargetNamespaceState::Failed(_)))
-            .count();
-        let mut counters = NvmeTargetCounters::default();
-        counters.nvmet_namespaces_failed += failed as u64;
+        let member = config.member.clone().unwrap_or_default();
+        let OpenedSubsystems { subsystems, namespaces, failed } = open_all(
+            &config.subsystems,
+            (member.queue(), |path: &str| member.namespace(path)),
+            disk,
+        );
+        let counters =
+            NvmeTargetCounters { nvmet_namespaces_failed: failed, ..NvmeTargetCounters::default() };
         let log = ConnectionLog::new(config.log, config.unix_epoch);
         let shared = NvmeTargetState {
+            member,
             disk_user: disk.new_user(),
             buffers: WriteBufferPool::new(config.buffer_bytes_max),
             inspection: PatternInspection::new(config.pattern_rules.clone()),
@@ -69,7 +70,6 @@ impl<L: TargetTransport> NvmeTargetServer<L> {
             aborts: Default::default(),
             to_disconnect: Vec::new(),
             generation: 1,
-            health: HealthTotals::default(),
             log,
             namespaces_to_close: Vec::new(),
             closed_paths: Default::default(),
@@ -138,13 +138,13 @@ impl<L: TargetTransport> NvmeTargetServer<L> {
         let NvmeTargetState { subsystems, controllers, .. } = &self.shared;
         let info = |conn: &NvmeTargetConn<L>| {
             let queue = conn.queue.as_ref()?;
-            let controller = controllers.get(queue.params.cntlid)?;
-            let subsystem = controller.subsystem.and_then(|index| subsystems.get(index));
+            let association = &controllers.get(queue.params.cntlid)?.association;
+            let subsystem = association.subsystem.and_then(|index| subsystems.get(index));
             let (header_digest, data_digest) = conn.link.digests();
             Some(NvmeQueueInfo {
                 remote: conn.remote,
-                host: controller.hostnqn,
-                host_id: controller.hostid,
+                host: association.hostnqn,
+                host_id: association.hostid,
                 subsystem: subsystem.map_or_else(Nqn::discovery, |subsystem| subsystem.nqn),
                 controller: queue.params.cntlid,
                 queue: queue.params.qid,
@@ -171,23 +171,10 @@ impl<L: TargetTransport> NvmeTargetServer<L> {
         let Some(place) = shared.namespaces.iter().position(|one| one.file == Some(file)) else {
             return;
         };
-        let Some(namespace) = shared.namespaces.get_mut(place) else { return };
-        let before = namespace.state;
-        namespace.handle_opened(host);
-        let after = namespace.state;
-        if before == after {
-            return;
-        }
-        shared.counters.nvmet_namespaces_failed +=
-            u64::from(matches!(after, TargetNamespaceState::Failed(_)));
-        if let Some((index, nsid)) = shared.namespace_id(place) {
-            shared.notify_namespace_changed(index, nsid);
-            let line = match after {
-                TargetNamespaceState::Failed(fault) => format!("namespace={nsid} failed: {fault}"),
-                _ => format!("namespace={nsid} ready"),
-            };
-            shared.log.add(now, None, line);
-        }
+        let Some(namespace) = shared.namespaces.get(place) else { return };
+        let change = namespace.handle_opened(shared.member.queue(), host);
+        let Some(change) = change else { return };
+        shared.settle_namespace(now, place, change);
         self.run_affected(now, host);
     }
 
@@ -205,7 +192,7 @@ impl<L: TargetTransport> NvmeTargetServer<L> {
         let Some(found) = found else { return false };
         found.hosts = hosts;
         shared.generation += 1;
-        let discovery = |one: &&mut Controller| one.subsystem.is_none();
+        let discovery = |one: &&mut Controller| one.association.subsystem.is_none();
         for controller in shared.controllers.iter_mut().filter(discovery) {
             controller.events.discovery_changed();
         }
@@ -337,14 +324,36 @@ impl<L: TargetTransport> NvmeTargetServer<L> {
 
     /// Aborts a command if possible, then completes the Abort command.
     fn abort(&mut self, now: Instant, host: &mut L::Host, abort: PendingAbort) {
-        let PendingAbort { admin, cid, queue, target } = abort;
+        let aborted = self.abort_command(now, host, abort);
+        self.complete_abort(now, host, abort, aborted);
+    }
+
+    /// Aborts a command of this queue if possible. Returns whether it was aborted.
+    pub(super) fn abort_command(
+        &mut self,
+        now: Instant,
+        host: &mut L::Host,
+        abort: PendingAbort,
+    ) -> bool {
+        let PendingAbort { queue, target, .. } = abort;
         let index = self.connection_index(queue);
         let aborted = index
             .and_then(|index| self.with_connection(now, host, index, |turn| turn.abort(target)));
-        let result = if aborted == Some(true) { 0 } else { NOT_ABORTED };
-        if let Some(index) = self.connection_index(admin) {
+        aborted == Some(true)
+    }
+
+    /// Completes an Abort command.
+    pub(super) fn complete_abort(
+        &mut self,
+        now: Instant,
+        host: &mut L::Host,
+        abort: PendingAbort,
+        aborted: bool,
+    ) {
+        let result = if aborted { 0 } else { NOT_ABORTED };
+        if let Some(index) = self.connection_index(abort.admin) {
             self.with_connection(now, host, index, |turn| {
-                turn.complete(cid, result, NvmeStatus::SUCCESS)
+                turn.complete(abort.cid, result, NvmeStatus::SUCCESS)
             });
         }
     }
@@ -371,7 +380,7 @@ impl<L: TargetTransport> NvmeTargetServer<L> {
         let mut due = Vec::new();
         for controller in self.shared.controllers.iter_mut() {
             while let Some((cid, event)) = controller.events.poll() {
-                due.push((controller.queue(0), cid, event));
+                due.push((controller.admin, cid, event));
             }
         }
         for (key, cid, event) in due {

@@ -1,4 +1,4 @@
-//! State shared by all connections of a target, and the table of operations.
+//! State shared by all connections of one queue of a target, and the table of operations.
 
 use std::collections::VecDeque;
 
@@ -7,33 +7,21 @@ use abi::aligned::AlignedBuf;
 use base::Instant;
 use bytes::Bytes;
 use host::DiskUser;
-use structures::slab::{Slab, SlabKey};
+use structures::slab::Slab;
 
 use super::NvmeTargetConfig;
-use super::controller::{Controllers, TargetConnId};
+use super::association::Association;
+use super::common::{NvmeOpId, PendingAbort, TargetConnId};
+use super::controller::Controllers;
 use super::counters::NvmeTargetCounters;
+use super::group::{NvmeTargetMember, TargetMail};
 use super::log::ConnectionLog;
 use super::range_locks::LockId;
-use super::subsystem::{Subsystem, TargetNamespace, TargetNamespaceState};
+use super::shared_namespace::TargetNamespaceState;
+use super::shared_ranges::NamespaceLock;
+use super::subsystem::{Subsystem, TargetNamespace};
 use crate::pattern_inspection::PatternInspection;
 use crate::write_buffers::{WriteBufferLease, WriteBufferPool};
-
-/// Identifies an operation: slot and generation. Also the token of its disk operations and the
-/// owner of its lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct NvmeOpId(pub(super) u64);
-
-impl NvmeOpId {
-    const fn key(self) -> SlabKey {
-        SlabKey::from_u64(self.0)
-    }
-}
-
-impl From<SlabKey> for NvmeOpId {
-    fn from(key: SlabKey) -> Self {
-        Self(key.to_u64())
-    }
-}
 
 /// Kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,8 +85,9 @@ pub(super) struct NvmeOp {
     pub(super) cntlid: u16,
     pub(super) kind: NvmeOpKind,
     pub(super) stage: NvmeOpStage,
-    /// Time since which it waits for its lock; meaningful in [`NvmeOpStage::Range`].
-    pub(super) lock_waiting_since: Instant,
+    /// Number of tables of locks that have not granted its lock; meaningful in
+    /// [`NvmeOpStage::Range`].
+    pub(super) tables_awaited: usize,
     /// Index of the namespace in [`NvmeTargetState::namespaces`].
     pub(super) namespace_index: usize,
     /// First byte of the range in the namespace.
@@ -121,7 +110,7 @@ pub(super) struct NvmeOp {
     pub(super) quota_bytes: usize,
     pub(super) buffer: Option<AlignedBuf>,
     pub(super) lease: Option<WriteBufferLease>,
-    pub(super) lock: Option<LockId>,
+    pub(super) lock: Option<NamespaceLock>,
     /// Extent of the disk read in progress.
     pub(super) reading: Option<FileExtent>,
 }
@@ -163,6 +152,15 @@ impl NvmeOpTable {
         self.0.remove(id.key())
     }
 
+    /// Records that a table has granted the lock of an operation. Returns the operation if it now
+    /// holds the lock.
+    pub(super) fn grant(&mut self, id: NvmeOpId) -> Option<NvmeOpId> {
+        // An aborted operation may be granted its lock by mail that was sent before.
+        let op = self.get_mut(id)?;
+        op.tables_awaited = op.tables_awaited.saturating_sub(1);
+        (op.tables_awaited == 0).then_some(id)
+    }
+
     /// Finds the operation of a command.
     pub(super) fn find_command(&self, key: TargetConnId, cid: u16) -> Option<NvmeOpId> {
         let is = |op: &NvmeOp| op.owner == Some(key) && op.cid == cid;
@@ -181,19 +179,10 @@ impl NvmeOpTable {
     }
 }
 
-/// A pending Abort command.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct PendingAbort {
-    /// Connection and identifier of the Abort command itself.
-    pub(super) admin: TargetConnId,
-    pub(super) cid: u16,
-    /// Connection and identifier of the command to abort.
-    pub(super) queue: TargetConnId,
-    pub(super) target: u16,
-}
-
-/// State shared by all connections.
+/// State shared by all connections of a queue.
 pub(super) struct NvmeTargetState {
+    /// The membership in the group of the target's queues.
+    pub(super) member: NvmeTargetMember,
     /// The target's identity as a user of the host's disk.
     pub(super) disk_user: DiskUser,
     pub(super) config: NvmeTargetConfig,
@@ -216,8 +205,6 @@ pub(super) struct NvmeTargetState {
     pub(super) to_disconnect: Vec<TargetConnId>,
     /// GENCTR of the discovery log.
     pub(super) generation: u64,
-    /// Values for the health log that no counter holds.
-    pub(super) health: HealthTotals,
     pub(super) log: ConnectionLog,
     /// Inspection of the data of I/O commands.
     pub(super) inspection: PatternInspection,
@@ -225,14 +212,6 @@ pub(super) struct NvmeTargetState {
     pub(super) namespaces_to_close: Vec<usize>,
     /// Paths of closed files of removed namespaces, until the program takes them.
     pub(super) closed_paths: VecDeque<String>,
-}
-
-/// Values for the SMART / health information log.
-#[derive(Debug, Default)]
-pub(super) struct HealthTotals {
-    pub(super) read_bytes: u64,
-    pub(super) written_bytes: u64,
-    pub(super) media_errors: u64,
 }
 
 impl NvmeTargetState {
@@ -254,38 +233,45 @@ impl NvmeTargetState {
     }
 
     /// Releases a lock; operations that are granted theirs become ready.
-    pub(super) fn unlock(&mut self, place: usize, lock: LockId) {
-        let Some(namespace) = self.namespaces.get_mut(place) else { return };
-        let ready = &mut self.ready;
-        namespace.locks.release(lock, &mut |owner| ready.push_back(NvmeOpId(owner)));
+    pub(super) fn unlock(&mut self, place: usize, lock: NamespaceLock) {
+        let Some(namespace) = self.namespaces.get(place) else { return };
+        let (member, ops, ready) = (&self.member, &mut self.ops, &mut self.ready);
+        namespace.locks.release(lock, &mut |owner| {
+            if owner.queue == member.queue() {
+                ready.extend(ops.grant(owner.op));
+            } else {
+                member.send(owner.queue, TargetMail::Granted(owner.op));
+            }
+        });
     }
 
-    /// Returns the locks, sorted, that conflict with operations that have waited longer than
-    /// `send_timeout`. The time of each such operation is restarted: the conflicting operation may
-    /// be at the disk, which may take long.
-    pub(super) fn expired_lock_holders(&mut self, now: Instant) -> Vec<(usize, LockId)> {
+    /// Returns the locks, sorted, that conflict with operations of any queue that have waited
+    /// longer than `send_timeout`.
+    pub(super) fn expired_lock_holders(&self, now: Instant) -> Vec<(usize, LockId)> {
         let mut found = Vec::new();
         for (place, namespace) in self.namespaces.iter().enumerate() {
-            for owner in namespace.locks.waiting_owners() {
-                let Some(op) = self.ops.get_mut(NvmeOpId(owner)) else { continue };
-                if now < op.lock_waiting_since + self.config.send_timeout {
-                    continue;
-                }
-                op.lock_waiting_since = now;
-                let holders = op.lock.into_iter().flat_map(|lock| namespace.locks.holders(lock));
-                found.extend(holders.map(|lock| (place, lock)));
+            if namespace.locks.waiting() > 0 {
+                let holders = namespace.locks.expired_holders(now, self.config.send_timeout);
+                found.extend(holders.into_iter().map(|lock| (place, lock)));
             }
         }
         found.sort_unstable();
         found
     }
 
-    /// Returns whether the first open of any namespace is in progress.
-    pub(super) fn is_opening(&self) -> bool {
-        self.namespaces.iter().any(|namespace| namespace.state == TargetNamespaceState::Opening)
+    /// Has the I/O connections of an ended association disconnected that are on this queue.
+    pub(super) fn end_io_queues(&mut self, association: &Association) {
+        let own = self.member.queue();
+        let here = association.io_queues().into_iter().filter(|one| one.queue == own);
+        self.to_disconnect.extend(here.map(|one| one.conn));
     }
 
-    /// Returns the number of operations that wait for a lock.
+    /// Returns whether the first open of any namespace is in progress.
+    pub(super) fn is_opening(&self) -> bool {
+        self.namespaces.iter().any(|namespace| namespace.state() == TargetNamespaceState::Opening)
+    }
+
+    /// Returns the number of operations, of any queue, that wait for a lock in this queue's tables.
     pub(super) fn waiting(&self) -> usize {
         self.namespaces.iter().map(|namespace| namespace.locks.waiting()).sum()
     }

@@ -1,7 +1,7 @@
 //! Subsystems: their namespaces on files, and the hosts that may connect.
 
-use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
 
 use abi::{FileFault, FileId, FileKind};
 use siphasher::sip128::{Hasher128, SipHasher13};
@@ -11,12 +11,11 @@ use wire::nvme::nqn::Nqn;
 use wire::nvme::status::NvmeStatus;
 
 use super::backend::TargetDisk;
-use super::range_locks::RangeLocks;
+use super::shared_namespace::{NamespaceStateChange, SharedNamespace, TargetNamespaceState};
+use super::shared_ranges::NamespaceLocks;
 
 /// Maximum number of namespaces of a subsystem, and largest namespace ID.
 pub(super) const NAMESPACES_MAX: usize = 1024;
-/// Maximum number of suspect ranges that a namespace remembers.
-const SUSPECTS_MAX: usize = 1024;
 
 /// Configuration of a subsystem.
 #[derive(Clone, Debug)]
@@ -60,18 +59,7 @@ impl NamespaceConfig {
     }
 }
 
-/// State of a namespace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum TargetNamespaceState {
-    Opening,
-    /// Its number of blocks.
-    Ready(u64),
-    Failed(FileFault),
-    /// Removed. The slot is reused once no operation and no lock refers to it.
-    Removed,
-}
-
-/// A namespace.
+/// A namespace, as one queue of the target has opened it.
 #[derive(Debug)]
 pub(super) struct TargetNamespace {
     pub(super) path: String,
@@ -81,75 +69,92 @@ pub(super) struct TargetNamespace {
     pub(super) file: Option<FileId>,
     /// The second open of the file, in progress, which reads its new length.
     pub(super) reopened: Option<FileId>,
-    pub(super) state: TargetNamespaceState,
-    pub(super) locks: RangeLocks,
-    /// Byte ranges that the disk may be unable to read.
-    suspects: VecDeque<Range<u64>>,
+    /// This queue received the order for the resize in progress, and tells the others.
+    pub(super) leads_resize: bool,
+    pub(super) shared: Arc<SharedNamespace>,
+    pub(super) locks: NamespaceLocks,
 }
 
 impl TargetNamespace {
-    pub(super) fn open(config: &NamespaceConfig, disk: &mut impl TargetDisk) -> Self {
+    /// Opens the file of a namespace on a queue of the target. The change is returned if this ends
+    /// the opens of all queues.
+    pub(super) fn open(
+        config: &NamespaceConfig,
+        (queue, shared): (usize, Arc<SharedNamespace>),
+        disk: &mut impl TargetDisk,
+    ) -> (Self, Option<NamespaceStateChange>) {
         let file = disk.open(&config.path, config.read_only);
-        let state = match file {
-            Some(_) => TargetNamespaceState::Opening,
-            None => TargetNamespaceState::Failed(FileFault::Refused(abi::Refusal::TableFull)),
+        let change = match file {
+            Some(_) => None,
+            None => {
+                let full = FileFault::Refused(abi::Refusal::TableFull);
+                shared.report_open(queue, Err(full))
+            }
         };
-        Self {
+        let namespace = Self {
             path: config.path.clone(),
             shift: config.block_shift,
             read_only: config.read_only,
             uuid: config.uuid,
             file,
             reopened: None,
-            state,
-            locks: RangeLocks::default(),
-            suspects: VecDeque::new(),
-        }
+            leads_resize: false,
+            locks: NamespaceLocks::new(Arc::clone(&shared.locks), queue),
+            shared,
+        };
+        (namespace, change)
     }
 
-    /// Handles the end of the first open of the file.
-    pub(super) fn handle_opened(&mut self, disk: &impl TargetDisk) {
-        if self.state != TargetNamespaceState::Removed {
-            self.state =
-                self.file.and_then(|file| self.open_result(disk, file)).unwrap_or(self.state);
-        }
+    /// Returns the state, which is the same on all queues.
+    pub(super) fn state(&self) -> TargetNamespaceState {
+        self.shared.state()
     }
 
-    /// Handles the end of the second open. Returns the file to be closed, if the open has ended.
-    pub(super) fn handle_reopened(&mut self, disk: &impl TargetDisk) -> Option<FileId> {
+    /// Handles the end of the first open of the file. Returns the change if this ends the opens of
+    /// all queues.
+    pub(super) fn handle_opened(
+        &self,
+        queue: usize,
+        disk: &impl TargetDisk,
+    ) -> Option<NamespaceStateChange> {
+        let result = self.open_result(disk, self.file?)?;
+        self.shared.report_open(queue, result)
+    }
+
+    /// Handles the end of the second open. Returns the file to be closed, and the number of blocks,
+    /// if the open has ended.
+    pub(super) fn handle_reopened(
+        &mut self,
+        disk: &impl TargetDisk,
+    ) -> Option<(Option<FileId>, Result<u64, FileFault>)> {
         let new = self.reopened?;
-        let state = self.open_result(disk, new)?;
+        let result = self.open_result(disk, new)?;
         self.reopened = None;
         // If the file can no longer be opened, the first open stays in use.
-        if !matches!(
-            (state, self.state),
-            (TargetNamespaceState::Ready(_), TargetNamespaceState::Ready(_))
-        ) {
-            return Some(new);
-        }
-        self.state = state;
-        self.file.replace(new)
+        let is_ready = matches!(self.state(), TargetNamespaceState::Ready(_));
+        let old = if result.is_ok() && is_ready { self.file.replace(new) } else { Some(new) };
+        Some((old, result))
     }
 
-    /// Returns the result of opening a file; `None` while the open is in progress.
-    fn open_result(&self, disk: &impl TargetDisk, file: FileId) -> Option<TargetNamespaceState> {
+    /// Returns the number of blocks of an opened file; `None` while the open is in progress.
+    fn open_result(&self, disk: &impl TargetDisk, file: FileId) -> Option<Result<u64, FileFault>> {
         Some(match disk.stat(file)? {
             Ok(stat) if !matches!(stat.kind, FileKind::Regular | FileKind::Block) => {
-                TargetNamespaceState::Failed(FileFault::BadPath)
+                Err(FileFault::BadPath)
             }
             // A partial last block is not used.
             Ok(stat) => match stat.size >> self.shift {
-                0 => TargetNamespaceState::Failed(FileFault::BadExtent),
-                blocks => TargetNamespaceState::Ready(blocks),
+                0 => Err(FileFault::BadExtent),
+                blocks => Ok(blocks),
             },
-            Err(fault) => TargetNamespaceState::Failed(fault),
+            Err(fault) => Err(fault),
         })
     }
 
     /// Checks that the namespace is ready and contains a range of bytes. Both may change while a
     /// command waits.
     pub(super) fn check(&self, range: &Range<u64>) -> Result<(), NvmeStatus> {
-        match self.state {
+        match self.state() {
             TargetNamespaceState::Ready(blocks) if range.end <= blocks << self.shift => Ok(()),
             TargetNamespaceState::Ready(_) => Err(NvmeStatus::LBA_OUT_OF_RANGE.do_not_retry()),
             TargetNamespaceState::Opening => Err(NvmeStatus::NAMESPACE_NOT_READY),
@@ -159,30 +164,9 @@ impl TargetNamespace {
         }
     }
 
-    /// Records a range that was being sent when a disk read failed.
-    pub(super) fn mark_suspect(&mut self, range: Range<u64>) {
-        if self.suspects.contains(&range) {
-            return;
-        }
-        if self.suspects.len() >= SUSPECTS_MAX {
-            self.suspects.pop_front();
-        }
-        self.suspects.push_back(range);
-    }
-
-    /// Returns whether a range overlaps a suspect one.
-    pub(super) fn is_suspect(&self, range: &Range<u64>) -> bool {
-        self.suspects.iter().any(|one| one.start < range.end && range.start < one.end)
-    }
-
-    /// Removes the suspect ranges within a range that was read without error.
-    pub(super) fn clear_suspects(&mut self, range: &Range<u64>) {
-        self.suspects.retain(|one| one.start < range.start || one.end > range.end);
-    }
-
     /// Returns the number of blocks once the namespace is ready.
-    pub(super) const fn blocks(&self) -> Option<u64> {
-        match self.state {
+    pub(super) fn blocks(&self) -> Option<u64> {
+        match self.state() {
             TargetNamespaceState::Ready(blocks) => Some(blocks),
             TargetNamespaceState::Opening
             | TargetNamespaceState::Failed(_)
@@ -245,19 +229,24 @@ impl Subsystem {
         u32::try_from(index + 1).ok()
     }
 
-    /// Adds a namespace under `nsid` if that is free, or under the next ID that was never used, so
-    /// that initiators do not confuse it with a removed one. Returns `None` if there is no such ID.
-    pub(super) fn add(&mut self, nsid: Option<u32>, place: usize) -> Option<u32> {
+    /// Returns `nsid` if that is free, or the next ID that was never used, so that initiators do
+    /// not confuse its namespace with a removed one. Returns `None` if there is no such ID.
+    pub(super) fn free_nsid(&self, nsid: Option<u32>) -> Option<u32> {
         let nsid = nsid.unwrap_or_else(|| self.nn() + 1);
         let index = usize::try_from(nsid.checked_sub(1)?).ok()?;
-        if index >= NAMESPACES_MAX || self.namespace_index(nsid).is_some() {
-            return None;
-        }
+        let is_free = index < NAMESPACES_MAX && self.namespace_index(nsid).is_none();
+        is_free.then_some(nsid)
+    }
+
+    /// Adds a namespace under an ID of [`Self::free_nsid`].
+    pub(super) fn insert(&mut self, nsid: u32, place: usize) {
+        let index = nsid.saturating_sub(1) as usize;
         if self.namespace_indexes.len() <= index {
             self.namespace_indexes.resize(index + 1, None);
         }
-        *self.namespace_indexes.get_mut(index)? = Some(place);
-        Some(nsid)
+        if let Some(slot) = self.namespace_indexes.get_mut(index) {
+            *slot = Some(place);
+        }
     }
 
     /// Removes a namespace and returns its index in the table of all.
@@ -278,17 +267,30 @@ impl Subsystem {
     }
 }
 
-/// Opens the namespaces of all subsystems.
+/// Result of [`open_all`].
+pub(super) struct OpenedSubsystems {
+    pub(super) subsystems: Vec<Subsystem>,
+    pub(super) namespaces: Vec<TargetNamespace>,
+    /// Number of namespaces that have failed already.
+    pub(super) failed: u64,
+}
+
+/// Opens the namespaces of all subsystems on a queue of the target; `shared` returns the common
+/// part of the namespace on a file.
 pub(super) fn open_all(
     configs: &[SubsystemConfig],
+    (queue, shared): (usize, impl Fn(&str) -> Arc<SharedNamespace>),
     disk: &mut impl TargetDisk,
-) -> (Vec<Subsystem>, Vec<TargetNamespace>) {
-    let mut namespaces = Vec::new();
-    let mut subsystems = Vec::new();
+) -> OpenedSubsystems {
+    let (mut subsystems, mut namespaces, mut failed) = (Vec::new(), Vec::new(), 0);
     for config in configs {
         let first = namespaces.len();
-        namespaces
-            .extend(config.namespaces.iter().map(|config| TargetNamespace::open(config, disk)));
+        namespaces.extend(config.namespaces.iter().map(|config| {
+            let place = (queue, shared(&config.path));
+            let (namespace, change) = TargetNamespace::open(config, place, disk);
+            failed += u64::from(change.is_some());
+            namespace
+        }));
         subsystems.push(Subsystem {
             nqn: config.nqn,
             serial: AsciiField::new(&config.serial),
@@ -296,5 +298,5 @@ pub(super) fn open_all(
             namespace_indexes: (first..namespaces.len()).map(Some).collect(),
         });
     }
-    (subsystems, namespaces)
+    OpenedSubsystems { subsystems, namespaces, failed }
 }

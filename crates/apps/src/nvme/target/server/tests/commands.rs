@@ -451,6 +451,7 @@ fn events_are_held_and_bounded() {
         FeaturesCommand::set(feature::ASYNC_EVENT, events::NAMESPACES, NvmeCommand::new(9, 6, 0));
     assert_eq!(rig.status(&all[0], &set, &[]), OK);
     // A namespace fails.
+    rig.server.shared.namespaces[1].shared.set_opening();
     rig.disk.open_fault = Some(FileFault::Io);
     rig.server.handle_file(rig.now, &mut rig.disk, FileId(1));
     let sent = rig.sent(&all[0]);
@@ -471,7 +472,7 @@ fn events_are_held_and_bounded() {
 #[test]
 fn a_namespace_that_is_not_open_yet() {
     let mut rig = FakeDiskRig::new();
-    rig.server.shared.namespaces[0].state = TargetNamespaceState::Opening;
+    rig.server.shared.namespaces[0].shared.set_opening();
     let all = rig.connect_controller(1, 1);
     let read = blocks(io::READ, 1, 0, 1);
     assert_eq!(rig.status(&all[1], &read, &[]), NvmeStatus::NAMESPACE_NOT_READY, "may be retried");

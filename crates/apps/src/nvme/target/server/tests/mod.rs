@@ -4,6 +4,7 @@ mod bounds;
 mod commands;
 mod disk;
 mod operator_changes;
+mod queues;
 mod random_commands;
 mod rig;
 

@@ -271,7 +271,7 @@ fn a_compare_and_a_probe_go_on_with_the_file_of_a_resize() {
         let now = rig.now;
         let same = rig.disk.files[0][4 * BLOCK_BYTES..6 * BLOCK_BYTES].to_vec();
         assert_eq!(rig.command(queue, &inline(io::COMPARE, 1, 4, 2), &same), []);
-        rig.server.shared.namespaces[0].mark_suspect(6 * BLOCK..8 * BLOCK);
+        rig.server.shared.namespaces[0].shared.mark_suspect(6 * BLOCK..8 * BLOCK);
         assert_eq!(rig.command(queue, &blocks(io::READ, 2, 6, 2), &[]), []);
         // The first piece of each is being read from the file that the resize replaces.
         let subsystem = (&subnqn(), 1);

@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -214,6 +215,8 @@ pub(super) struct FakeDisk {
     pub(super) fault: Option<FileFault>,
     /// Files that were closed.
     pub(super) closed: Vec<FileId>,
+    /// Ranges that the device reads anew.
+    pub(super) invalidated: Vec<Range<u64>>,
 }
 
 impl FakeDisk {
@@ -333,6 +336,10 @@ impl TargetDisk for FakeDisk {
             buffer,
             fua,
         });
+    }
+
+    fn invalidate(&mut self, _: FileId, range: Range<u64>) {
+        self.invalidated.push(range);
     }
 
     fn flush(&mut self, token: DiskToken, _: FileId) {

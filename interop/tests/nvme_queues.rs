@@ -1,0 +1,135 @@
+//! `outboard nvme target` on several device queues: the connections of one controller are on all of
+//! them, every queue's device does its work, and commands for the same blocks exclude each other on
+//! whichever queues they arrive.
+
+use interop::{
+    ADDR, Counters, Files, Netns, TestServer, fio_report, nvme_initiator, nvme_target,
+    run_for_output,
+};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+const TMP: &str = env!("CARGO_TARGET_TMPDIR");
+/// Size of the namespace in bytes.
+const DISK: u64 = 64 << 20;
+const QUEUES: [usize; 2] = [0, 1];
+/// I/O queues of a controller: all are on one device queue once in 2^31 runs.
+const IO_QUEUES: &str = "32";
+
+/// A target on two queues, in a namespace that has room for an initiator.
+struct QueuesFixture {
+    server: TestServer,
+    files: Files,
+}
+
+impl QueuesFixture {
+    fn start(options: &[&str]) -> Self {
+        let files = Files::new(TMP);
+        files.sparse("disk", DISK);
+        let netns = Arc::new(Netns::new());
+        netns.enable_ipv4_forwarding();
+        let options = [&["--queues", "2"][..], options].concat();
+        Self { server: nvme_target(netns, &files.path().join("disk"), &options), files }
+    }
+
+    /// Returns a command that verifies random reads and writes of few blocks, so that many wait for
+    /// each other.
+    fn fio(&self, more: &[&str]) -> Command {
+        let control = self.files.path().join("initiator");
+        let mut fio = nvme_initiator(self.server.netns(), "fio", ADDR, &control);
+        fio.args(["--ctrl-loss-timeout", "30", "--io-queues", IO_QUEUES, "--data-digest"]);
+        fio.args(["--writes", "50", "--bs", "16384", "--iodepth", "64", "--json"]).args(more);
+        fio
+    }
+
+    /// Asserts that a counter has moved on both queues; returns their sum.
+    #[track_caller]
+    fn on_both(stat: &Counters, part: &str, name: &str) -> u64 {
+        let values = QUEUES.map(|queue| stat.get(&format!("{part}.q{queue}.{name}")));
+        assert!(values.iter().all(|&value| value > 0), "{name}: {values:?}");
+        values.iter().sum()
+    }
+
+    /// Asserts that both queues have served commands, with digests by their devices.
+    #[track_caller]
+    fn expect_work_on_both_queues(&self) {
+        let stat = self.server.stat();
+        for name in ["nvmet_reads", "nvmet_writes", "nvmet_queues"] {
+            Self::on_both(&stat, "host", name);
+        }
+        for name in ["rx_nvmeotcp_bytes", "tx_nvmeotcp_digests", "file_bytes"] {
+            Self::on_both(&stat, "nic", name);
+        }
+        assert!(stat.get("nvme_rx_placed_bytes") > 0);
+        stat.expect_zero(&["nvme_tx_digests_host", "nvmet_internal_errors"]);
+        stat.expect_zero(&["nvme_data_digest_errors", "nvmet_errors_command"]);
+    }
+}
+
+/// `fio` compares each block that it reads with the last one that was written to its place, by any
+/// I/O queue: a device that keeps a block which another queue has overwritten would be found.
+#[test]
+fn one_controller_uses_both_queues_and_reads_what_either_wrote() {
+    for threads in ["two", "one"] {
+        let lab = QueuesFixture::start(&["--threads", threads]);
+        let more = ["--requests", "20000", "--size", "2097152", "--seed", "3"];
+        let (verified, counters) = fio_report(&run_for_output(&mut lab.fio(&more)));
+        assert!(verified > 5000, "{verified}");
+        counters.expect_zero(&["nvme_data_digest_errors", "nvmei_associations_lost"]);
+        lab.expect_work_on_both_queues();
+        let stat = lab.server.stat();
+        // What one queue has written, the device of the other has read anew.
+        QueuesFixture::on_both(&stat, "host", "nvmet_invalidations");
+        assert_eq!(stat.get("nvmet_controllers"), 1);
+        // The association ended on both queues.
+        let gone = || lab.server.stat().get("nvmet_connections_open") == 0;
+        assert!((0..1000).any(|_| gone()), "{:?}", lab.server.connections());
+        lab.server.stat().expect_zero(&["nvmet_locks_held", "nvmet_locks_waiting"]);
+        assert!(lab.server.stop().status.success());
+    }
+}
+
+#[test]
+fn the_links_of_both_ends_are_faulty() {
+    let faults = ["--drop", "0.01", "--reorder", "0.02"];
+    let lab = QueuesFixture::start(&faults);
+    let more = ["--requests", "3000", "--size", "4194304", "--seed", "4"];
+    let (verified, _) = fio_report(&run_for_output(lab.fio(&more).args(faults)));
+    assert!(verified > 500, "{verified}");
+    lab.expect_work_on_both_queues();
+    lab.server.stop();
+}
+
+/// The operator's orders reach one queue and hold on both.
+#[test]
+fn namespaces_change_while_both_queues_serve() {
+    let lab = QueuesFixture::start(&[]);
+    let more = ["--requests", "30000", "--size", "8388608", "--seed", "5"];
+    let fio = lab.fio(&more).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let fio = fio.expect("it runs");
+    assert!((0..2000).any(|_| lab.server.stat().get("nvmet_writes") >= 500), "fio works");
+    let listed = lab.server.nvme_ctl(&["connections"]).expect("a list");
+    let connections = listed["connections"].as_array().expect("a list");
+    assert_eq!(connections.len(), 33, "an admin queue and 32 others: {listed}");
+    for queue in QUEUES {
+        let on = |one: &&serde_json::Value| one["device_queue"] == queue;
+        assert!(connections.iter().filter(on).count() > 0, "{listed}");
+    }
+    let second = lab.files.sparse("second", DISK);
+    let second = second.to_str().expect("UTF-8");
+    let added = lab.server.nvme_ctl(&["add", second]).expect("it is added");
+    assert_eq!((&added["nsid"], &added["state"]), (&2.into(), &"ready".into()), "{added}");
+    let grown = lab.server.nvme_ctl(&["resize", "1", "--size", &(2 * DISK).to_string()]);
+    assert_eq!(grown.expect("it has grown")["bytes"], 2 * DISK);
+    let cut = lab.server.nvme_ctl(&["resize", "1", "--size", &(DISK / 2).to_string()]);
+    assert_eq!(cut.expect("it is shorter")["bytes"], DISK / 2);
+    assert_eq!(lab.server.nvme_ctl(&["remove", "2"]), Ok(serde_json::json!({ "removed": 2 })));
+    // Its file is closed on both queues, so it can be added again.
+    lab.server.nvme_ctl(&["add", second]).expect("it is added again");
+    let output = fio.wait_with_output().expect("it ends");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let (verified, _) = fio_report(&String::from_utf8_lossy(&output.stdout));
+    assert!(verified > 5000, "{verified}");
+    lab.expect_work_on_both_queues();
+    assert!(lab.server.stop().status.success());
+}
