@@ -4,7 +4,7 @@
 
 use interop::{
     ADDR, Counters, Files, Netns, TestServer, fio_report, nvme_initiator, nvme_target,
-    run_for_output,
+    run_for_output, sha256,
 };
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -98,6 +98,45 @@ fn the_links_of_both_ends_are_faulty() {
     assert!(verified > 500, "{verified}");
     lab.expect_work_on_both_queues();
     lab.server.stop();
+}
+
+/// At both ends each device has its part: the initiator has an association for each of its queues,
+/// whose connections it opens from ports that lead there.
+#[test]
+fn an_initiator_has_several_queues_too() {
+    let lab = QueuesFixture::start(&[]);
+    let more = ["--queues", "3", "--requests", "20000", "--size", "4194304", "--seed", "6"];
+    let (verified, counters) = fio_report(&run_for_output(&mut lab.fio(&more)));
+    assert!(verified > 5000, "{verified}");
+    for queue in 0..3 {
+        for name in ["host.q{}.nvmei_associations", "nic.q{}.rx_nvmeotcp_bytes"] {
+            let name = name.replace("{}", &queue.to_string());
+            assert!(counters.get(&name) > 0, "{name}");
+        }
+        // 32 I/O queues, and an admin queue each.
+        let opened = counters.get(&format!("host.q{queue}.tcp_active_opens"));
+        assert!((11..=12).contains(&opened), "{opened} connections of queue {queue}");
+    }
+    counters.expect_zero(&["nvme_tx_digests_host", "nvme_data_digest_errors"]);
+    assert_eq!(lab.server.stat().get("nvmet_controllers"), 3);
+    assert_eq!(lab.server.stat().get("nvmet_queues"), 32);
+    lab.expect_work_on_both_queues();
+
+    // A file is written, flushed by all controllers, and read back.
+    let (data, back) = (lab.files.fill("data", 5 << 20), lab.files.path().join("back"));
+    let control = lab.files.path().join("initiator");
+    let verb = |verb: &str, option: &str, file: &std::path::Path, more: &[&str]| {
+        let mut command = nvme_initiator(lab.server.netns(), verb, ADDR, &control);
+        run_for_output(command.args(["--queues", "2", option]).arg(file).args(more))
+    };
+    let before = lab.server.stat().get("nvmet_flushes");
+    verb("write", "--input", &data, &[]);
+    assert_eq!(lab.server.stat().get("nvmet_flushes"), before + 2);
+    verb("read", "--output", &back, &["--length", "5242880"]);
+    assert_eq!(sha256(&back), sha256(&data));
+    let listed = nvme_initiator(lab.server.netns(), "list", ADDR, &control);
+    assert!(run_for_output({ listed }.args(["--queues", "2", "--json"])).contains("67108864"));
+    assert!(lab.server.stop().status.success());
 }
 
 /// The operator's orders reach one queue and hold on both.

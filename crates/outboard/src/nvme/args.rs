@@ -72,7 +72,8 @@ pub(crate) struct SubsystemArgs {
     /// NQN of the subsystem
     #[arg(long, value_name = "NQN", default_value = "nqn.2026-11.io.outboard:storage")]
     pub(crate) nqn: NqnArg,
-    /// Number of I/O queues to request; the target may grant fewer
+    /// Number of I/O queues to request, spread over the queues of --queues, at least one for each;
+    /// the target may grant fewer
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) io_queues: u16,
     /// Entries of each I/O queue

@@ -20,9 +20,10 @@ use stack::spawn;
 use wire::nvme::status::NvmeStatus;
 
 use super::args::NbdArgs;
+use super::handle::{CompletionSender, InitiatorHandle};
 use super::nbd::{self, NbdErrno, NbdExport, NbdOperation};
 use super::pipe::buffer;
-use super::session::{CompletionSender, InitiatorHandle, InitiatorOrder, InitiatorSession};
+use super::session::InitiatorSession;
 use cli::Failure;
 
 /// Maximum number of clients at a time, each with three threads. Linux opens at most one connection
@@ -154,12 +155,9 @@ impl NbdClient {
         self.lock().insert(number, open);
         for (index, (command, bytes)) in (0..).zip(commands) {
             let token = number << COMMANDS_BITS | index;
-            self.handle.send(InitiatorOrder::Submit {
-                nsid: self.namespace.nsid,
-                request: command,
-                buffer: (bytes > 0).then(|| buffer(bytes)),
-                reply: CompletionSender::new(token, self.replies.clone()),
-            });
+            let buffer = (bytes > 0).then(|| buffer(bytes));
+            let reply = CompletionSender::new(token, self.replies.clone());
+            self.handle.submit(self.namespace.nsid, command, buffer, reply);
         }
     }
 
@@ -285,7 +283,7 @@ const fn errno(error: NvmeRequestError) -> NbdErrno {
 
 #[cfg(test)]
 mod tests {
-    use super::super::session::tests::{complete, detached_handle};
+    use super::super::handle::tests::{complete, detached_handle};
     use super::*;
 
     #[test]

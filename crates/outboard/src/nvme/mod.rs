@@ -11,6 +11,7 @@ mod copy;
 mod ctl;
 mod export;
 mod fio;
+mod handle;
 mod key;
 mod list;
 mod nbd;

@@ -8,7 +8,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use abi::aligned::AlignedBuf;
 use apps::nvme::initiator::{NvmeRequest, NvmeRequestDone};
 
-use super::session::{CompletionSender, InitiatorHandle, InitiatorOrder, InitiatorSession};
+use super::handle::{CompletionSender, InitiatorHandle};
+use super::session::InitiatorSession;
 use crate::interrupt::Interrupt;
 use cli::Failure;
 
@@ -37,8 +38,8 @@ impl NvmeRequestPipe {
 
     /// Submits a request.
     pub(super) fn submit(&mut self, token: u64, request: NvmeRequest, buffer: Option<AlignedBuf>) {
-        let (nsid, reply) = (self.nsid, CompletionSender::new(token, self.replies.clone()));
-        self.handle.send(InitiatorOrder::Submit { nsid, request, buffer, reply });
+        let reply = CompletionSender::new(token, self.replies.clone());
+        self.handle.submit(self.nsid, request, buffer, reply);
         self.open += 1;
     }
 
@@ -65,7 +66,7 @@ pub(super) fn buffer(bytes: usize) -> AlignedBuf {
 
 #[cfg(test)]
 mod tests {
-    use super::super::session::tests::dead_handle;
+    use super::super::handle::tests::dead_handle;
     use super::*;
 
     #[test]

@@ -1,28 +1,29 @@
-//! An initiator on its own stack, for the subcommands that use a target. They send requests from
+//! Initiators on their own stack, for the subcommands that use a target. They send requests from
 //! their threads and wait for the answers.
 //!
-//! [`InitiatorSession::connect`] starts the threads of a queue with an [`Initiator`] and waits
-//! until it is connected. A [`InitiatorHandle`] sends requests to it; each has a channel for its
-//! completion. The association is shut down orderly when the session is dropped, and at a signal:
-//! then open requests fail, and threads that wait for them end.
+//! [`InitiatorSession::connect`] starts the threads of each device queue with an [`Initiator`], and
+//! waits until all are connected. Each has an association of its own, whose connections use ports
+//! that lead to its queue. An [`InitiatorHandle`] sends requests to them; each has a channel for
+//! its completion. The associations are shut down orderly when the session is dropped, and at a
+//! signal: then open requests fail, and threads that wait for them end.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 
-use abi::aligned::AlignedBuf;
 use apps::nvme::initiator::{
     Discovery, DiscoveryError, Initiator, InitiatorBusy, InitiatorConfig, InitiatorEvent,
-    InitiatorNamespace, NvmeRequest, NvmeRequestDone, NvmeRequestError,
+    InitiatorNamespace, NvmeRequestError,
 };
 use apps::pattern_rules::PatternRules;
 use base::{Duration, Instant};
 use host::{Application, Host, Notice};
 use io::clock;
-use stack::{MessageSender, Signals, Stack, Switch};
+use stack::{Signals, Stack, Switch};
 use wire::nvme::nqn::Nqn;
 
 use super::args::{ConnectArgs, SubsystemArgs};
+use super::handle::{CompletionSender, InitiatorHandle, InitiatorOrder};
 use super::security::InitiatorSecurity;
 use crate::alarms::is_alarm;
 use crate::interrupt::Interrupt;
@@ -30,58 +31,19 @@ use cli::Failure;
 
 /// Longest wait at the end, for the target's shutdown and its acknowledgment of the close.
 const END_WAIT: Duration = Duration::from_secs(3);
+/// Longest wait for the namespaces of a connected controller.
+const IDENTIFY_WAIT: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// An order of another thread to the initiator.
-pub(super) enum InitiatorOrder {
-    /// Submits a request.
-    Submit {
-        /// Namespace ID.
-        nsid: u32,
-        /// The request.
-        request: NvmeRequest,
-        /// Buffer for the data of a read.
-        buffer: Option<AlignedBuf>,
-        /// Receiver of the completion.
-        reply: CompletionSender,
-    },
-    /// Returns the namespaces and the largest request in bytes.
-    Namespaces(Sender<(Vec<InitiatorNamespace>, u64)>),
-    /// Closes the association.
-    Close,
-}
+/// An event of the initiator of a device queue.
+type SessionEvent = (usize, InitiatorEvent);
 
-/// Reply channel of one request, used once. Dropping it sends `None`, so that a waiting thread is
-/// released even if the host thread panics.
-pub(super) struct CompletionSender {
-    /// The requester's name for the request.
-    token: u64,
-    /// `None` after the reply was sent.
-    to: Option<Sender<Option<NvmeRequestDone>>>,
-}
-
-impl CompletionSender {
-    /// Creates a reply to a channel, which several requests may share.
-    pub(super) const fn new(token: u64, to: Sender<Option<NvmeRequestDone>>) -> Self {
-        Self { token, to: Some(to) }
-    }
-
-    fn send(mut self, done: NvmeRequestDone) {
-        let done = NvmeRequestDone { token: self.token, ..done };
-        let _gone = self.to.take().map(|to| to.send(Some(done)));
-    }
-}
-
-impl Drop for CompletionSender {
-    fn drop(&mut self) {
-        let _gone = self.to.take().map(|to| to.send(None));
-    }
-}
-
-/// The initiator as an application of the host thread.
+/// The initiator as an application of a host thread.
 pub(super) struct InitiatorApp {
     initiator: Initiator,
+    /// Index of its device queue.
+    queue: usize,
     /// `None` after the association was closed.
-    events: Option<Sender<InitiatorEvent>>,
+    events: Option<Sender<SessionEvent>>,
     replies: BTreeMap<u64, CompletionSender>,
     next: u64,
     /// Requests for which the initiator has no room.
@@ -128,7 +90,7 @@ impl InitiatorApp {
         loop {
             while let Some(event) = self.initiator.poll_event() {
                 // `None` if the subcommand is ending.
-                let _gone = self.events.as_ref().map(|events| events.send(event));
+                let _gone = self.events.as_ref().map(|events| events.send((self.queue, event)));
             }
             let mut ended = false;
             while let Some(done) = self.initiator.poll_done() {
@@ -172,10 +134,7 @@ impl Application for InitiatorApp {
     }
 }
 
-/// Sends orders to a session's initiator, from any thread.
-pub(super) type InitiatorHandle = MessageSender<InitiatorOrder>;
-
-/// A running initiator.
+/// Running initiators.
 pub(super) struct InitiatorSession {
     /// `None` after it has ended.
     stack: Option<Stack<InitiatorOrder>>,
@@ -184,7 +143,7 @@ pub(super) struct InitiatorSession {
     pub(super) namespaces: Vec<InitiatorNamespace>,
     /// Maximum number of bytes of data in a request.
     pub(super) data_bytes_max: u64,
-    events: Receiver<InitiatorEvent>,
+    events: Receiver<SessionEvent>,
 }
 
 impl InitiatorSession {
@@ -212,16 +171,22 @@ impl InitiatorSession {
         let inspect = rules.is_some();
         config.pattern_rules = rules;
         let (sender, events) = channel();
-        let make = |now, host: &mut Host| {
+        let queues = u16::from(args.connect.stack.queues);
+        let make = |(now, queue): (Instant, usize), host: &mut Host| {
+            let config = InitiatorConfig {
+                queues: io_queues_of(args.io_queues, queues, queue),
+                ..config.clone()
+            };
             let mut initiator = Initiator::new(config, args.connect.target.0);
             initiator.connect(now, host);
-            let (replies, waiting) = (BTreeMap::new(), VecDeque::new());
-            InitiatorApp { initiator, events: Some(sender), replies, next: 0, waiting }
+            let (events, replies) = (Some(sender.clone()), BTreeMap::new());
+            InitiatorApp { initiator, queue, events, replies, next: 0, waiting: VecDeque::new() }
         };
         let application = (make, InitiatorApp::handle_order as HandleMessage<_, _>);
-        let (stack, handle) = start(&args.connect, &signals, inspect, application)?;
+        let stack = start(&args.connect, &signals, inspect, application)?;
+        let handle = InitiatorHandle::new(stack.senders());
         let interrupt = Interrupt::default();
-        interrupt.watch(signals, vec![handle.clone()], || InitiatorOrder::Close)?;
+        interrupt.watch(signals, stack.senders().to_vec(), || InitiatorOrder::Close)?;
         let mut session = Self {
             stack: Some(stack),
             handle,
@@ -234,32 +199,43 @@ impl InitiatorSession {
         Ok(session)
     }
 
-    /// Waits until the association is established. The first failed attempt is final.
+    /// Waits until all associations are established. The first failed attempt is final.
     fn wait(&mut self, args: &SubsystemArgs, security: &InitiatorSecurity) -> Result<(), Failure> {
-        match self.events.recv() {
-            Ok(InitiatorEvent::Lost(loss) | InitiatorEvent::Failed(loss)) => {
-                let why = security.explain(&loss);
-                let (nqn, target) = (args.nqn.0, args.connect.target);
-                let line = format!("cannot connect to {nqn} at {target}: {why}");
-                return Err(Failure::Unavailable(line));
+        let gone = || Failure::System("host thread ended unexpectedly".to_owned());
+        let mut connected = vec![false; self.handle.queues()];
+        let mut identified = connected.clone();
+        while connected.contains(&false) {
+            let (queue, event) = self.events.recv().map_err(|_| gone())?;
+            match event {
+                InitiatorEvent::Lost(loss) | InitiatorEvent::Failed(loss) => {
+                    let why = security.explain(&loss);
+                    let (nqn, target) = (args.nqn.0, args.connect.target);
+                    let line = format!("cannot connect to {nqn} at {target}: {why}");
+                    return Err(Failure::Unavailable(line));
+                }
+                InitiatorEvent::NamespacesChanged => identified[queue] = true,
+                _ => {}
             }
-            Ok(_) => {}
-            Err(_) => return Err(Failure::System("host thread ended unexpectedly".to_owned())),
+            connected[queue] = true;
         }
-        let (reply, answer) = channel();
-        self.handle.send(InitiatorOrder::Namespaces(reply));
-        let gone = |_| Failure::System("host thread ended unexpectedly".to_owned());
-        (self.namespaces, self.data_bytes_max) = answer.recv().map_err(gone)?;
-        if self.namespaces.is_empty() {
+        self.data_bytes_max = u64::MAX;
+        for queue in 0..self.handle.queues() {
+            let mut found = self.handle.namespaces(queue).ok_or_else(gone)?;
             // Namespaces are identified after the queues are connected.
-            let wait = std::time::Duration::from_secs(10);
-            match self.events.recv_timeout(wait) {
-                Ok(InitiatorEvent::NamespacesChanged) | Err(RecvTimeoutError::Timeout) => {}
-                Ok(_) | Err(RecvTimeoutError::Disconnected) => {}
+            while found.0.is_empty() && !identified[queue] {
+                match self.events.recv_timeout(IDENTIFY_WAIT) {
+                    Ok((other, InitiatorEvent::NamespacesChanged)) => identified[other] = true,
+                    // An event of a loss, which requests will meet too, or a target without any.
+                    Ok((other, _)) if other != queue => {}
+                    Ok(_) | Err(_) => identified[queue] = true,
+                }
+                found = self.handle.namespaces(queue).ok_or_else(gone)?;
             }
-            let (reply, answer) = channel();
-            self.handle.send(InitiatorOrder::Namespaces(reply));
-            (self.namespaces, self.data_bytes_max) = answer.recv().map_err(gone)?;
+            let (namespaces, most) = found;
+            self.data_bytes_max = self.data_bytes_max.min(most);
+            if queue == 0 {
+                self.namespaces = namespaces;
+            }
         }
         Ok(())
     }
@@ -269,19 +245,22 @@ impl InitiatorSession {
     /// # Errors
     /// Fails if the controller is lost for good.
     pub(super) fn wait_for_signal(&self) -> Result<(), Failure> {
-        let mut lost = false;
+        let mut lost = BTreeSet::new();
         loop {
             match self.events.recv() {
-                // Only the beginning and the end of an outage are printed.
-                Ok(InitiatorEvent::Lost(loss)) if !lost => {
-                    lost = true;
-                    eprintln!("outboard: controller lost: {loss}; reconnecting");
+                // Only the beginning and the end of an outage of all controllers are printed.
+                Ok((queue, InitiatorEvent::Lost(loss))) => {
+                    if lost.is_empty() {
+                        eprintln!("outboard: controller lost: {loss}; reconnecting");
+                    }
+                    lost.insert(queue);
                 }
-                Ok(InitiatorEvent::Connected) if lost => {
-                    lost = false;
-                    eprintln!("outboard: reconnected");
+                Ok((queue, InitiatorEvent::Connected)) => {
+                    if lost.remove(&queue) && lost.is_empty() {
+                        eprintln!("outboard: reconnected");
+                    }
                 }
-                Ok(InitiatorEvent::Failed(loss)) => {
+                Ok((_, InitiatorEvent::Failed(loss))) => {
                     let line = NvmeRequestError::ControllerLost(loss).to_string();
                     return Err(Failure::Unavailable(line));
                 }
@@ -292,7 +271,7 @@ impl InitiatorSession {
         }
     }
 
-    /// Returns a sender of orders to the initiator.
+    /// Returns a sender of orders to the initiators.
     pub(super) fn handle(&self) -> InitiatorHandle {
         self.handle.clone()
     }
@@ -330,11 +309,7 @@ impl InitiatorSession {
 
     fn close(&mut self) -> Result<(), Failure> {
         let Some(stack) = self.stack.take() else { return Ok(()) };
-        self.handle.send(InitiatorOrder::Close);
-        // Orders are handled in sequence, so the association is closed when this one is answered.
-        let (reply, answer) = channel();
-        self.handle.send(InitiatorOrder::Namespaces(reply));
-        drop(answer.recv());
+        self.handle.close();
         stack.stop_when_closed(END_WAIT)
     }
 }
@@ -396,20 +371,25 @@ impl Application for DiscoveryReader {
 pub(super) fn discover(
     args: &ConnectArgs,
 ) -> Result<Vec<wire::nvme::log::DiscoveryEntry>, Failure> {
+    if args.stack.queues != 1 {
+        return Err(Failure::Usage("--queues: discovery uses one connection".to_owned()));
+    }
     let signals = Signals::take()?;
     let security = InitiatorSecurity::new(args, &Nqn::discovery())?;
     let mut config = config(args, Nqn::discovery(), &security)?;
     // As in [`InitiatorSession::connect`], the first failed attempt is final.
     config.back_off.ctrl_loss = Some(Duration::ZERO);
     let (result, log) = channel();
-    let make = |now, host: &mut Host| DiscoveryReader {
-        discovery: Discovery::new(now, host, config, args.target.0),
-        result,
+    let make = |(now, _): (Instant, usize), host: &mut Host| DiscoveryReader {
+        discovery: Discovery::new(now, host, config.clone(), args.target.0),
+        result: result.clone(),
     };
     let application = (make, DiscoveryReader::close as HandleMessage<_, _>);
-    let (stack, sender) = start(args, &signals, false, application)?;
+    let stack = start(args, &signals, false, application)?;
+    // The reader has the only sender.
+    drop(result);
     let interrupt = Interrupt::default();
-    interrupt.watch(signals, vec![sender], || ())?;
+    interrupt.watch(signals, stack.senders().to_vec(), || ())?;
     let log = log.recv();
     stack.stop_when_closed(END_WAIT)?;
     let log = log.map_err(|_| Failure::System("host thread ended unexpectedly".to_owned()))?;
@@ -426,38 +406,35 @@ pub(super) fn discover(
 /// An application's function that handles a message.
 type HandleMessage<A, M> = fn(&mut A, Instant, &mut Host, M);
 
-/// Starts a stack with one queue, whose device can inspect data if `inspect` is set; returns it
-/// with a sender of messages to its application.
+/// Starts a stack whose devices can inspect data if `inspect` is set. `make` creates the
+/// application of each queue.
 fn start<A: Application + Send + 'static, M: Send + 'static>(
     args: &ConnectArgs,
     signals: &Signals,
     inspect: bool,
-    (make, handle): (impl FnOnce(Instant, &mut Host) -> A, HandleMessage<A, M>),
-) -> Result<(Stack<M>, MessageSender<M>), Failure> {
-    if args.stack.queues != 1 {
-        // An initiator with all its connections is an application of one host.
-        return Err(Failure::Usage("--queues: an initiator supports only one queue".to_owned()));
-    }
-    let one_queue = || Failure::System("an initiator supports only one queue".to_owned());
-    let mut make = Some(make);
+    (make, handle): (impl Fn((Instant, usize), &mut Host) -> A, HandleMessage<A, M>),
+) -> Result<Stack<M>, Failure> {
     let mut options = args.stack.clone();
     let network = options.wait_for_addrs(signals)?;
-    let stack = Stack::builder()
+    Stack::builder()
         .options(options)
         .network(network)
         .configure(|_, device, _| {
             let tls = args.security.is_tls();
             device.l5o = super::l5o_config(args.stack.offload, tls, inspect);
         })
-        .application(|queue| {
-            let make = make.take().ok_or_else(one_queue)?;
-            Ok(make(queue.clock.now(), queue.host))
-        })
+        .application(|queue| Ok(make((queue.clock.now(), queue.index), queue.host)))
         .messages(handle)
         .alarms(is_alarm)
-        .start()?;
-    let sender = stack.senders().first().cloned().ok_or_else(one_queue)?;
-    Ok((stack, sender))
+        .start()
+}
+
+/// Returns the number of I/O queues of the initiator of a device queue: its part of `all`, at least
+/// one.
+fn io_queues_of(all: u16, queues: u16, queue: usize) -> u16 {
+    let queues = queues.max(1);
+    let more = u16::from(queue < usize::from(all % queues));
+    (all / queues + more).max(1)
 }
 
 /// Returns the configuration of an initiator for the options of a subsystem.
@@ -506,25 +483,10 @@ fn config(
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
+    use super::super::handle::tests::dead_handle;
     use super::*;
-
-    /// Returns a sender and its receiving end, in place of a host thread.
-    pub(in super::super) fn detached_handle()
-    -> (InitiatorHandle, impl Iterator<Item = InitiatorOrder>) {
-        MessageSender::detached().unwrap()
-    }
-
-    /// Returns a sender to a host thread that has ended.
-    pub(in super::super) fn dead_handle() -> InitiatorHandle {
-        detached_handle().0
-    }
-
-    /// Completes a request successfully.
-    pub(in super::super) fn complete(order: InitiatorOrder) {
-        let InitiatorOrder::Submit { reply, buffer, .. } = order else { panic!("a request") };
-        reply.send(NvmeRequestDone { token: 0, result: Ok(0), buffer });
-    }
+    use apps::nvme::initiator::{NvmeRequest, NvmeRequestDone};
 
     fn flush(token: u64, to: &Sender<Option<NvmeRequestDone>>) -> InitiatorOrder {
         let reply = CompletionSender::new(token, to.clone());
@@ -548,6 +510,7 @@ pub(super) mod tests {
         let mut client = InitiatorApp {
             // There is no namespace yet, so requests end at once.
             initiator: Initiator::new(config, remote),
+            queue: 0,
             events: None,
             replies: BTreeMap::new(),
             next: 0,
@@ -563,7 +526,18 @@ pub(super) mod tests {
     #[test]
     fn waiters_are_released_when_the_thread_ends() {
         let (to, done) = channel();
-        dead_handle().send(flush(1, &to));
+        let reply = CompletionSender::new(1, to);
+        dead_handle().submit(1, NvmeRequest::Flush, None, reply);
         assert!(done.recv().unwrap().is_none());
+    }
+
+    #[test]
+    fn io_queues_are_spread_over_device_queues() {
+        let spread = |all, queues: u16| {
+            (0..queues.into()).map(|queue| io_queues_of(all, queues, queue)).collect::<Vec<_>>()
+        };
+        assert_eq!(spread(1, 1), [1]);
+        assert_eq!(spread(8, 3), [3, 3, 2]);
+        assert_eq!(spread(1, 3), [1, 1, 1], "each controller needs one");
     }
 }
