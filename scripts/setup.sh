@@ -186,6 +186,7 @@ if [ "$purpose" = test ]; then
     need zstd zstd
 fi
 if [ "$purpose" = bench ]; then
+    need ethtool ethtool
     need haproxy haproxy
     need nginx nginx-light
     need go golang-go

@@ -15,7 +15,7 @@ use super::environment::{
     LiveServer, LiveTestbed, Process, VethLink, command_in_namespace, hold_namespace,
     in_new_namespace, link_namespaces, log_file, spawn, wait_for_line, write_certificate,
 };
-use super::tools::{output, program};
+use super::tools::{check, output, program};
 use cli::Failure;
 
 /// Addresses of our program and its client, on every link.
@@ -33,6 +33,9 @@ pub(crate) enum LiveLink {
     Macvtap,
     /// A packet socket.
     Packet,
+    /// XDP sockets, with the program in the driver. The client's interface computes checksums and
+    /// segments.
+    Xdp,
 }
 
 impl LiveLink {
@@ -42,6 +45,7 @@ impl LiveLink {
             Self::Tap => "tap:ob0",
             Self::Macvtap => "macvtap:server",
             Self::Packet => "packet:server",
+            Self::Xdp => "xdp:server,native",
         }
     }
 
@@ -66,6 +70,14 @@ fn link_empty_namespaces(
     Ok(LinkedNamespaces { client, server })
 }
 
+/// Makes the client's kernel compute checksums and segment: on virtual Ethernet it leaves both to
+/// the receiver, and XDP sockets cannot do them.
+fn complete_packets(client: u32) -> Result<(), Failure> {
+    check(&[("ethtool", "ethtool")])?;
+    let mut ethtool = command_in_namespace(client, "ethtool");
+    output(ethtool.args(["-K", "client", "tx", "off", "tso", "off", "gso", "off"])).map(drop)
+}
+
 /// Returns a command that runs a program in the network namespace of a process, on one core, and is
 /// killed if we die.
 fn in_namespace_of(pid: u32, core: usize, name: &Path) -> Command {
@@ -86,6 +98,9 @@ pub(crate) fn start_outboard(
     let program = outboard_path()?;
     let log = bed.path().join(format!("{name}.log"));
     let veth = link.has_veth().then(|| link_empty_namespaces(bed, addresses)).transpose()?;
+    if let (LiveLink::Xdp, Some(veth)) = (link, &veth) {
+        complete_packets(veth.client.0.id())?;
+    }
     let mut command = match &veth {
         Some(veth) => in_namespace_of(veth.server.0.id(), bed.server_core, &program),
         None => in_new_namespace(bed.server_core, &program),
