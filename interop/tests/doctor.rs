@@ -2,8 +2,9 @@
 //! changes nothing.
 
 use std::process::Output;
+use std::sync::Arc;
 
-use interop::{Files, Netns, outboard, output_text, run, run_for_output};
+use interop::{Files, Netns, TestServer, outboard, output_text, run, run_for_output};
 use serde_json::Value;
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
@@ -81,6 +82,33 @@ fn finds_what_is_slow_or_down() {
     let output = doctor(&netns, &["v0", "--json"]);
     let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!(finding(&report, "offloads")["status"], "ok");
+}
+
+/// The verdict on an XDP link: the MTU that it names is one with which the link opens.
+#[test]
+fn judges_xdp_links() {
+    let (netns, files) = (namespace(), Files::new(TMP));
+    files.write("a.txt", "text");
+    let verdict = |netns: &Netns| {
+        let output = doctor(netns, &["v0", "--json"]);
+        let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let links = report["links"].as_array().expect("a list").clone();
+        let verdict = links.into_iter().find(|verdict| verdict["link"] == "xdp:v0");
+        verdict.unwrap_or_else(|| panic!("{report:#}"))
+    };
+    let usable = verdict(&netns);
+    assert_eq!(usable["obstacle"], Value::Null, "{usable}");
+    assert!(usable["why"].as_str().is_some_and(|why| why.contains("peer")), "{usable}");
+    run_for_output(netns.command("ip").args(["link", "set", "v0", "mtu", "16000"]));
+    let refused = verdict(&netns);
+    assert_eq!(refused["obstacle"], "unavailable", "{refused}");
+    let fix = refused["fix"].as_str().expect("a command").trim_start_matches("sudo ").to_owned();
+    run_for_output(netns.command("sh").args(["-c", &fix]));
+    assert_eq!(verdict(&netns)["obstacle"], Value::Null);
+    let folder = files.path().to_string_lossy().into_owned();
+    let network = ["--link", "xdp:v0", "--addr", "10.77.0.2/20"];
+    let server = TestServer::serve_namespace(Arc::new(netns), &folder, &network, &["--tls"]);
+    server.expect_no_alarm();
 }
 
 /// Without privileges no link can be used, and the exit code says so.

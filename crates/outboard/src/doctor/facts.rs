@@ -97,6 +97,7 @@ pub(super) struct InterfaceFacts {
 /// Numbers of capabilities(7).
 pub(super) const CAP_NET_ADMIN: u32 = 12;
 pub(super) const CAP_NET_RAW: u32 = 13;
+pub(super) const CAP_IPC_LOCK: u32 = 14;
 pub(super) const CAP_BPF: u32 = 39;
 
 impl MachineFacts {

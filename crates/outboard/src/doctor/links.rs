@@ -2,7 +2,14 @@
 
 use serde::Serialize;
 
-use super::facts::{CAP_NET_ADMIN, CAP_NET_RAW, DeviceNode, InterfaceFacts, MachineFacts};
+use io::xdp;
+
+use super::facts::{
+    CAP_BPF, CAP_IPC_LOCK, CAP_NET_ADMIN, CAP_NET_RAW, DeviceNode, InterfaceFacts, MachineFacts,
+};
+
+/// Bytes of locked memory of an XDP socket, with some for its rings.
+const XDP_SOCKET_BYTES: u64 = 17 << 20;
 
 /// Reason for which a link cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -30,6 +37,11 @@ pub(super) struct LinkVerdict {
 impl LinkVerdict {
     fn usable(link: String, why: &str) -> Self {
         Self { link, obstacle: None, why: why.to_owned(), fix: String::new() }
+    }
+
+    /// A link that can be used, but costs more than it has to, or needs something of the peer.
+    fn slow(link: String, why: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { link, obstacle: None, why: why.into(), fix: fix.into() }
     }
 
     fn refused(
@@ -66,6 +78,8 @@ pub(super) fn verdicts(facts: &MachineFacts) -> Vec<LinkVerdict> {
         all.push(packet(facts, interface));
     }
     all.push(tap(facts));
+    // Last, because no driver but that of veth has been tested.
+    all.extend(facts.interface.as_ref().map(|interface| xdp(facts, interface)));
     all
 }
 
@@ -170,6 +184,91 @@ fn tap(facts: &MachineFacts) -> LinkVerdict {
             LinkVerdict::refused(link, Obstacle::Permission, "needs CAP_NET_ADMIN", fix)
         }
     }
+}
+
+/// XDP sockets use the interface's link address, so that no network drops their frames.
+fn xdp(facts: &MachineFacts, interface: &InterfaceFacts) -> LinkVerdict {
+    let name = &interface.name;
+    let link = format!("xdp:{name}");
+    if let Some((why, fix)) = xdp_obstacle(facts, interface) {
+        return LinkVerdict::refused(link, Obstacle::Unavailable, why, fix);
+    }
+    let needed =
+        [(CAP_NET_ADMIN, "CAP_NET_ADMIN"), (CAP_NET_RAW, "CAP_NET_RAW"), (CAP_BPF, "CAP_BPF")];
+    let missing: Vec<_> =
+        needed.iter().filter(|(number, _)| !facts.has(*number)).map(|(_, name)| *name).collect();
+    if !missing.is_empty() {
+        let missing = missing.join(", ");
+        let fix = format!("run with sudo, or grant {missing} (AmbientCapabilities= in the unit)");
+        return LinkVerdict::refused(link, Obstacle::Permission, format!("needs {missing}"), fix);
+    }
+    let sockets = interface.info.rx_queues.unwrap_or(1).max(1);
+    let locked = u64::from(sockets) * XDP_SOCKET_BYTES;
+    if !facts.has(CAP_IPC_LOCK) && facts.locked_bytes_max.is_some_and(|max| max < locked) {
+        let why =
+            format!("{} of 17 MiB each do not fit the limit of locked memory", queues(sockets));
+        let fix = "ulimit -l unlimited, LimitMEMLOCK=infinity in the unit, or grant CAP_IPC_LOCK";
+        return LinkVerdict::refused(link, Obstacle::Permission, why, fix);
+    }
+    xdp_speed(link, interface)
+}
+
+/// Returns why the kernel or the interface cannot have XDP sockets, and what to do.
+fn xdp_obstacle(facts: &MachineFacts, interface: &InterfaceFacts) -> Option<(String, String)> {
+    let InterfaceFacts { name, mtu, .. } = interface;
+    if !interface.is_ethernet {
+        return Some((format!("{name} is not an Ethernet interface"), String::new()));
+    }
+    if let Some(master) = &interface.master {
+        let why = format!("{name} is a port of {master}, whose link address its packets have");
+        return Some((why, "use tap:ob0, and make it a port as well".to_owned()));
+    }
+    if facts.kernel < (5, 9) {
+        let fix = "install Linux 5.9 or later".to_owned();
+        return Some(("programs are attached by BPF links".to_owned(), fix));
+    }
+    let max = xdp::mtu_max(facts.kernel);
+    let too_large = *mtu > max;
+    too_large.then(|| {
+        let why = format!("the MTU of {mtu} is above {max}, which sockets take");
+        (why, format!("sudo ip link set {name} mtu {max}"))
+    })
+}
+
+/// Returns the verdict on a link that can be used, with the part that costs most.
+fn xdp_speed(link: String, interface: &InterfaceFacts) -> LinkVerdict {
+    let InterfaceFacts { name, mtu, info, .. } = interface;
+    let chunk = xdp::mtu_max_of_chunk();
+    let features = interface.xdp;
+    if features.is_some_and(|features| !features.native) {
+        let why = "in the kernel: the driver runs no XDP programs, so a frame costs as with packet";
+        return LinkVerdict::slow(link, why, format!("use packet:{name} if the network admits it"));
+    }
+    if info.driver.as_deref() == Some("veth") {
+        let why = "in the driver, with a copy; the peer must send complete packets";
+        let fix = "at the other end: ethtool -K PEER tx off tso off gso off";
+        return LinkVerdict::slow(link, why, fix);
+    }
+    if *mtu > chunk {
+        let why = format!("a frame takes several chunks of memory with the MTU of {mtu}");
+        return LinkVerdict::slow(link, why, format!("sudo ip link set {name} mtu {chunk}"));
+    }
+    if info.lro == Some(true) {
+        let why = "drivers refuse a program, or cut frames, while the interface merges them";
+        return LinkVerdict::slow(link, why, format!("sudo ethtool -K {name} lro off"));
+    }
+    let how = match features {
+        Some(features) if features.zero_copy => "in the driver, without a copy",
+        Some(_) => "in the driver, with a copy",
+        None => "in the driver if it can",
+    };
+    let sockets = queues(info.rx_queues.unwrap_or(1).max(1));
+    LinkVerdict::usable(link, &format!("the link address of {name}, {how}; {sockets}"))
+}
+
+/// Returns the number of sockets, one for each receive queue, in words.
+fn queues(count: u32) -> String {
+    cli::counted(usize::try_from(count).unwrap_or(usize::MAX), "socket")
 }
 
 /// Returns the recommendation; `None` if no link can be used.

@@ -65,7 +65,8 @@ impl Diagnosis {
         text.push('\n');
         for LinkVerdict { link, obstacle, why, fix } in &self.links {
             let status = match obstacle {
-                None => FindingStatus::Ok,
+                None if fix.is_empty() => FindingStatus::Ok,
+                None => FindingStatus::Slow,
                 Some(_) => FindingStatus::Missing,
             };
             row(&mut text, (link, status), why, "", fix);

@@ -5,7 +5,8 @@ use io::xdp_features::XdpFeatures;
 
 use super::checks::FindingStatus::{Missing, Ok as Fine, Slow};
 use super::facts::{
-    CAP_BPF, CAP_NET_ADMIN, CAP_NET_RAW, DeviceNode, FolderFacts, InterfaceFacts, MachineFacts,
+    CAP_BPF, CAP_IPC_LOCK, CAP_NET_ADMIN, CAP_NET_RAW, DeviceNode, FolderFacts, InterfaceFacts,
+    MachineFacts,
 };
 use super::*;
 
@@ -99,7 +100,7 @@ fn code(facts: &MachineFacts) -> u8 {
 fn a_wired_server_takes_macvtap() {
     let facts = server();
     assert_eq!(faults(&facts), []);
-    assert_eq!(usable(&facts), ["macvtap:eth0", "packet:eth0", "tap:ob0"]);
+    assert_eq!(usable(&facts), ["macvtap:eth0", "packet:eth0", "tap:ob0", "xdp:eth0"]);
     let command = "outboard serve DIR --link macvtap:eth0 --addr FREE_ADDRESS/22 \
                    --gateway 192.0.2.1 --queues 2 --crypto-workers 1";
     assert_eq!((commands(&facts), code(&facts)), (vec![command.to_owned()], 0));
@@ -132,14 +133,16 @@ fn the_network_may_admit_one_address_only() {
         server_with(|eth| eth.is_ethernet = false),
     ];
     for facts in filtered {
-        assert_eq!(usable(&facts), ["tap:ob0"]);
+        let has_xdp = facts.interface.as_ref().is_some_and(|eth| eth.is_ethernet);
+        let links: &[&str] = if has_xdp { &["tap:ob0", "xdp:eth0"] } else { &["tap:ob0"] };
+        assert_eq!(usable(&facts), links);
         let command =
             "outboard serve DIR --link tap:ob0 --gateway 10.77.0.1 --queues 2 --crypto-workers 1";
         assert_eq!(commands(&facts), [command]);
         let forward = "sysctl -w net.ipv4.ip_forward=1";
         assert_eq!(commands(&MachineFacts { forwards: false, ..facts }), [forward, command]);
     }
-    assert_eq!(usable(&in_cloud("virtio_net", "QEMU")).len(), 3);
+    assert_eq!(usable(&in_cloud("virtio_net", "QEMU")).len(), 4);
 }
 
 #[test]
@@ -173,6 +176,62 @@ fn privileges_decide() {
     assert_eq!((usable(&denied), code(&denied)), (vec![], 77));
     let container = MachineFacts { tun: DeviceNode::Missing, interface: None, ..with(ALL) };
     assert_eq!((usable(&container), code(&container)), (vec![], 69));
+}
+
+/// Returns the verdict on the XDP link.
+fn xdp_verdict(facts: &MachineFacts) -> LinkVerdict {
+    let links = Diagnosis::of(facts).links;
+    links.into_iter().find(|verdict| verdict.link == "xdp:eth0").expect("a verdict")
+}
+
+#[test]
+fn xdp_links_have_a_verdict() {
+    let fine = xdp_verdict(&server());
+    assert_eq!(fine.why, "the link address of eth0, in the driver, without a copy; 8 sockets");
+    assert!(fine.fix.is_empty() && fine.is_usable());
+    let with = |capabilities| xdp_verdict(&MachineFacts { capabilities, ..server() });
+    let unprivileged = with(1 << CAP_NET_ADMIN);
+    assert_eq!(unprivileged.obstacle, Some(Obstacle::Permission));
+    assert_eq!(unprivileged.why, "needs CAP_NET_RAW, CAP_BPF");
+    // Eight sockets of 17 MiB.
+    for (locked, is_usable) in [(135 << 20, false), (136 << 20, true)] {
+        let limited = MachineFacts { locked_bytes_max: Some(locked), ..server() };
+        assert_eq!(xdp_verdict(&limited).is_usable(), is_usable);
+        let locks = MachineFacts { capabilities: ALL | 1 << CAP_IPC_LOCK, ..limited };
+        assert!(xdp_verdict(&locks).is_usable());
+    }
+    let refused = |facts: &MachineFacts| {
+        let verdict = xdp_verdict(facts);
+        assert_eq!(verdict.obstacle, Some(Obstacle::Unavailable), "{verdict:?}");
+        verdict.fix
+    };
+    assert_eq!(refused(&MachineFacts { kernel: (5, 8), ..server() }), "install Linux 5.9 or later");
+    let mtu = |mtu| server_with(|eth| eth.mtu = mtu);
+    assert_eq!(refused(&mtu(16_000)), "sudo ip link set eth0 mtu 15346");
+    let old = MachineFacts { kernel: (6, 5), ..mtu(9000) };
+    assert_eq!(refused(&old), "sudo ip link set eth0 mtu 3826");
+    assert!(refused(&server_with(|eth| eth.master = Some("bond bond0".into()))).contains("tap"));
+    assert_eq!(refused(&server_with(|eth| eth.is_ethernet = false)), "");
+}
+
+#[test]
+fn slow_xdp_links_have_a_fix() {
+    let slow = |change: fn(&mut InterfaceFacts)| {
+        let facts = server_with(change);
+        let verdict = xdp_verdict(&facts);
+        assert!(verdict.is_usable() && !verdict.why.is_empty(), "{verdict:?}");
+        let text = Diagnosis::of(&facts).text();
+        assert!(text.contains("\nxdp:eth0         slow     "), "{text}");
+        verdict.fix
+    };
+    let generic = |eth: &mut InterfaceFacts| {
+        eth.xdp = Some(XdpFeatures { native: false, zero_copy: false });
+    };
+    assert_eq!(slow(generic), "use packet:eth0 if the network admits it");
+    assert_eq!(slow(|eth| eth.mtu = 9000), "sudo ip link set eth0 mtu 3826");
+    assert_eq!(slow(|eth| eth.info.lro = Some(true)), "sudo ethtool -K eth0 lro off");
+    let peer = slow(|eth| eth.info.driver = Some("veth".into()));
+    assert!(peer.contains("ethtool -K PEER tx off tso off gso off"), "{peer}");
 }
 
 #[test]
