@@ -59,6 +59,11 @@ pub trait ChangeableLink: Link {
     /// Sets the MTU, which has changed.
     fn set_mtu(&mut self, mtu: u16);
 
+    /// Returns the largest MTU that the link can use until it is opened again.
+    fn mtu_max(&self) -> u16 {
+        u16::MAX
+    }
+
     /// Sets the number of the interface's receive queues. Only links that have a socket for each of
     /// them are interested.
     fn set_receive_queues(&mut self, _count: u32) {}
@@ -172,9 +177,10 @@ pub fn open<L: ChangeableLink + 'static>(
 ) -> Result<Vec<WatchedLink<L>>, OpenLinkError> {
     let links = (config.open)()?;
     let mtu = links.first().map_or(0, |link| link.capabilities().mtu);
+    let mtu_max = links.first().map_or(u16::MAX, L::mtu_max);
     config.mac = links.first().and_then(Link::link_address).or(config.mac);
     let (name, report) = (config.interface.clone(), config.report);
-    let watch = WatchThread::start(config, links.len(), mtu)
+    let watch = WatchThread::start(config, links.len(), (mtu, mtu_max))
         .map_err(|e| report(&format!("cannot watch interface {name}: {e}")))
         .ok();
     let queue = |(queue, link)| {

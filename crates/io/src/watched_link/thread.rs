@@ -31,11 +31,12 @@ pub(super) struct WatchThread {
 }
 
 impl WatchThread {
-    /// Starts the thread for a link with `queues` queues that was opened with an MTU.
+    /// Starts the thread for a link with `queues` queues that was opened with an MTU, and can use
+    /// one up to `mtu_max`.
     pub(super) fn start<L: ChangeableLink + 'static>(
         config: WatchConfig<L>,
         queues: usize,
-        mtu: u16,
+        (mtu, mtu_max): (u16, u16),
     ) -> io::Result<(Arc<SharedWatch<L>>, Arc<Self>)> {
         let mut opened = Vec::new();
         opened.resize_with(queues, || None);
@@ -66,6 +67,7 @@ impl WatchThread {
             socket,
             queue_events,
             receive_queues: None,
+            mtu_max,
             tracker,
             shared: Arc::clone(&shared),
             clock: MonotonicClock::new(),
@@ -107,6 +109,8 @@ struct Watcher<L> {
     queue_events: Option<QueueEventSocket>,
     /// Last known number of receive queues, if the link depends on it.
     receive_queues: Option<u32>,
+    /// Largest MTU that the link can use.
+    mtu_max: u16,
     tracker: InterfaceTracker,
     shared: Arc<SharedWatch<L>>,
     clock: MonotonicClock,
@@ -202,7 +206,12 @@ impl<L: ChangeableLink> Watcher<L> {
                     shared.device_changes = shared.device_changes.wrapping_add(1);
                     shared.counters.link_mtu_changed += 1;
                 });
-                self.report(&format!("MTU of interface {name} is now {to}, was {from}"));
+                let mut line = format!("MTU of interface {name} is now {to}, was {from}");
+                if to > self.mtu_max {
+                    let max = self.mtu_max;
+                    let _ = write!(line, "; the link uses up to {max} until it is opened again");
+                }
+                self.report(&line);
             }
             InterfaceChange::Address(address) => self.report_address(address),
             InterfaceChange::Removed => self.handle_removal(now),
@@ -251,6 +260,7 @@ impl<L: ChangeableLink> Watcher<L> {
                 self.tracker.reopen(index_of(&self.config.interface).unwrap_or(0));
                 self.receive_queues = None;
                 let address = links.first().and_then(Link::link_address);
+                self.mtu_max = links.first().map_or(u16::MAX, L::mtu_max);
                 self.shared.change(|shared| {
                     shared.state = LinkState::Down;
                     shared.receive_queues = None;

@@ -349,6 +349,10 @@ impl ChangeableLink for XdpLink {
         self.caps.mtu = mtu.min(self.mtu_max);
     }
 
+    fn mtu_max(&self) -> u16 {
+        self.mtu_max
+    }
+
     /// Opens sockets for further queues of the interface: the program drops our frames on a queue
     /// without one. The kernel does not remove a queue that has a socket.
     fn set_receive_queues(&mut self, count: u32) {
