@@ -61,5 +61,5 @@ pub use net::autoconf::{
     AutoAddrConfig, AutoAddrCounters, AutoAddrEvent, AutoAddrFrame, AutoAddrs, NetworkAddrs,
 };
 pub use storage::extents::{DecompressDone, ExtentDone, ExtentRead};
-pub use tcp::congestion::{Congestion, RenoGrowth};
+pub use tcp::congestion::{Congestion, CongestionSnapshot, RenoGrowth};
 pub use udp::{UdpReceived, UdpSend};

@@ -143,7 +143,7 @@ impl<T: TxTransforms> TcpConnection<T> {
     fn mark_delivered(&mut self, now: Instant, segment: &TcpHeader, ack: &mut AckEffects) {
         let offset = self.options.ts_offset;
         let (una_before, iss) = (self.snd.una, self.snd.iss);
-        let super::conn::TcpSendState { flight, rack, rtt, nxt, bbr, .. } = &mut self.snd;
+        let super::conn::TcpSendState { flight, rack, rtt, nxt, cc, .. } = &mut self.snd;
         // RFC 8985 section 6.2 step 2: a timestamp echo older than the retransmission belongs to
         // the original.
         let spurious = |sent: &SentRange, echo: Option<u32>| {
@@ -152,7 +152,7 @@ impl<T: TxTransforms> TcpConnection<T> {
         let echo = ack.ts_echo;
         let mut arrived = |rack: &mut Rack, sent: &SentRange| {
             rack.on_delivered(now, sent, rtt, spurious(sent, echo));
-            if let Some(bbr) = bbr {
+            if let Some(bbr) = cc.bbr_mut() {
                 bbr.note_delivered(sent.tag);
             }
         };
@@ -379,7 +379,7 @@ impl<T: TxTransforms> TcpConnection<T> {
     /// Sets the window during a reduction (RFC 6937), after `delivered` bytes have arrived.
     pub(crate) fn reduce_in_proportion(&mut self, delivered: u64, safe: bool) {
         let (pipe, mss, ssthresh) = (self.snd.flight.pipe(), self.snd.mss, self.snd.cc.ssthresh);
-        if self.snd.bbr.is_some() {
+        if self.snd.cc.is_bbr() {
             return;
         }
         if let Some(reduction) = self.snd.reduction() {
@@ -451,7 +451,8 @@ impl<T: TxTransforms> TcpConnection<T> {
     /// Saves the state of congestion control before a reduction.
     pub(crate) fn save_undo_state(&mut self) {
         let snd = &mut self.snd;
-        snd.undo = Some(Box::new(CwndUndo { cc: snd.cc, resent_at: None, resent: 0, any: false }));
+        let cc = snd.cc.snapshot();
+        snd.undo = Some(Box::new(CwndUndo { cc, resent_at: None, resent: 0, any: false }));
     }
 
     /// Reduces the window once per window of data, as for a lost packet (RFC 3168 section 6.1.2).

@@ -34,7 +34,7 @@ impl<T: TxTransforms> TcpSendState<T> {
             sack,
             srtt: self.rtt.srtt(),
         };
-        self.bbr.as_deref_mut().map(|bbr| (bbr, inputs))
+        self.cc.bbr_mut().map(|bbr| (bbr, inputs))
     }
 
     fn set_bbr_cwnd(&mut self, cwnd: u64) {
@@ -61,7 +61,7 @@ impl<T: TxTransforms> TcpConnection<T> {
     /// Records a transmit that was handed to the device.
     pub(super) fn note_bbr_transmit(&mut self, now: Instant, transmit: HandedOverTransmit) {
         let in_network = self.snd.flight.in_network();
-        let Some(bbr) = &mut self.snd.bbr else { return };
+        let Some(bbr) = self.snd.cc.bbr_mut() else { return };
         let HandedOverTransmit { tag, pending, in_network_before } = transmit;
         bbr.on_handed_over(tag);
         if !pending {
@@ -74,7 +74,7 @@ impl<T: TxTransforms> TcpConnection<T> {
     /// network before it.
     pub(super) fn note_bbr_departure(&mut self, tag: u32, in_network_before: u64) {
         let (at, in_network) = (self.snd.flight.last_departure(), self.snd.flight.in_network());
-        if let Some(bbr) = &mut self.snd.bbr {
+        if let Some(bbr) = self.snd.cc.bbr_mut() {
             let alone = in_network_before == 0;
             bbr.on_departed(DepartingTransmit { tag, at, in_network, alone });
         }
@@ -87,7 +87,7 @@ impl<T: TxTransforms> TcpConnection<T> {
         let pipe = snd.flight.pipe();
         let idle =
             pipe < u64::from(snd.cc.cwnd) && !snd.flight.has_lost() && !snd.flight.any_pending();
-        if let Some(bbr) = snd.bbr.as_deref_mut().filter(|_| idle) {
+        if let Some(bbr) = snd.cc.bbr_mut().filter(|_| idle) {
             bbr.mark_app_limited(pipe);
         }
     }
@@ -106,8 +106,8 @@ impl<T: TxTransforms> TcpConnection<T> {
         let Some((bbr, inputs)) = self.bbr_with_inputs(now) else { return false };
         let cwnd = bbr.finish_ack(inputs);
         self.snd.set_bbr_cwnd(cwnd);
-        let TcpSendState { flight, bbr, .. } = &mut self.snd;
-        if let Some(bbr) = bbr {
+        let TcpSendState { flight, cc, .. } = &mut self.snd;
+        if let Some(bbr) = cc.bbr_mut() {
             bbr.drop_old(flight.ranges(), flight.unacknowledged_tags());
         }
         true
@@ -116,8 +116,8 @@ impl<T: TxTransforms> TcpConnection<T> {
     /// Passes the ranges that were found lost since the last call.
     pub(super) fn report_losses_to_bbr(&mut self, now: Instant) {
         let Some((_, inputs)) = self.bbr_with_inputs(now) else { return };
-        let TcpSendState { flight, bbr, .. } = &mut self.snd;
-        let Some(bbr) = bbr else { return };
+        let TcpSendState { flight, cc, .. } = &mut self.snd;
+        let Some(bbr) = cc.bbr_mut() else { return };
         flight.take_losses(|sent| {
             bbr.on_lost(inputs, LostRange { tag: sent.tag, start: sent.start, end: sent.end });
         });
@@ -162,25 +162,25 @@ impl<T: TxTransforms> TcpConnection<T> {
 
     /// Frees BBR's memory for ranges in flight.
     pub(super) fn shrink_bbr(&mut self) {
-        if let Some(bbr) = &mut self.snd.bbr {
+        if let Some(bbr) = self.snd.cc.bbr_mut() {
             bbr.shrink();
         }
     }
 
     /// Returns the time that `bytes` take at BBR's pacing rate; `None` without BBR.
     pub(super) fn bbr_pacing_time(&self, bytes: u64) -> Option<Duration> {
-        let bbr = self.snd.bbr.as_ref()?;
+        let bbr = self.snd.cc.bbr()?;
         Some(Duration::from_nanos(bytes.saturating_mul(1_000_000_000) / bbr.pacing_rate()))
     }
 
     /// Returns BBR's pacing rate in bytes per second; 0 without BBR.
     pub(super) fn bbr_pacing_rate(&self) -> u64 {
-        self.snd.bbr.as_ref().map_or(0, |bbr| bbr.pacing_rate())
+        self.snd.cc.bbr().map_or(0, Bbr::pacing_rate)
     }
 
     /// Returns the bytes that BBR lets leave as one run; `None` without BBR.
     pub(super) fn bbr_send_quantum(&self) -> Option<u32> {
-        let bbr = self.snd.bbr.as_ref()?;
+        let bbr = self.snd.cc.bbr()?;
         Some(u32::try_from(bbr.send_quantum(self.snd.mss.into())).unwrap_or(u32::MAX))
     }
 }

@@ -6,8 +6,11 @@
 //! recovery, PRR sets the window ([`super::recovery`]). With BBR, [`super::bbr`] sets the window,
 //! and nothing here changes it.
 
+use alloc::boxed::Box;
+
 use base::{Duration, Instant};
 
+use super::bbr::Bbr;
 use super::hystart::HyStart;
 use crate::config::{CongestionAlgorithm, TcpConfig};
 
@@ -17,7 +20,7 @@ const BETA_CUBIC: f64 = 0.7;
 const C: f64 = 0.4;
 
 /// State of a connection's congestion control.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct Congestion {
     /// Congestion window in bytes.
     pub cwnd: u32,
@@ -86,12 +89,24 @@ impl RenoGrowth {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 enum CongestionLaw {
     NewReno,
     Cubic(CubicState),
-    /// A model of the path sets the window: [`super::bbr`].
-    Model,
+    /// A model of the path sets the window. Boxed, since it is large.
+    Bbr(Box<Bbr>),
+}
+
+/// State of congestion control before a reduction, by which [`Congestion::undo`] undoes it.
+#[derive(Clone, Copy, Debug)]
+pub struct CongestionSnapshot {
+    cwnd: u32,
+    ssthresh: u32,
+    credit: u32,
+    hystart: HyStart,
+    /// State of CUBIC; `None` with NewReno, which has no more state, and with BBR, which saves its
+    /// own.
+    cubic: Option<CubicState>,
 }
 
 /// State of CUBIC. Connections are small: 32 bits suffice for values that are not accumulated.
@@ -115,16 +130,42 @@ struct CubicState {
 }
 
 impl Congestion {
-    /// Creates the state for a new path.
+    /// Creates the state for a new path. `seed` is unpredictable and makes the times of BBR's
+    /// probes random.
     #[must_use]
-    pub fn new(config: &TcpConfig, mss: u32) -> Self {
+    pub fn new(config: &TcpConfig, mss: u32, seed: u32, now: Instant) -> Self {
+        let cwnd = config.initial_window * mss;
         let law = match config.algorithm {
             CongestionAlgorithm::NewReno => CongestionLaw::NewReno,
             CongestionAlgorithm::Cubic => CongestionLaw::Cubic(CubicState::default()),
-            CongestionAlgorithm::Bbr => CongestionLaw::Model,
+            CongestionAlgorithm::Bbr => {
+                CongestionLaw::Bbr(Box::new(Bbr::new(seed.into(), cwnd.into(), now)))
+            }
         };
-        let hystart = HyStart::new(config.hystart);
-        Self { cwnd: config.initial_window * mss, ssthresh: u32::MAX, credit: 0, law, hystart }
+        Self { cwnd, ssthresh: u32::MAX, credit: 0, law, hystart: HyStart::new(config.hystart) }
+    }
+
+    /// Sets the window of a connection that has sent nothing.
+    pub(crate) fn set_initial_cwnd(&mut self, cwnd: u32) {
+        self.cwnd = cwnd;
+        if let Some(bbr) = self.bbr_mut() {
+            bbr.set_initial_cwnd(cwnd.into());
+        }
+    }
+
+    /// Returns the state of BBR; `None` with another algorithm.
+    pub(crate) fn bbr(&self) -> Option<&Bbr> {
+        if let CongestionLaw::Bbr(bbr) = &self.law { Some(bbr) } else { None }
+    }
+
+    /// Returns the state of BBR; `None` with another algorithm.
+    pub(crate) fn bbr_mut(&mut self) -> Option<&mut Bbr> {
+        if let CongestionLaw::Bbr(bbr) = &mut self.law { Some(bbr) } else { None }
+    }
+
+    /// Returns whether BBR sets the window.
+    pub(crate) const fn is_bbr(&self) -> bool {
+        matches!(self.law, CongestionLaw::Bbr(_))
     }
 
     /// Sets the growth of CUBIC's estimate of Reno's window from now on; has no effect on NewReno.
@@ -152,7 +193,7 @@ impl Congestion {
     /// Grows the window for `acked` newly acknowledged bytes. Called outside recovery, while the
     /// window limits sending.
     pub fn on_ack(&mut self, now: Instant, acked: u32, mss: u32, srtt: Duration) {
-        if matches!(self.law, CongestionLaw::Model) {
+        if self.is_bbr() {
             return;
         }
         let mut acked = acked;
@@ -168,7 +209,7 @@ impl Congestion {
             return;
         }
         let per_increase = match &mut self.law {
-            CongestionLaw::NewReno | CongestionLaw::Model => self.cwnd,
+            CongestionLaw::NewReno | CongestionLaw::Bbr(_) => self.cwnd,
             CongestionLaw::Cubic(cubic) => {
                 cubic.bytes_per_segment(now, self.cwnd, acked, mss, srtt)
             }
@@ -188,7 +229,7 @@ impl Congestion {
             // RFC 5681 equation 4; the window is used for the flight size, as in Linux.
             CongestionLaw::NewReno => (self.cwnd / 2).max(floor),
             CongestionLaw::Cubic(cubic) => cubic.reduce(self.cwnd, mss).max(floor),
-            CongestionLaw::Model => self.ssthresh,
+            CongestionLaw::Bbr(_) => self.ssthresh,
         };
         self.credit = 0;
         self.hystart.stop();
@@ -196,7 +237,7 @@ impl Congestion {
 
     /// Sets the window at the end of a reduction: RFC 6937 section 3.
     pub(crate) const fn end_reduction(&mut self) {
-        if !matches!(self.law, CongestionLaw::Model) {
+        if !self.is_bbr() {
             self.cwnd = self.ssthresh;
         }
     }
@@ -228,9 +269,22 @@ impl Congestion {
         }
     }
 
+    /// Returns the state to which [`Self::undo`] can return.
+    #[must_use]
+    pub const fn snapshot(&self) -> CongestionSnapshot {
+        let Self { cwnd, ssthresh, credit, hystart, .. } = *self;
+        let cubic = if let CongestionLaw::Cubic(cubic) = &self.law { Some(*cubic) } else { None };
+        CongestionSnapshot { cwnd, ssthresh, credit, hystart, cubic }
+    }
+
     /// Restores the state before a reduction that turned out to be spurious (RFC 9438 section 4.9).
-    pub fn undo(&mut self, before: Self) {
-        *self = Self { cwnd: self.cwnd.max(before.cwnd), ..before };
+    pub fn undo(&mut self, before: CongestionSnapshot) {
+        let CongestionSnapshot { cwnd, ssthresh, credit, hystart, cubic } = before;
+        self.cwnd = self.cwnd.max(cwnd);
+        (self.ssthresh, self.credit, self.hystart) = (ssthresh, credit, hystart);
+        if let (CongestionLaw::Cubic(now), Some(before)) = (&mut self.law, cubic) {
+            *now = before;
+        }
     }
 }
 
@@ -303,7 +357,7 @@ mod tests {
 
     fn cc(algorithm: CongestionAlgorithm, initial_window: u32) -> Congestion {
         let config = TcpConfig { algorithm, initial_window, ..TcpConfig::default() };
-        Congestion::new(&config, MSS)
+        Congestion::new(&config, MSS, 0, Instant::ZERO)
     }
 
     /// Acknowledges a window per round trip for `rounds` of them; returns the time after them.
@@ -400,7 +454,7 @@ mod tests {
         cc.cwnd = cc.ssthresh;
         let estimate = |cc: &Congestion| match &cc.law {
             CongestionLaw::Cubic(cubic) => cubic.w_est,
-            CongestionLaw::NewReno | CongestionLaw::Model => 0.0,
+            CongestionLaw::NewReno | CongestionLaw::Bbr(_) => 0.0,
         };
         let mut now = Instant::ZERO;
         let mut last = 0.0;
@@ -460,14 +514,12 @@ mod tests {
         cc.on_congestion(MSS);
         cc.cwnd = cc.ssthresh;
         run(&mut cc, Instant::ZERO, 20);
-        let before = cc;
+        let before = cc.snapshot();
         cc.on_congestion(MSS);
         cc.on_timeout();
         cc.cwnd = MSS;
         cc.undo(before);
-        let (CongestionLaw::Cubic(a), CongestionLaw::Cubic(b)) = (&cc.law, &before.law) else {
-            panic!("CUBIC")
-        };
+        let (CongestionLaw::Cubic(a), Some(b)) = (&cc.law, &before.cubic) else { panic!("CUBIC") };
         assert_eq!((cc.cwnd, cc.ssthresh, a.epoch), (before.cwnd, before.ssthresh, b.epoch));
         assert!((a.w_max, a.k, a.w_est) == (b.w_max, b.k, b.w_est));
     }

@@ -16,8 +16,6 @@ use tcp_rules::challenge::ChallengeLimiter;
 use tcp_rules::paws::TsRecent;
 use wire::Tuple;
 
-use super::bbr::Bbr;
-use super::bbr::new_bbr;
 use super::congestion::{Congestion, CwndUsage};
 use super::delivery::DeliveryRate;
 use super::rack::Rack;
@@ -30,7 +28,7 @@ use super::state::{TcpState, TcpStateEvent};
 use super::timers::{RetransmitPurpose, TcpTimers};
 use super::transform::TxTransforms;
 use crate::api::SocketError;
-use crate::config::{CongestionAlgorithm, TcpConfig};
+use crate::config::TcpConfig;
 use crate::net::outbox::Outbox;
 use crate::storage::files::Files;
 use crate::storage::source::StreamSource;
@@ -83,18 +81,6 @@ pub(crate) struct ConnFlags {
     pub(crate) defer: bool,
 }
 
-/// Release of the file ranges of a send stream. A connection in CLOSED stays until they
-/// are.
-#[derive(Debug)]
-enum FileRangesRelease {
-    /// The stream may still need its bytes.
-    NotYet,
-    /// The connection has ended, and the device has yet to send these ranges.
-    AwaitsDevice(Box<FileRanges>),
-    /// No file range is held for the connection.
-    Done,
-}
-
 /// Ranges of files: file, offset and length of each.
 #[derive(Debug)]
 struct FileRanges(Vec<(FileId, u64, u64)>);
@@ -124,8 +110,6 @@ pub(crate) struct TcpSendState<T: TxTransforms> {
     pub(crate) rtt: TcpRttEstimator,
     pub(crate) rack: Rack,
     pub(crate) cc: Congestion,
-    /// Sets the window and the pacing rate if BBR was chosen.
-    pub(crate) bbr: Option<Box<Bbr>>,
     /// Boxed, since most connections never need it.
     pub(crate) episode: Option<Box<CongestionEpisode>>,
     /// Congestion state before the last reduction. Boxed, since most connections never need it.
@@ -165,7 +149,9 @@ pub(crate) struct TcpSendState<T: TxTransforms> {
     pub(crate) progress_at: Instant,
     /// Acknowledged bytes of a file that have not been reported to the device.
     pub(crate) unreported_acked: AckedFileRange,
-    release: FileRangesRelease,
+    /// File ranges of a connection that has ended, which the device has yet to send. It stays in
+    /// CLOSED until they are released. Boxed, since most connections never need it.
+    awaited_files: Option<Box<FileRanges>>,
     /// The host is reading a file for this stream.
     pub(crate) host_reads_file: bool,
     pub(crate) resent_bytes: u64,
@@ -294,9 +280,7 @@ impl<T: TxTransforms> TcpConnection<T> {
     pub(crate) fn new(begin: ConnParams, config: &TcpConfig, now: Instant) -> Self {
         let ConnParams { tuple, flow, iss, irs, window, scale, peer_window, options, mtu } = begin;
         let mss = segment_size(mtu, &tuple, &options);
-        let cc = Congestion::new(config, mss);
-        let bbr =
-            (config.algorithm == CongestionAlgorithm::Bbr).then(|| new_bbr(iss.0, cc.cwnd, now));
+        let cc = Congestion::new(config, mss, iss.0, now);
         Self {
             tuple,
             flow,
@@ -320,7 +304,6 @@ impl<T: TxTransforms> TcpConnection<T> {
                 rtt: TcpRttEstimator::new(),
                 rack: Rack::new(),
                 cc,
-                bbr,
                 episode: None,
                 undo: None,
                 probe: None,
@@ -340,7 +323,7 @@ impl<T: TxTransforms> TcpConnection<T> {
                 recover: 0,
                 progress_at: now,
                 unreported_acked: AckedFileRange::NONE,
-                release: FileRangesRelease::NotYet,
+                awaited_files: None,
                 host_reads_file: false,
                 resent_bytes: 0,
                 file_bytes: 0,
@@ -446,10 +429,10 @@ impl<T: TxTransforms> TcpConnection<T> {
         self.modes.notify_app = true;
     }
 
-    /// Releases the file ranges of the send stream and destroys its contexts. Runs once: nothing is
-    /// appended to the stream afterwards.
+    /// Releases the file ranges of the send stream and destroys its contexts. Nothing is appended to
+    /// the stream afterwards, so a second call has nothing to release.
     pub(crate) fn release_files(&mut self, cx: &mut TcpEnv<'_>) {
-        if !matches!(self.snd.release, FileRangesRelease::NotYet) {
+        if self.awaits_device() {
             return;
         }
         self.report_acked(cx);
@@ -465,11 +448,7 @@ impl<T: TxTransforms> TcpConnection<T> {
         // them held forever.
         let mut waiting = Vec::new();
         spans.advance(sent, |file, offset, len| waiting.push((file, offset, len)));
-        self.snd.release = if waiting.is_empty() {
-            FileRangesRelease::Done
-        } else {
-            FileRangesRelease::AwaitsDevice(Box::new(FileRanges(waiting)))
-        };
+        self.snd.awaited_files = (!waiting.is_empty()).then(|| Box::new(FileRanges(waiting)));
         // Bytes that were queued and never handed over need no report to the device.
         spans.advance(end, |file, offset, len| {
             cx.files.release(cx.out, file, offset, len, false);
@@ -504,21 +483,18 @@ impl<T: TxTransforms> TcpConnection<T> {
     /// Releases the file ranges that the device had yet to send when the connection ended, once no
     /// transmit is pending.
     fn release_awaited_files(&mut self, cx: &mut TcpEnv<'_>) {
-        if let FileRangesRelease::AwaitsDevice(ranges) = &mut self.snd.release {
-            if self.snd.flight.any_pending() {
-                return;
-            }
-            for (file, offset, len) in ranges.0.drain(..) {
-                cx.files.release(cx.out, file, offset, len, true);
-            }
-            self.snd.release = FileRangesRelease::Done;
+        if self.awaits_device() && self.snd.flight.any_pending() {
+            return;
+        }
+        for (file, offset, len) in self.snd.awaited_files.take().into_iter().flat_map(|f| f.0) {
+            cx.files.release(cx.out, file, offset, len, true);
         }
         self.snd.flight = RetransmitQueue::new();
     }
 
     /// Returns whether the connection, though it has ended, has to stay for an echo of the device.
     pub(crate) const fn awaits_device(&self) -> bool {
-        matches!(self.snd.release, FileRangesRelease::AwaitsDevice(_))
+        self.snd.awaited_files.is_some()
     }
 
     /// Reports acknowledged bytes of a file that have not been reported yet.
@@ -645,10 +621,7 @@ impl<T: TxTransforms> TcpConnection<T> {
     /// Sets segment size and initial window by the options of the handshake.
     pub(crate) fn apply_negotiated_options(&mut self, cx: &TcpEnv<'_>) {
         self.snd.mss = segment_size(cx.out.net.mtu, &self.tuple, &self.options);
-        self.snd.cc.cwnd = cx.config.initial_window * self.snd.mss;
-        if let Some(bbr) = &mut self.snd.bbr {
-            bbr.set_initial_cwnd(self.snd.cc.cwnd.into());
-        }
+        self.snd.cc.set_initial_cwnd(cx.config.initial_window * self.snd.mss);
     }
 
     /// Lowers the segment size to what fits `mtu` (RFC 1191, RFC 8201). Returns whether it was

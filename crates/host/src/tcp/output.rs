@@ -325,12 +325,12 @@ impl<T: TxTransforms> TcpConnection<T> {
         let cwnd = (u64::from(snd.cc.cwnd) + snd.limited_transmit()).saturating_sub(pipe);
         let allowed = window.min(cwnd);
         // With BBR, pacing limits sending as long as a segment fits the window.
-        let room = if snd.bbr.is_some() { mss - 1 } else { data };
+        let room = if snd.cc.is_bbr() { mss - 1 } else { data };
         if data > cwnd && cwnd <= window.min(room) {
             snd.cwnd_limited = true;
         }
         if allowed >= data && data <= burst {
-            if self.snd.bbr.is_some() && self.is_paced(cx) {
+            if self.snd.cc.is_bbr() && self.is_paced(cx) {
                 return None;
             }
             // All data, and the FIN after it.
@@ -407,8 +407,8 @@ impl<T: TxTransforms> TcpConnection<T> {
     /// Returns whether pacing holds the next transmit back; sets the timer if so.
     fn is_paced(&mut self, cx: &TcpEnv<'_>) -> bool {
         // BBR's runs follow each other at the pacing rate; others may be early by a run.
-        let early = if self.snd.bbr.is_some() { Duration::ZERO } else { PACE_BURST };
-        let paces = cx.config.pacing || self.snd.bbr.is_some();
+        let early = if self.snd.cc.is_bbr() { Duration::ZERO } else { PACE_BURST };
+        let paces = cx.config.pacing || self.snd.cc.is_bbr();
         if !paces || self.snd.pace_at <= cx.now + early {
             return false;
         }
@@ -435,7 +435,7 @@ impl<T: TxTransforms> TcpConnection<T> {
     /// Returns the time that pacing counts from: now, or the time at which it permitted the next
     /// segment if this thread was late, but at most a round trip ago, with BBR a millisecond.
     fn pace_from(&self, now: Instant) -> Instant {
-        let most = if self.snd.bbr.is_some() { PACE_BURST } else { self.snd.rtt.srtt() };
+        let most = if self.snd.cc.is_bbr() { PACE_BURST } else { self.snd.rtt.srtt() };
         let late = if self.snd.pacing_limited { most } else { Duration::ZERO };
         self.snd.pace_at.max(now - late)
     }

@@ -5,7 +5,7 @@
 //! proves to have been spurious is undone: by DSACKs for all that was retransmitted (RFC 3708), or
 //! by the timestamp of the original (Eifel, RFC 3522).
 
-use super::congestion::Congestion;
+use super::congestion::CongestionSnapshot;
 
 /// A phase of the sender with congestion; the names are Linux's. Without one the sender is in
 /// Linux's phase Open, as connections nearly always are.
@@ -101,8 +101,8 @@ fn bytes(count: u64) -> u32 {
 /// State from which a reduction can be undone.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CwndUndo {
-    /// The whole state of congestion control before the reduction.
-    pub(crate) cc: Congestion,
+    /// State of congestion control before the reduction.
+    pub(crate) cc: CongestionSnapshot,
     /// Our timestamp at the first retransmission; `None` before it.
     pub(crate) resent_at: Option<u32>,
     /// Bytes retransmitted, less bytes that DSACKs reported as unnecessary.

@@ -30,7 +30,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant as StdInstant;
 
 use base::{Duration, Instant};
-use host::{Congestion, CongestionAlgorithm, RenoGrowth, TcpConfig};
+use host::{Congestion, CongestionAlgorithm, CongestionSnapshot, RenoGrowth, TcpConfig};
 use quinn_proto::RttEstimator;
 use quinn_proto::congestion::{self, ControllerFactory, ControllerMetrics};
 use smallvec::SmallVec;
@@ -94,7 +94,7 @@ struct LossEvent {
 /// State before a reduction.
 #[derive(Clone, Debug)]
 struct ReductionUndo {
-    congestion: Congestion,
+    congestion: CongestionSnapshot,
     recovery: Option<Instant>,
     /// Lowest packet number that caused the reduction.
     first: u64,
@@ -169,7 +169,7 @@ impl PathCongestionState {
         let config =
             TcpConfig { algorithm, initial_window, hystart: false, ..TcpConfig::default() };
         Self {
-            congestion: Congestion::new(&config, mtu.into()),
+            congestion: Congestion::new(&config, mtu.into(), 0, Instant::ZERO),
             initial: INITIAL_WINDOW * u32::from(mtu),
             acked: 0,
             largest_acked: None,
@@ -348,7 +348,7 @@ impl PathCongestionState {
             }
             return;
         }
-        let (congestion, recovery) = (self.congestion, self.recovery_start);
+        let (congestion, recovery) = (self.congestion.snapshot(), self.recovery_start);
         self.undo = first.map(|first| ReductionUndo { congestion, recovery, first });
         self.congestion.on_congestion(self.mtu);
         self.congestion.cwnd = self.congestion.ssthresh;

@@ -20,17 +20,9 @@
 mod control;
 mod model;
 mod rate_sample;
-/// Returns the state of BBR for a new connection, in a box of its own: most connections have none.
-/// `seed` is unpredictable and makes the times of probes random.
-pub(crate) fn new_bbr(seed: u32, initial_cwnd: u32, now: Instant) -> Box<Bbr> {
-    Box::new(Bbr::new(seed.into(), initial_cwnd.into(), now))
-}
-
 #[cfg(test)]
 mod tests;
 mod windowed_max;
-
-use alloc::boxed::Box;
 
 use base::{Duration, Instant, Prng};
 
