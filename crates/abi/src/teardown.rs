@@ -33,6 +33,9 @@ pub struct Teardown {
     pub peer_scale: u8,
     /// Payload bytes of a full segment.
     pub mss: u16,
+    /// Payload bytes of a full segment after three consecutive time-outs, since the path may drop
+    /// larger packets silently; `mss` if the size is to stay.
+    pub mss_after_timeouts: u16,
     /// The bytes from `una` up to the FIN. They are sent and retransmitted in whole parts, so a
     /// part begins at `nxt`, and an encrypted part carries the preceding content of its message.
     /// Empty if `una` is after the last byte.

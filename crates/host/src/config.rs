@@ -154,6 +154,27 @@ pub enum CongestionAlgorithm {
     Bbr,
 }
 
+/// Path MTU discovery by the packetization layer (PLPMTUD, RFC 4821), beside that by ICMP: Linux's
+/// `tcp_mtu_probing`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum MtuProbing {
+    /// None.
+    Off,
+    /// After full segments were lost repeatedly, smaller ones are sent and larger ones are probed.
+    #[default]
+    BlackHole,
+    /// Every connection begins with small segments and probes larger ones.
+    Always,
+}
+
+impl MtuProbing {
+    /// Returns whether black holes are detected.
+    #[must_use]
+    pub fn is_on(self) -> bool {
+        self != Self::Off
+    }
+}
+
 /// Configuration of TCP. The defaults follow Linux.
 #[derive(Clone, Debug)]
 pub struct TcpConfig {
@@ -199,6 +220,8 @@ pub struct TcpConfig {
     /// Default of [`SocketOption::Defer`](crate::SocketOption): short transmits wait briefly for an
     /// acknowledgment that makes them longer.
     pub defer: bool,
+    /// Path MTU discovery without ICMP.
+    pub mtu_probing: MtuProbing,
     /// Start retransmission timers at the device's echo. Disabled only to measure its effect.
     pub echo: bool,
     /// First sequence numbers, timestamps and record numbers; for tests only.
@@ -263,6 +286,7 @@ impl Default for TcpConfig {
             ecn: true,
             pacing: true,
             defer: true,
+            mtu_probing: MtuProbing::default(),
             echo: true,
             first_numbers: FirstNumbers::default(),
         }

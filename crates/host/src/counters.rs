@@ -133,8 +133,17 @@ base::counters! {
         tcp_no_connection,
         /// Tuples in TIME-WAIT reused by a new connection (RFC 6191).
         tcp_time_wait_reused,
-        /// Path MTU reductions.
+        /// Path MTU reductions reported by routers (ICMP) or the link.
         tcp_pmtu_reductions,
+        /// Segments sent to probe the path for a larger MTU (RFC 4821).
+        tcp_mtu_probes,
+        /// Probes of the path MTU that were acknowledged (Linux: `TCPMTUPSuccess`).
+        tcp_mtu_probe_success,
+        /// Probes of the path MTU that were lost (Linux: `TCPMTUPFail`).
+        tcp_mtu_probe_fail,
+        /// Reductions of the segment size because full segments were lost repeatedly and no router
+        /// reported why.
+        tcp_mtu_black_holes,
         /// ICMP errors that refer to no bytes in flight (RFC 5927).
         icmp_ignored,
         /// Connections reset because their local address is no longer ours.

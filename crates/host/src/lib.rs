@@ -53,7 +53,9 @@ pub use api::{
     SpliceId, SpliceMeta, TlsInfo, UdpId,
 };
 pub use application::Application;
-pub use config::{Cidr, CongestionAlgorithm, ContentSource, FirstNumbers, HostConfig, TcpConfig};
+pub use config::{
+    Cidr, CongestionAlgorithm, ContentSource, FirstNumbers, HostConfig, MtuProbing, TcpConfig,
+};
 pub use counters::HostCounters;
 pub use host::Host;
 pub use l5p::tls::{TlsAlert, TlsClient, TlsDirection, TlsKeys, TlsSecrets, TlsServer, TlsVersion};

@@ -2,7 +2,7 @@
 //! RFC 3708 (DSACK), RFC 6582 (NewReno).
 
 use base::Duration;
-use outboard_host::{SocketError, SocketOption};
+use outboard_host::{MtuProbing, SocketError, SocketOption};
 use testkit::{ScriptedTcpPeer, seg};
 
 /// Returns an established, unpaced connection with a measured round trip of 100 ms and a congestion
@@ -33,7 +33,10 @@ fn seq_of_segment(n: u32) -> u32 {
 /// RFC 6298 section 5: the time-out doubles, and lost data is retransmitted in slow start.
 #[test]
 fn the_time_out_backs_off() {
-    let mut t = warm(10);
+    let t = ScriptedTcpPeer::server_with(|c| {
+        (c.tcp.pacing, c.tcp.mtu_probing) = (false, MtuProbing::Off);
+    });
+    let mut t = warmed(t.established());
     t.app_write_zeros(14480);
     t.expect_at(100, seg!(ACK seq 2 len 14480));
     t.expect_counters(

@@ -49,7 +49,8 @@ pub use limits::LimitOptions;
 pub use link::{LinkName, open_links};
 pub use network::Network;
 pub use options::{
-    AddrSource, CongestionControl, FaultOptions, Offloads, StackOptions, Switch, ThreadsPerQueue,
+    AddrSource, CongestionControl, FaultOptions, MtuProbing, Offloads, StackOptions, Switch,
+    ThreadsPerQueue,
 };
 pub use running::Stack;
 pub use signals::Signals;

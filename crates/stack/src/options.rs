@@ -83,6 +83,9 @@ pub struct StackOptions {
     /// Congestion control algorithm of TCP
     #[arg(long, value_enum, default_value_t = CongestionControl::Cubic)]
     pub congestion: CongestionControl,
+    /// Find the largest packets that a path carries without ICMP (RFC 4821)
+    #[arg(long, value_enum, default_value_t = MtuProbing::BlackHole)]
+    pub mtu_probing: MtuProbing,
     /// Delay a TCP transmit that is cut short by the window for up to 1 ms, so that an
     /// acknowledgment can extend it
     #[arg(long, value_enum, default_value_t = Switch::On)]
@@ -195,6 +198,17 @@ pub enum CongestionControl {
     Newreno,
     /// BBR version 3 (draft-ietf-ccwg-bbr)
     Bbr,
+}
+
+/// Path MTU discovery of TCP without ICMP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MtuProbing {
+    /// None: a path that drops large packets without an ICMP error stalls connections
+    Off,
+    /// After full segments were lost repeatedly, send smaller ones and probe larger ones
+    BlackHole,
+    /// Begin every connection with small segments and probe larger ones
+    Always,
 }
 
 /// Engines of the device that may be used.
@@ -338,6 +352,11 @@ impl StackOptions {
             CongestionControl::Cubic => CongestionAlgorithm::Cubic,
             CongestionControl::Newreno => CongestionAlgorithm::NewReno,
             CongestionControl::Bbr => CongestionAlgorithm::Bbr,
+        };
+        config.tcp.mtu_probing = match self.mtu_probing {
+            MtuProbing::Off => host::MtuProbing::Off,
+            MtuProbing::BlackHole => host::MtuProbing::BlackHole,
+            MtuProbing::Always => host::MtuProbing::Always,
         };
         config.tcp.defer = self.tcp_defer == Switch::On;
         config.tcp.hystart = self.tcp_hystart == Switch::On;
@@ -496,6 +515,21 @@ mod tests {
             let expected = (defer == Switch::On, hystart == Switch::On);
             assert_eq!((tcp.defer, tcp.hystart), expected);
         }
+    }
+
+    #[test]
+    fn mtu_probing_reaches_the_host() {
+        let modes = [
+            (MtuProbing::Off, host::MtuProbing::Off),
+            (MtuProbing::BlackHole, host::MtuProbing::BlackHole),
+            (MtuProbing::Always, host::MtuProbing::Always),
+        ];
+        for (mtu_probing, expected) in modes {
+            let options = StackOptions { mtu_probing, ..StackOptions::default() };
+            assert_eq!(options.host_config(0).tcp.mtu_probing, expected);
+        }
+        let by_default = StackOptions::default().host_config(0).tcp.mtu_probing;
+        assert_eq!(by_default, host::MtuProbing::default());
     }
 
     #[test]

@@ -11,6 +11,7 @@
 //! | [`paws`] | TS.Recent, and segments with older timestamps: RFC 7323 sections 4.3 and 5 |
 //! | [`challenge`] | rate limit of answers to unacceptable segments: RFC 5961 section 7 |
 //! | [`time_wait`] | segments in TIME-WAIT: RFC 9293, RFC 6191, RFC 1337 |
+//! | [`black_hole`] | smaller segments for paths that drop large ones: RFC 4821 section 7.7 |
 //! | [`cookie`] | SYN cookies: RFC 4987 section 3.6 |
 //! | [`mod@tuple`] | a tuple as bytes, and its hashes |
 #![no_std]
@@ -19,6 +20,7 @@
 #[cfg(test)]
 extern crate alloc;
 
+pub mod black_hole;
 pub mod challenge;
 pub mod cookie;
 pub mod paws;

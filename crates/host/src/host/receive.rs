@@ -5,6 +5,7 @@
 
 use abi::link::RxFrame;
 use abi::{Checksum, Op, ReceivedFrame};
+use tcp_rules::black_hole::minimum_mtu;
 use wire::checksum::pseudo_header;
 use wire::frame::{FrameHeaderError, IpPacket, ParsedFrame, protocol};
 use wire::tcp::TcpHeader;
@@ -210,12 +211,7 @@ impl L5pConnection {
 
     fn lower_mtu(&mut self, cx: &mut TcpEnv<'_>, mtu: u32) {
         // RFC 8201 section 4 and RFC 791: never below the minimum that every link must carry.
-        let least = if self.tuple.local.addr.is_ipv4() { 576 } else { 1280 };
-        let mtu = u16::try_from(mtu).unwrap_or(u16::MAX).max(least);
-        if self.limit_mtu(mtu) {
-            cx.out.counters.tcp_pmtu_reductions += 1;
-            // The segments of the old size were lost.
-            self.snd.flight.mark_lost(|_| true);
-        }
+        let least = minimum_mtu(self.tuple.local.addr);
+        self.handle_packet_too_big(cx, u16::try_from(mtu).unwrap_or(u16::MAX).max(least));
     }
 }

@@ -35,6 +35,7 @@ use crate::tcp::ack::timestamp;
 use crate::tcp::conn::{ConnParams, Negotiated, segment_size};
 use crate::tcp::input::RxTcpSegment;
 use crate::tcp::listen::SynCacheEntry;
+use crate::tcp::mtu_probing::segment_size_after_losses;
 use crate::tcp::output::past_us;
 use crate::tcp::rack::Rack;
 use crate::tcp::rcv::RxSegment;
@@ -304,7 +305,9 @@ impl LazyTcb {
             },
         };
         let (header, timestamp) = out.tcp_header_to(now, tuple, &segment)?;
-        let mss = segment_size(out.net.mtu, tuple, &tcb.options(now));
+        let options = tcb.options(now);
+        let mss = segment_size(out.net.mtu, tuple, &options);
+        let probing = config.mtu_probing;
         Some(Box::new(Teardown {
             flow,
             header,
@@ -314,6 +317,7 @@ impl LazyTcb {
             edge: nxt + tcb.peer_window(),
             peer_scale: tcb.flags.peer_scale(),
             mss: u16::try_from(mss).unwrap_or(u16::MAX),
+            mss_after_timeouts: segment_size_after_losses(mss, tuple, &options, probing),
             parts: core::mem::take(&mut self.reply),
             rcv_nxt: tcb.rcv_nxt,
             state: ClosingState::FinWait1,

@@ -264,7 +264,7 @@ impl Streams {
             let Ok(index) = u32::try_from(index) else { break };
             let id = self.table.id_of(index);
             self.with(cx, id, |conn, cx| {
-                if conn.limit_mtu(mtu) {
+                if conn.limit_mtu(cx, mtu) {
                     cx.out.counters.tcp_pmtu_reductions += 1;
                 }
             });

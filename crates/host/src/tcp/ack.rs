@@ -108,6 +108,7 @@ impl<T: TxTransforms> TcpConnection<T> {
         self.begin_bbr_ack(cx.now, &ack.delivered);
         self.snd.rate.on_ack(cx.now, ack.delivered.bytes, self.snd.una, self.snd.nxt);
         self.process_tail_probe(cx, &ack);
+        self.process_mtu_probe_ack(cx);
         let undone = self.try_undo(cx, &ack);
         let wait = self.process_loss(cx, &mut ack, undone);
         self.grow_cwnd(cx.now, &ack);
@@ -329,6 +330,7 @@ impl<T: TxTransforms> TcpConnection<T> {
         } else {
             (!self.options.sack && self.detect_without_sack(ack), None)
         };
+        let lost = lost && !self.take_mtu_probe_loss(cx);
         if lost {
             self.report_losses_to_bbr(cx.now);
             self.enter_recovery(cx, ack.delivered.bytes);
@@ -346,8 +348,11 @@ impl<T: TxTransforms> TcpConnection<T> {
     fn detect_without_sack(&mut self, ack: &mut AckEffects) -> bool {
         /// RFC 5681 section 3.2.
         const DUP_THRESH: u8 = 3;
+        let probe = self.mtu_probe().filter(|probe| probe.start == self.snd.una);
         let snd = &mut self.snd;
         let mss = u64::from(snd.mss);
+        // The first segment may be a larger one, a probe of the path MTU.
+        let first = probe.map_or(mss, |probe| probe.size().into());
         if ack.progressed {
             snd.dup_acks = 0;
             let recovers = matches!(snd.episode.as_deref(), Some(CongestionEpisode::Recovery(_)));
@@ -370,7 +375,7 @@ impl<T: TxTransforms> TcpConnection<T> {
             }
             None | Some(CongestionEpisode::Cwr(_)) if snd.dup_acks == DUP_THRESH => {
                 // Duplicates below the last recovery's end answer its own retransmissions.
-                snd.una > snd.recover && snd.flight.mark_first_lost(mss)
+                snd.una > snd.recover && snd.flight.mark_first_lost(first)
             }
             _ => false,
         }

@@ -18,6 +18,7 @@ use wire::Tuple;
 
 use super::congestion::{Congestion, CwndUsage};
 use super::delivery::DeliveryRate;
+use super::path_mtu::MtuSearch;
 use super::rack::Rack;
 use super::rcv::TcpReceiveState;
 use super::recovery::{CongestionEpisode, CwndReduction, CwndUndo, TailLossProbe};
@@ -116,6 +117,8 @@ pub(crate) struct TcpSendState<T: TxTransforms> {
     pub(crate) undo: Option<Box<CwndUndo>>,
     /// An outstanding tail loss probe. Boxed, since most connections never need it.
     pub(crate) probe: Option<Box<TailLossProbe>>,
+    /// Path MTU discovery. Boxed, since most connections never need it.
+    pub(crate) mtu_search: Option<Box<MtuSearch>>,
     pub(crate) next_tag: u32,
     /// Transmits with tags before this one were handed over before the device was reset or a
     /// context was lost: that they were dropped is no error.
@@ -268,6 +271,7 @@ impl<T: TxTransforms> TcpConnection<T> {
     /// Returns a connection whose handshake is complete.
     pub(crate) fn established(begin: ConnParams, config: &TcpConfig, now: Instant) -> Self {
         let mut conn = Self::new(begin, config, now);
+        conn.begin_with_base_size(config.mtu_probing);
         conn.state = TcpState::Established;
         conn.snd.una = 1;
         conn.snd.nxt = 1;
@@ -307,6 +311,7 @@ impl<T: TxTransforms> TcpConnection<T> {
                 episode: None,
                 undo: None,
                 probe: None,
+                mtu_search: None,
                 next_tag: 0,
                 void_tags_before: 0,
                 carried_ack: None,
@@ -621,18 +626,8 @@ impl<T: TxTransforms> TcpConnection<T> {
     /// Sets segment size and initial window by the options of the handshake.
     pub(crate) fn apply_negotiated_options(&mut self, cx: &TcpEnv<'_>) {
         self.snd.mss = segment_size(cx.out.net.mtu, &self.tuple, &self.options);
+        self.begin_with_base_size(cx.config.mtu_probing);
         self.snd.cc.set_initial_cwnd(cx.config.initial_window * self.snd.mss);
-    }
-
-    /// Lowers the segment size to what fits `mtu` (RFC 1191, RFC 8201). Returns whether it was
-    /// lowered.
-    pub(crate) fn limit_mtu(&mut self, mtu: u16) -> bool {
-        let mss = segment_size(mtu, &self.tuple, &self.options);
-        let lower = mss < self.snd.mss;
-        if lower {
-            self.snd.mss = mss;
-        }
-        lower
     }
 }
 
@@ -644,11 +639,23 @@ pub(crate) fn whole_millis(time: Duration) -> u32 {
 /// Returns the payload bytes of a full segment: RFC 9293 section 3.7.1, less the options that every
 /// segment carries.
 pub(crate) fn segment_size(mtu: u16, tuple: &Tuple, options: &Negotiated) -> u32 {
+    let own = mtu.saturating_sub(header_bytes(tuple));
+    u32::from(own.min(options.peer_mss).max(SEGMENT_MIN)) - timestamp_bytes(options)
+}
+
+/// Returns the bytes of a packet with data besides its payload.
+pub(crate) fn segment_overhead(tuple: &Tuple, options: &Negotiated) -> u16 {
+    #[expect(clippy::cast_possible_truncation, reason = "12 bytes")]
+    let timestamps = timestamp_bytes(options) as u16;
+    header_bytes(tuple) + timestamps
+}
+
+/// Returns the bytes of the IP and TCP headers without options.
+fn header_bytes(tuple: &Tuple) -> u16 {
     let ip = if tuple.local.addr.is_ipv4() { wire::IPV4_BYTES } else { wire::IPV6_BYTES };
     #[expect(clippy::cast_possible_truncation, reason = "60 bytes")]
     let headers = (ip + wire::TCP_BYTES) as u16;
-    let own = mtu.saturating_sub(headers);
-    u32::from(own.min(options.peer_mss).max(SEGMENT_MIN)) - timestamp_bytes(options)
+    headers
 }
 
 /// Minimum segment size, in bytes, that is used toward a peer; smaller offers are raised to it,

@@ -5,6 +5,7 @@ use alloc::boxed::Box;
 use base::{Duration, Instant, internal_error};
 
 use super::conn::{TcpConnection, TcpEnv};
+use super::output::TransmitKind;
 use super::recovery::{CongestionEpisode, RtoExpiry, TailLossProbe};
 use super::scoreboard::SentRangeInfo;
 use super::timers::{RetransmitPurpose, TcpTimer};
@@ -78,13 +79,16 @@ impl<T: TxTransforms> TcpConnection<T> {
         // path, and a repeated time-out of the same data is no new information (RFC 5681 section
         // 3.1).
         let una = self.snd.una;
-        let reduces = match self.snd.episode.as_deref() {
-            None => true,
+        let (reduces, expiries) = match self.snd.episode.as_deref() {
+            None => (true, 1),
             Some(CongestionEpisode::Cwr(reduction) | CongestionEpisode::Recovery(reduction)) => {
-                una >= reduction.end
+                (una >= reduction.end, 1)
             }
-            Some(CongestionEpisode::Loss(before)) => una > before.una,
+            Some(CongestionEpisode::Loss(before)) if una > before.una => (true, 1),
+            Some(CongestionEpisode::Loss(before)) => (false, before.expiries.saturating_add(1)),
         };
+        self.process_mtu_probe_timeout(cx);
+        self.detect_black_hole(cx, expiries);
         if reduces {
             self.save_undo_state();
             let mss = self.snd.mss;
@@ -95,7 +99,7 @@ impl<T: TxTransforms> TcpConnection<T> {
         self.snd.send_cwr = self.options.ecn;
         self.snd.flight.mark_all_lost();
         self.report_losses_to_bbr(cx.now);
-        let expiry = RtoExpiry { end: self.snd.nxt, una };
+        let expiry = RtoExpiry { end: self.snd.nxt, una, expiries };
         self.snd.episode = Some(Box::new(CongestionEpisode::Loss(expiry)));
         let pipe = u32::try_from(self.snd.flight.pipe()).unwrap_or(u32::MAX);
         self.snd.cc.cwnd = pipe.saturating_add(self.snd.mss);
@@ -125,7 +129,7 @@ impl<T: TxTransforms> TcpConnection<T> {
         let nxt = self.snd.nxt;
         let room = self.snd.edge.saturating_sub(nxt);
         let fresh = (self.send_end() - nxt).min(mss).min(room);
-        let sent_new = fresh > 0 && self.transmit(cx, nxt, nxt + fresh, false) > 0;
+        let sent_new = fresh > 0 && self.transmit(cx, nxt, nxt + fresh, TransmitKind::New) > 0;
         if !sent_new {
             let start = last.start.max(last.end.saturating_sub(mss));
             self.retransmit(cx, start, last.end);
@@ -140,7 +144,7 @@ impl<T: TxTransforms> TcpConnection<T> {
         let recovering = self.snd.is_recovering();
         let snd = &mut self.snd;
         let (lost, wait) = snd.rack.detect(cx.now, &mut snd.flight, &snd.rtt, snd.mss, recovering);
-        if lost {
+        if lost && !self.take_mtu_probe_loss(cx) {
             self.report_losses_to_bbr(cx.now);
             self.enter_recovery(cx, 0);
             self.reduce_in_proportion(0, false);
@@ -159,7 +163,7 @@ impl<T: TxTransforms> TcpConnection<T> {
         let room = self.snd.edge.saturating_sub(nxt).min(u64::from(self.snd.mss));
         let data = self.snd.spans.end().saturating_sub(nxt).min(room);
         // RFC 9293 section 3.8.6.2.1: a small window is filled after the override time-out.
-        if data == 0 || self.transmit(cx, nxt, nxt + data, false) == 0 {
+        if data == 0 || self.transmit(cx, nxt, nxt + data, TransmitKind::New) == 0 {
             self.send_probe(cx);
         }
         self.arm_retransmit(cx, None);

@@ -19,6 +19,7 @@
 //! | [`bbr`], [`bbr_feedback`] | BBR; the events of a connection that it needs |
 //! | [`delivery`] | delivery rate for `SocketInfo` |
 //! | [`rtt`], [`timers`], [`state`] | round-trip estimator, timer table, state machine |
+//! | [`mtu_probing`], [`path_mtu`] | path MTU discovery without ICMP; its state machine |
 //! | [`listen`] | listeners, SYN cache |
 //! | [`socket`] | readiness, options and `SocketInfo` of a connection |
 //! | [`teardown`] | tear-down offload: what of a connection is handed to the device |
@@ -43,7 +44,9 @@ pub(crate) mod initial_numbers;
 mod inline_first_queue;
 pub(crate) mod input;
 pub(crate) mod listen;
+pub(crate) mod mtu_probing;
 pub(crate) mod output;
+mod path_mtu;
 pub(crate) mod rack;
 pub(crate) mod rcv;
 pub(crate) mod recovery;

@@ -12,6 +12,7 @@ use wire::tcp::{TcpFlags, TcpHeader, TcpOptions, TcpTimestamps};
 use super::ack::timestamp;
 use super::bbr_feedback::HandedOverTransmit;
 use super::conn::{TcpConnection, TcpEnv};
+use super::mtu_probing::NextMtuProbe;
 use super::scoreboard::SentRangeInfo;
 use super::spans::CollectedSpans;
 use super::state::TcpState;
@@ -39,6 +40,17 @@ const READ_AHEAD_BYTES: u64 = 256 * 1024;
 const ECT_0: u8 = 2;
 /// SACK blocks that fit the option space beside timestamps, a DSACK included.
 const SACK_BLOCKS: usize = 3;
+
+/// Kind of a transmit with payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TransmitKind {
+    /// Bytes that were never sent.
+    New,
+    /// Bytes that were never sent, in one segment that may be larger than others.
+    MtuProbe,
+    /// Bytes that were sent before.
+    Again,
+}
 
 impl<T: TxTransforms> TcpConnection<T> {
     /// Sends everything that may be sent now.
@@ -253,8 +265,9 @@ impl<T: TxTransforms> TcpConnection<T> {
 
     /// Retransmits start..end; returns how many sequence numbers were sent.
     pub(crate) fn retransmit(&mut self, cx: &mut TcpEnv<'_>, start: u64, end: u64) -> u64 {
-        let sent = self.transmit(cx, start, end, true);
+        let sent = self.transmit(cx, start, end, TransmitKind::Again);
         if sent > 0 {
+            self.forget_resent_mtu_probe(start, start + sent);
             let resent_at = timestamp(cx.now, self.options.ts_offset);
             let snd = &mut self.snd;
             snd.resent_bytes += sent;
@@ -274,11 +287,26 @@ impl<T: TxTransforms> TcpConnection<T> {
         self.snd.cwnd_limited = false;
         let (mut sent, mut starved) = (false, false);
         while self.snd.nxt < self.send_end() {
-            let Some(len) = self.new_data_len(cx) else { break };
+            let (len, kind) = match self.next_mtu_probe(cx) {
+                NextMtuProbe::Due(_) if self.is_paced(cx) => break,
+                NextMtuProbe::Due(len) => (len, TransmitKind::MtuProbe),
+                NextMtuProbe::AwaitsRoom => {
+                    self.snd.cwnd_limited = true;
+                    break;
+                }
+                NextMtuProbe::None => match self.new_data_len(cx) {
+                    Some(len) => (len, TransmitKind::New),
+                    None => break,
+                },
+            };
             let nxt = self.snd.nxt;
-            if self.transmit(cx, nxt, nxt + len, false) == 0 {
+            let transmitted = self.transmit(cx, nxt, nxt + len, kind);
+            if transmitted == 0 {
                 starved = true;
                 break;
+            }
+            if kind == TransmitKind::MtuProbe {
+                self.note_mtu_probe_sent(cx, nxt, transmitted);
             }
             sent = true;
         }
@@ -447,8 +475,9 @@ impl<T: TxTransforms> TcpConnection<T> {
         cx: &mut TcpEnv<'_>,
         start: u64,
         end: u64,
-        again: bool,
+        kind: TransmitKind,
     ) -> u64 {
+        let again = kind == TransmitKind::Again;
         let mut parts = TransmitParts::new();
         let data_end = end.min(self.snd.spans.end());
         let want = u32::try_from(data_end.saturating_sub(start)).unwrap_or(0);
@@ -473,7 +502,11 @@ impl<T: TxTransforms> TcpConnection<T> {
         let pending = echo && cx.config.echo;
         let tag = self.snd.next_tag;
         self.snd.next_tag = tag.wrapping_add(1);
-        let sending = SentRangeInfo { tag, segment_size: self.segment_size(), pending };
+        let segment_size = match kind {
+            TransmitKind::MtuProbe => u16::try_from(len).unwrap_or(u16::MAX),
+            TransmitKind::New | TransmitKind::Again => self.segment_size(),
+        };
+        let sending = SentRangeInfo { tag, segment_size, pending };
         if self.snd.flight.is_empty() {
             // The user time-out counts from here, not from an idle period before (RFC 5482).
             self.snd.progress_at = cx.now;
@@ -493,9 +526,9 @@ impl<T: TxTransforms> TcpConnection<T> {
             cx.out.counters.tcp_out_bytes += u64::from(len);
         }
         self.note_bbr_transmit(cx.now, HandedOverTransmit { tag, pending, in_network_before });
-        self.note_sent(cx, start, len, &parts, again);
+        self.note_sent(cx, start, len, &parts, kind);
         let payload = TcpPayload {
-            segment_size: if len > self.snd.mss { self.segment_size() } else { 0 },
+            segment_size: if len > u32::from(segment_size) { segment_size } else { 0 },
             parts,
             past_us: past_us(cx.now),
             echo: echo.then_some(tag),
@@ -523,17 +556,17 @@ impl<T: TxTransforms> TcpConnection<T> {
         start: u64,
         len: u32,
         parts: &TransmitParts,
-        again: bool,
+        kind: TransmitKind,
     ) {
         self.snd.last_sent = cx.now;
         self.pace(cx, u64::from(len));
         if let Some(reduction) = self.snd.reduction() {
             reduction.on_sent(len);
         }
-        if again {
+        if kind == TransmitKind::Again {
             return;
         }
-        if len % self.snd.mss != 0 {
+        if kind == TransmitKind::New && len % self.snd.mss != 0 {
             self.snd.small_segment_end = start + u64::from(len);
         }
         // The prefix of a record was counted before.

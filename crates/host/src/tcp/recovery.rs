@@ -27,6 +27,8 @@ pub(crate) struct RtoExpiry {
     pub(crate) end: u64,
     /// Position of the first unacknowledged byte at that time.
     pub(crate) una: u64,
+    /// Number of consecutive expiries with this `una`, this one included.
+    pub(crate) expiries: u8,
 }
 
 /// An outstanding tail loss probe (RFC 8985 section 7).

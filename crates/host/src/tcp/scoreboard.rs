@@ -70,6 +70,11 @@ impl SentRange {
         self.has(PENDING)
     }
 
+    /// Returns the length of the first segment.
+    pub(crate) fn first_segment_bytes(&self) -> u64 {
+        self.len().min(self.segment_size.max(1).into())
+    }
+
     /// Returns the last segment boundary of the range that is not after `position`.
     fn boundary_at_or_before(&self, position: u64) -> u64 {
         let size = u64::from(self.segment_size.max(1));
@@ -378,6 +383,16 @@ impl Scoreboard {
             }
         }
         any
+    }
+
+    /// Returns whether start..end is an entry that was found lost and not retransmitted, and no
+    /// other entry is lost.
+    pub(crate) fn is_lost_alone(&self, start: u64, end: u64) -> bool {
+        let index = self.list.partition_point(|s| s.end <= start);
+        self.lost == end - start
+            && self.list.get(index).is_some_and(|sent| {
+                (sent.start, sent.end) == (start, end) && sent.has(LOST) && !sent.has(RESENT)
+            })
     }
 
     /// Calls `seen` with each range that was found lost since the last call.

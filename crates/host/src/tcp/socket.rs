@@ -38,17 +38,20 @@ impl<T: TxTransforms> TcpConnection<T> {
             SocketOption::UserTimeout(timeout) => self.user_timeout_ms = whole_millis(timeout),
             SocketOption::TeardownOffload(on) => self.modes.teardown = on,
             SocketOption::Defer(on) => self.modes.defer = on,
-            SocketOption::MaxSegment(bytes) => self.limit_segments(bytes),
+            SocketOption::MaxSegment(bytes) => self.limit_segments(bytes, now),
         }
     }
 
     /// `TCP_MAXSEG`: limits segments to `bytes`, options included. Never raises the limit.
-    fn limit_segments(&mut self, bytes: u16) {
+    fn limit_segments(&mut self, bytes: u16, now: Instant) {
         self.options.peer_mss = self.options.peer_mss.min(bytes.max(SEGMENT_MIN));
         // The peer's offer may be below the minimum: see `segment_size`.
         let most =
             u32::from(self.options.peer_mss.max(SEGMENT_MIN)) - timestamp_bytes(&self.options);
         self.snd.mss = self.snd.mss.min(most);
+        if let (Some(search), Ok(most)) = (&mut self.snd.mtu_search, u16::try_from(most)) {
+            search.limit(now, most);
+        }
     }
 
     /// Returns the state of congestion control by its name in Linux.

@@ -15,6 +15,7 @@ use wire::tcp::{TcpFlags, TcpHeader};
 use wire::{Endpoint, IPV4_BYTES, IPV6_BYTES, Tuple};
 
 use super::conn::{ConnParams, TcpConnection, TcpEnv};
+use super::mtu_probing::segment_size_after_losses;
 use super::output::past_us;
 use super::scoreboard::SentRangeInfo;
 use super::spans::SpanMap;
@@ -79,6 +80,9 @@ impl<T: TxTransforms> TcpConnection<T> {
         let timestamp = timestamp.map(|ts| abi::TsvalPosition { sub_ms_us: past_us(cx.now), ..ts });
         let (parts, new_file_bytes) = self.collect_unacked()?;
         cx.out.counters.file_offload_bytes += new_file_bytes;
+        let (mss, probing) = (self.snd.mss, cx.config.mtu_probing);
+        let mss_after_timeouts =
+            segment_size_after_losses(mss, &self.tuple, &self.options, probing);
         self.timers.stop_all();
         Some(Box::new(Teardown {
             flow: self.flow,
@@ -89,6 +93,7 @@ impl<T: TxTransforms> TcpConnection<T> {
             edge: self.seq(self.snd.edge),
             peer_scale: self.options.peer_scale,
             mss: u16::try_from(self.snd.mss).unwrap_or(u16::MAX),
+            mss_after_timeouts,
             parts,
             rcv_nxt: self.rcv.ack(),
             state,

@@ -76,6 +76,7 @@ pub(crate) fn teardown_of(lens: &[usize]) -> Teardown {
         edge: SeqNum(UNA + 60_000),
         peer_scale: 7,
         mss: 1448,
+        mss_after_timeouts: 524,
         parts: host_parts(lens),
         rcv_nxt: SeqNum(RCV),
         state: ClosingState::FinWait1,

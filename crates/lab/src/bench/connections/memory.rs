@@ -70,6 +70,7 @@ pub(in crate::bench) fn teardown(i: u32) -> Teardown {
         edge: seq + 65_535,
         peer_scale: 7,
         mss: 1448,
+        mss_after_timeouts: 1448,
         parts: [TransmitPart::Host(Bytes::copy_from_slice(&PAYLOAD))].into_iter().collect(),
         rcv_nxt: SeqNum(65),
         state: ClosingState::FinWait1,

@@ -28,6 +28,8 @@ base::counters! {
         teardown_fin_wait_expired,
         /// Retransmissions after a time-out.
         teardown_retransmits,
+        /// Reductions of the segment size because segments were lost repeatedly.
+        teardown_mtu_black_holes,
         /// Retransmissions after three duplicate acknowledgments.
         teardown_dup_ack_retransmits,
         /// Challenge ACKs sent (RFC 5961), without the answers to keep-alives.

@@ -159,6 +159,7 @@ impl TeardownFlow {
                 contexts: t.contexts,
                 flow: t.flow,
                 mss: t.mss,
+                mss_after_timeouts: t.mss_after_timeouts,
                 repair,
             }));
         }
@@ -229,6 +230,10 @@ impl TeardownFlow {
         }
         cx.arm = Some(repair.back_off());
         cx.counters.teardown_retransmits += 1;
+        if let Outstanding::Bytes(id) = self.outstanding {
+            let lowered = cx.unacked.get_mut(id).is_some_and(UnackedBytes::detect_black_hole);
+            cx.counters.teardown_mtu_black_holes += u64::from(lowered);
+        }
         self.send(cx, None);
         None
     }

@@ -86,7 +86,10 @@ pub(super) fn check(t: &Teardown, bytes_max: u32, mtu: u16) -> Option<TeardownFa
     let sent_parts = if fin_sent { t.parts.len() } else { sent_parts? };
     // Unsent bytes must fit the window; a FIN alone may exceed it.
     let new = i64::from(len) - i64::from(sent);
-    if new > 0 && t.edge.distance(fin) < 0 || t.mss == 0 || t.peer_scale > SCALE_MAX {
+    if new > 0 && t.edge.distance(fin) < 0
+        || t.mss.min(t.mss_after_timeouts) == 0
+        || t.peer_scale > SCALE_MAX
+    {
         return None;
     }
     let ip = t.header.len().checked_sub(t.header.l3())?;

@@ -290,6 +290,7 @@ mod tests {
             edge: SeqNum(5),
             peer_scale: 0,
             mss: 1000,
+            mss_after_timeouts: 500,
             parts: TransmitParts::new(),
             rcv_nxt: SeqNum(u32::from_be_bytes([version, local, remote, host])),
             state: ClosingState::FinWait2,

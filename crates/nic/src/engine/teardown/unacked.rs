@@ -9,6 +9,7 @@ use abi::{FileExtent, FlowId, TransmitParts};
 use base::{Duration, SeqNum};
 use smallvec::SmallVec;
 use structures::slab::Slab;
+use tcp_rules::black_hole::BLACK_HOLE_TIMEOUTS;
 
 use super::segments::kept_extent;
 
@@ -82,6 +83,8 @@ pub(super) struct UnackedBytes {
     pub(super) flow: FlowId,
     /// Payload bytes of a full segment.
     pub(super) mss: u16,
+    /// The same after [`BLACK_HOLE_TIMEOUTS`] consecutive time-outs.
+    pub(super) mss_after_timeouts: u16,
     pub(super) repair: LossRepair,
 }
 
@@ -98,6 +101,16 @@ impl UnackedBytes {
             kept_extent(part).map(&mut acked);
             self.parts.remove(0);
         }
+    }
+
+    /// Lowers the segment size after repeated time-outs: the path may drop larger packets silently
+    /// (RFC 4821 section 7.7). Returns whether it did.
+    pub(super) fn detect_black_hole(&mut self) -> bool {
+        let lowers = self.repair.tries >= BLACK_HOLE_TIMEOUTS && self.mss > self.mss_after_timeouts;
+        if lowers {
+            self.mss = self.mss_after_timeouts;
+        }
+        lowers
     }
 
     /// Returns the parts from index `skip` on, which begin at `seq`, and the number after them.

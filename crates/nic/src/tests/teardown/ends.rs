@@ -207,6 +207,43 @@ fn backs_off_and_gives_up() {
     assert_eq!(rig.device.poll_timeout(rig.now), None);
 }
 
+/// RFC 4821 section 7.7: after three time-outs without progress the segments are smaller, on both
+/// kinds of links; with progress before, they are not.
+#[test]
+fn a_black_hole_makes_segments_smaller() {
+    for progress in [false, true] {
+        let mut rig = rig();
+        hand_over(&mut rig, teardown_of(&[1400, 1448]));
+        sent_lines(&mut rig);
+        let full = [". 1000+1448 5000", "FP. 2448+1400 5000"];
+        assert_eq!(
+            advance_to(&mut rig, 650).iter().map(|(_, line)| line).collect::<Vec<_>>().len(),
+            4
+        );
+        if progress {
+            send(&mut rig, &peer(RCV, UNA + 1400, TcpFlags::ACK));
+            let lines = advance_to(&mut rig, 1_300);
+            assert_eq!(lines[0].1, "FP. 2400+1448 5000");
+            assert_eq!(rig.counter("teardown_mtu_black_holes"), 0);
+            continue;
+        }
+        let lines: Vec<_> = advance_to(&mut rig, 1_450).into_iter().map(|(_, line)| line).collect();
+        let small = [
+            ". 1000+524 5000",
+            ". 1524+524 5000",
+            ". 2048+524 5000",
+            ". 2572+524 5000",
+            ". 3096+524 5000",
+            "FP. 3620+228 5000",
+        ];
+        assert_eq!(lines, small, "not {full:?}");
+        assert_eq!(
+            changed_counters(&mut rig),
+            ["teardown_retransmits +3", "teardown_mtu_black_holes +1"]
+        );
+    }
+}
+
 /// RFC 6298 (2.5): at most two minutes.
 #[test]
 fn backs_off_to_two_minutes() {
