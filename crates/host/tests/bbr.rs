@@ -134,3 +134,29 @@ fn an_idle_time_keeps_the_window() {
     t.app_write_zeros(1448);
     assert_eq!(t.info().cwnd, window);
 }
+
+/// A loss that ends Startup before the first sample of bandwidth or round-trip time leaves the
+/// initial rate: at the bandwidth measured so far, zero, nothing would ever be sent again.
+#[test]
+fn a_loss_before_any_sample_keeps_the_rate() {
+    let mut t = ScriptedTcpPeer::server_with(|c| c.tcp.algorithm = CongestionAlgorithm::Bbr);
+    t.send(seg!(SYN mss 1448));
+    // Karn's rule: an answer to the second SYN-ACK is no sample.
+    t.at_ms(1_500);
+    t.take_all();
+    t.send(seg!(ACK ack 1));
+    t.accepted();
+    t.app_write_zeros(10 * 1448);
+    t.at_ms(1_510);
+    t.take_all();
+    let rate = t.info().pacing_rate;
+    for _ in 0..3 {
+        t.send(seg!(ACK ack 1));
+    }
+    t.expect(seg!(ACK seq 1 len 1448 again));
+    assert_eq!((t.info().srtt, t.info().pacing_rate), (Duration::ZERO, rate));
+    t.send(seg!(ACK ack (1 + 10 * 1448)));
+    t.app_write_zeros(1448);
+    t.at_ms(1_520);
+    t.expect(seg!(ACK PSH seq (1 + 10 * 1448) len 1448));
+}

@@ -73,6 +73,10 @@ impl Bbr {
     }
 
     pub(super) fn set_pacing_rate_with_gain(&mut self, gain: u64) {
+        if self.bw == 0 {
+            // Losses may end Startup before anything was delivered; the initial rate stays.
+            return;
+        }
         let rate = percent(100 - PACING_MARGIN_PERCENT, percent(gain, self.bw));
         if self.full_pipe.reached || rate > self.pacing_rate {
             self.pacing_rate = rate;
