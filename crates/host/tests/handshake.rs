@@ -342,6 +342,8 @@ fn data_after_a_cookie_without_room_is_dropped() {
     t.use_peer_port(41_000);
     t.send(seg!(SYN mss 1460 tsval 5000));
     t.take("a SYN-ACK by cookie");
+    // Its SYN waits for a neighbor.
+    t.answers_neighbors = false;
     let other = Endpoint { addr: [10, 77, 0, 99].into(), port: 9 };
     let other = t.host.connect(t.now(), other).expect("room for one");
     t.expect_counters(
@@ -353,12 +355,35 @@ fn data_after_a_cookie_without_room_is_dropped() {
     );
     t.expect_nothing();
     t.host.abort(t.now(), other);
+    // The rest of the flight, which arrives when there is room.
+    t.expect_counters(
+        |t| t.send(seg!(ACK PSH seq 6 ack 1 data b"index")),
+        &[("tcp_syn_cookies_failed", 1)],
+    );
+    t.expect_nothing();
     t.expect_counters(
         |t| t.send(seg!(ACK PSH seq 1 ack 1 data b"GET /")),
         &[("tcp_syn_cookies_accepted", 1), ("tcp_passive_opens", 1)],
     );
     t.accepted();
     assert_eq!(t.app_read(), b"GET /");
+}
+
+/// A SYN-ACK is acknowledged before data of several segments: if it is a cookie, the second segment
+/// must not be the first to arrive (RFC 4987 section 3.6).
+#[test]
+fn long_data_follows_the_acknowledgment_of_a_syn_ack() {
+    for (bytes, separate) in [(1448_u32, false), (1449, true)] {
+        let mut t = ScriptedTcpPeer::client_with(|c| c.tcp.pacing = false);
+        t.take("SYN");
+        t.app_write_unpumped(&vec![0; bytes as usize]);
+        t.send(seg!(SYN ACK seq 0 ack 1 mss 1460 sack_ok tsval 5000 wscale 7));
+        if separate {
+            t.expect(seg!(ACK seq 1 ack 1 len 0));
+        }
+        t.expect(seg!(ACK PSH seq 1 ack 1 len (bytes)));
+        t.expect_nothing();
+    }
 }
 
 /// RFC 6298 section 2: the handshake is the first round-trip sample, unless the SYN-ACK was sent

@@ -35,6 +35,9 @@ use crate::tcp::listen::SynCacheEntry;
 /// Time after the last cookie in which an acknowledgment of no connection is checked for one.
 const COOKIE_LIFE: Duration = Duration::from_secs(128);
 
+/// Time for which segments may arrive that left together with one whose connection found no room.
+const REFUSED_FLIGHT: Duration = Duration::from_secs(1);
+
 /// Result of checking an acknowledgment for a cookie.
 enum CookieCheck {
     /// There is no valid cookie.
@@ -56,6 +59,8 @@ pub(crate) struct Accept {
     cookies: SynCookies,
     /// Time at which a cookie was last sent; see [`COOKIE_LIFE`].
     cookie_sent: Option<Instant>,
+    /// Time at which a finished handshake last found no room.
+    refused_at: Option<Instant>,
     /// TLS configurations of the TLS listeners, by listener.
     tls_servers: BTreeMap<u32, TlsServer>,
     /// `Ok` if listeners may have set-up offload, or the reason for a refusal.
@@ -75,6 +80,7 @@ impl Accept {
             cookies: SynCookies::new((prng.next_u64(), prng.next_u64())),
             key: InitialNumbersKey::random(prng),
             cookie_sent: None,
+            refused_at: None,
             tls_servers: BTreeMap::new(),
             setup,
             connections_max: config.connections_max,
@@ -118,6 +124,7 @@ impl Accept {
                     }
                     // As in Linux: the peer retransmits; there may be room then.
                     CookieCheck::NoRoom => {}
+                    CookieCheck::None if self.has_refused_lately(cx.now) => {}
                     CookieCheck::None => reset_unknown(cx, tuple, &arrival),
                 }
             }
@@ -280,6 +287,12 @@ impl Accept {
         CookieCheck::Accepted(id)
     }
 
+    /// Returns whether a segment without a valid cookie may follow one that had a valid cookie and
+    /// found no room. It is dropped like that one: the peer will retransmit both.
+    fn has_refused_lately(&self, now: Instant) -> bool {
+        self.refused_at.is_some_and(|at| now.since(at) <= REFUSED_FLIGHT)
+    }
+
     /// Returns whether a listener has room for another connection.
     fn admits(&self, streams: &Streams, listener: u32) -> bool {
         let listener = streams.listeners.get(listener);
@@ -299,6 +312,7 @@ impl Accept {
         let listener = *streams.listeners.get(entry.listener)?;
         if !self.admits(streams, entry.listener) {
             cx.out.counters.tcp_listen_drops += 1;
+            self.refused_at = Some(cx.now);
             return None;
         }
         let id = streams.table.next_id();

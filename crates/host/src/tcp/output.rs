@@ -285,6 +285,7 @@ impl<T: TxTransforms> TcpConnection<T> {
     /// Sends new data within both windows, pacing and Nagle's algorithm.
     fn send_new(&mut self, cx: &mut TcpEnv<'_>) {
         self.snd.cwnd_limited = false;
+        self.acknowledge_syn_first(cx);
         let (mut sent, mut starved) = (false, false);
         while self.snd.nxt < self.send_end() {
             let (len, kind) = match self.next_mtu_probe(cx) {
@@ -315,6 +316,18 @@ impl<T: TxTransforms> TcpConnection<T> {
         // RFC 6298 (5.1), RFC 8985 section 7.2; or for zero-window probes.
         if sent || self.snd.flight.is_empty() && self.snd.nxt < self.send_end() {
             self.rearm_retransmit(cx);
+        }
+    }
+
+    /// Acknowledges the peer's SYN-ACK before data of several segments, as Linux always does. If the
+    /// SYN-ACK is a cookie and the first segment is lost, the second has the wrong number to open a
+    /// connection, and would be answered with a reset.
+    fn acknowledge_syn_first(&mut self, cx: &mut TcpEnv<'_>) {
+        let data = self.snd.spans.end().saturating_sub(self.snd.nxt);
+        // The last segment that updated the window is the SYN-ACK.
+        let is_answer = self.snd.nxt == 1 && self.snd.wl1 == 0;
+        if is_answer && data > u64::from(self.snd.mss) {
+            self.send_due_ack(cx);
         }
     }
 
