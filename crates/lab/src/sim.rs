@@ -188,7 +188,7 @@ struct Totals {
 }
 
 /// Counters of the summary, with their descriptions: injected faults, and their effects.
-const SUMMARY_COUNTERS: [(&str, &str); 159] = [
+const SUMMARY_COUNTERS: [(&str, &str); 167] = [
     ("responses", "responses, verified byte by byte"),
     ("bytes", "bytes read by clients"),
     ("errors", "connections that failed"),
@@ -203,6 +203,14 @@ const SUMMARY_COUNTERS: [(&str, &str); 159] = [
     ("net_held_back", "fault: frames reordered"),
     ("net_old_syns", "fault: stale duplicates of SYNs"),
     ("net_marked", "frames marked CE"),
+    ("worlds_with_black_hole", "runs with a link that drops large frames"),
+    ("net_too_big", "fault: frames lost for their size"),
+    ("tcp_mtu_black_holes", "reductions of segment sizes by hosts after such losses"),
+    ("teardown_mtu_black_holes", "reductions of segment sizes by devices during tear-down"),
+    ("tcp_mtu_probes", "probes of the path MTU"),
+    ("tcp_mtu_probe_success", "of those, acknowledged"),
+    ("tcp_mtu_probe_fail", "of those, lost"),
+    ("worlds_with_bbr", "runs with BBR"),
     ("net_port_full", "fault: transmits refused by a busy link"),
     ("tx_long_runs_refused", "fault: segmentation runs longer than the link accepts"),
     ("net_hostile", "fault: hostile frames"),

@@ -7,8 +7,10 @@
 //! has the bounds.
 
 use base::{Duration, Prng};
+use host::MtuProbing;
 
 use crate::faults::{AttackerConfig, DiskFaults, NetFaults, RingFaults, Scenario};
+use crate::path_mtu::PathMtuScenario;
 
 /// Salt of this module's generator.
 const SALT: u64 = 0xca17_0f0b;
@@ -88,6 +90,7 @@ impl Scenario {
         (self.resets, self.lost_contexts, self.terminates) = (0, 0, None);
         (self.ports, self.late_answers, self.quic, self.uploads) = (None, false, None, None);
         self.pending_transmits_max = 65_536;
+        self.path_mtu = PathMtuScenario::default();
         self.backlog = 64;
         self.device.files_max = 1_024;
         self.device.memory_bytes_max = self.device.memory_bytes_max.max(1 << 20);
@@ -103,6 +106,7 @@ impl Scenario {
         for tcp in [&mut self.server_tcp, &mut self.client_tcp] {
             (tcp.sack, tcp.hystart, tcp.initial_window) = (true, hystart, 10);
             (tcp.receive_bytes_max, tcp.send_bytes_max) = (1 << 20, 1 << 20);
+            tcp.mtu_probing = MtuProbing::default();
         }
     }
 

@@ -14,6 +14,7 @@ use nic::FileConfig;
 
 use crate::calm::Disturbance;
 use crate::numbers::Numbers;
+use crate::path_mtu::PathMtuScenario;
 use crate::patterns::PatternScenario;
 use crate::proxy_scenario::ProxyScenario;
 use crate::queues;
@@ -308,6 +309,8 @@ pub(crate) struct Scenario {
     pub(crate) remote: Option<RemoteScenario>,
     /// Uploads, in addition.
     pub(crate) uploads: Option<UploadScenario>,
+    /// Path MTU discovery, and a link in the middle that drops large frames.
+    pub(crate) path_mtu: PathMtuScenario,
     /// The single disturbance, in a scenario with bounds on performance.
     pub(crate) calm: Option<Disturbance>,
     /// The host uses file offload.
@@ -387,6 +390,7 @@ impl Scenario {
             remote: None,
             uploads: None,
             calm: None,
+            path_mtu: PathMtuScenario::default(),
             hand_over: HandOverScenario::draw(seed),
             quic: QuicScenario::draw(seed, calm_net).filter(|_| proxied.is_none()),
             patterns: PatternScenario::draw(seed).filter(|_| storage.is_none()),
@@ -422,7 +426,47 @@ impl Scenario {
         scenario.draw_oddities();
         scenario.draw_end();
         scenario.draw_queues();
+        scenario.draw_path_mtu(calm_net);
+        scenario.draw_bbr();
         scenario
+    }
+
+    /// Draws path MTU discovery. Last, since a black hole is a fault of the network, on which other
+    /// draws depend.
+    fn draw_path_mtu(&mut self, calm: bool) {
+        // With a cookie, the second segment of a request opens no connection before the first has
+        // arrived: it is reset, again and again if the first is lost for its size.
+        let sets_up = match &self.proxied {
+            Some(proxied) => proxied.sets_up() || self.hand_over.set_up,
+            None => self.hand_over.set_up,
+        };
+        let may_drop = !calm && !sets_up && self.backlog >= 64;
+        let (mtu, time) = (self.links.mtu, self.fault_time);
+        let path = PathMtuScenario::draw(self.seed, may_drop, mtu, time);
+        let [server, other] = path.probing;
+        (self.server_tcp.mtu_probing, self.client_tcp.mtu_probing) = (server, other);
+        if let Some(proxied) = &mut self.proxied {
+            proxied.tcp.mtu_probing = other;
+        }
+        self.path_mtu = path;
+    }
+
+    /// Draws the hosts with BBR from a generator of its own.
+    fn draw_bbr(&mut self) {
+        let r = &mut Prng::new(self.seed ^ 0xbb37_0f0b);
+        let proxy = self.proxied.as_mut().map(|proxied| &mut proxied.tcp);
+        for tcp in [&mut self.server_tcp, &mut self.client_tcp].into_iter().chain(proxy) {
+            if r.chance(0.2) {
+                tcp.algorithm = CongestionAlgorithm::Bbr;
+            }
+        }
+    }
+
+    /// Returns whether a host has BBR.
+    pub(crate) fn has_bbr(&self) -> bool {
+        let proxy = self.proxied.as_ref().map(|proxied| &proxied.tcp);
+        let hosts = [&self.server_tcp, &self.client_tcp].into_iter().chain(proxy);
+        hosts.into_iter().any(|tcp| tcp.algorithm == CongestionAlgorithm::Bbr)
     }
 
     /// Draws the number of queues. A program that terminates has one, and so have a target of
@@ -519,6 +563,7 @@ impl Scenario {
             && self.uploads.as_ref().is_none_or(|uploads| uploads.kills == 0)
             && self.remote.as_ref().is_none_or(RemoteScenario::is_undisturbed)
             && self.links.queue_bytes_max == UNLIMITED
+            && self.path_mtu.black_hole.is_none()
     }
 
     /// Returns whether every peer follows the protocols, packets are never damaged, and neither a

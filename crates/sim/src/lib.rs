@@ -14,6 +14,7 @@
 //! | `net`, `nat`, `attacker`, `disk` | the network and the disk, with their faults |
 //! | `client`, `http`, `h3` | the client application, over TCP and over QUIC |
 //! | `machines`, `proxy_scenario`, `quic` | servers, clients, proxy and QUIC endpoints |
+//! | `path_mtu` | path MTU discovery, and a link that drops large frames |
 //! | `patterns` | rules about byte patterns |
 //! | `numbers` | sequence numbers and the like that begin just below their limits |
 //! | `storage`, `namespace` | NVMe/TCP: machines, users, and the model of a namespace's contents |
@@ -51,6 +52,7 @@ mod nat;
 mod net;
 mod node;
 mod numbers;
+mod path_mtu;
 mod patterns;
 mod proxy_scenario;
 mod queues;
@@ -303,6 +305,8 @@ fn counters_of(sim: &mut SimRun) -> BTreeMap<&'static str, u64> {
     add("worlds_with_patterns", u64::from(sim.scenario.patterns.is_some() || rules));
     add("pattern_claims_checked", sim.nodes.iter().map(|node| node.watch.claims.claims).sum());
     add("worlds_with_quic", u64::from(sim.scenario.quic.is_some()));
+    add("worlds_with_black_hole", u64::from(sim.scenario.path_mtu.black_hole.is_some()));
+    add("worlds_with_bbr", u64::from(sim.scenario.has_bbr()));
     let queues = sim.scenario.queues_of(sim.scenario.front());
     add("worlds_with_queues", u64::from(queues > 1));
     counters

@@ -16,6 +16,7 @@ use wire::frame::{ParsedFrame, parse, protocol};
 use crate::events::{SentFrame, SimEvent, SimEventQueue, SimLinkFrame};
 use crate::faults::{Links, NetFaults, Scenario};
 use crate::nat::{Nat, NatVerdict};
+use crate::path_mtu::BlackHole;
 use crate::proxy_scenario::BackNetwork;
 
 /// Minimum delay of an old copy of a SYN.
@@ -33,6 +34,7 @@ pub(crate) enum NetFate {
     Corrupted,
     HeldBack,
     Marked,
+    TooBig,
 }
 
 base::counters! {
@@ -62,6 +64,8 @@ base::counters! {
         net_old_syns,
         /// Frames marked with CE.
         net_marked,
+        /// Frames too large for a link in the middle, dropped.
+        net_too_big,
         /// Frames to an address that no node has.
         net_unknown,
         /// Turns of devices in which the port refused a frame.
@@ -107,6 +111,8 @@ pub(crate) struct SimNet {
     rng: Prng,
     /// Separate generator for old copies of SYNs.
     old: Prng,
+    /// A link in the middle that drops large frames, also after the faults.
+    black_hole: Option<BlackHole>,
     /// Time at which the faults end.
     fault_time: Duration,
     ports: Vec<SwitchPort>,
@@ -145,6 +151,7 @@ impl SimNet {
             back,
             rng,
             old: Prng::new(scenario.seed ^ 0x01d5_7259),
+            black_hole: scenario.path_mtu.black_hole,
             fault_time: scenario.fault_time,
             ports,
             unseen: scenario.storage.as_ref().map_or(0.0, |storage| storage.unseen),
@@ -250,6 +257,7 @@ impl SimNet {
             NetFate::Corrupted => &mut c.net_corrupted,
             NetFate::HeldBack => &mut c.net_held_back,
             NetFate::Marked => &mut c.net_marked,
+            NetFate::TooBig => &mut c.net_too_big,
         } += 1;
         self.fates.push((fate, from, len));
     }
@@ -270,6 +278,9 @@ impl SimNet {
         let (from, len) = (frame.from, frame.bytes.len() as u64);
         if self.ports[from].cut || self.ports[to].cut {
             return self.fate(NetFate::CutOff, from, len);
+        }
+        if self.black_hole.is_some_and(|hole| hole.drops(at, &frame)) {
+            return self.fate(NetFate::TooBig, from, len);
         }
         let faults = self.back(from, to).map_or(&self.faults, |back| &back.faults).clone();
         let loss = if self.losing { faults.burst.max(faults.loss) } else { faults.loss };

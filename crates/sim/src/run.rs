@@ -21,7 +21,7 @@ use crate::attacker;
 use crate::checkers::frames::FrameChecker;
 use crate::checkers::performance::PerformanceChecker;
 use crate::checkers::progress::ProgressChecker;
-use crate::checkers::{alarms, conserve, counters, proxy, remote, storage, uploads};
+use crate::checkers::{alarms, conserve, counters, path_mtu, proxy, remote, storage, uploads};
 use crate::disk::{DiskClient, SimDisk, SimDiskRequest};
 use crate::events::{NodeHalf, SentFrame, SimEvent, SimEventQueue, SimLinkFrame};
 use crate::faults::Scenario;
@@ -693,6 +693,7 @@ impl SimRun {
             }
             let machine = self.machine_of(index);
             counters::check(now, machine, node, &self.scenario, &mut self.report);
+            path_mtu::check(now, machine, node, &self.scenario, &mut self.report);
             alarms::check(now, machine, node, &self.scenario, &mut self.report);
         }
         self.check_proxy();

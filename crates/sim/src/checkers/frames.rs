@@ -81,6 +81,8 @@ pub(super) struct ObservedConnection {
     pub(super) spliced: Option<SplicedStream>,
     /// SYN-ACKs of the server: old copies of a SYN cause more than one.
     offers: Vec<TcpHeader>,
+    /// First numbers of server and client, by the SYN-ACK that the client has acknowledged.
+    accepted: Option<(SeqNum, SeqNum)>,
     /// The client has acknowledged one of them.
     pub(super) both: bool,
     /// An end other than the proxy has reset it.
@@ -396,9 +398,11 @@ impl FrameChecker {
         if !flow.both {
             return Ok(());
         }
-        flow.note_said(usize::from(from_server), segment);
-        flow.over |= flow.is_closed();
         let bare = payload.is_empty() && !segment.flags.has(TcpFlags::FIN);
+        if !(from_server && bare && flow.is_about_handshake(segment)) {
+            flow.note_said(usize::from(from_server), segment);
+        }
+        flow.over |= flow.is_closed();
         let over = flow.spliced.is_some_and(|pair| pair.closed);
         let ghost = from_server && (flow.over || over) && self.cookies;
         if bare && over && self.is(node, NodeRole::Proxy) {
@@ -468,6 +472,12 @@ impl ObservedConnection {
         self.reset_by_peer |= !by_proxy;
     }
 
+    /// Returns whether a segment of the server without payload has the numbers of its SYN-ACK: the
+    /// connection may be half-open, and an attacker challenged.
+    fn is_about_handshake(&self, segment: &TcpHeader) -> bool {
+        self.accepted == Some((segment.seq, segment.ack))
+    }
+
     /// Notes that an end has the connection, or has sent FIN.
     fn note_said(&mut self, end: usize, segment: &TcpHeader) {
         let said = if segment.flags.has(TcpFlags::FIN) {
@@ -493,6 +503,7 @@ impl ObservedConnection {
         if let Some(offer) = self.offers.iter().rev().find(answered) {
             self.streams[1] = ObservedStream::begin(offer);
             self.both = true;
+            self.accepted = Some((offer.seq + 1, offer.ack));
             self.offers = Vec::new();
         }
     }

@@ -12,6 +12,7 @@
 //! | [`performance`] | retransmissions, losses, round trips and memory, if they have bounds |
 //! | [`alarms`] | alarm counters are zero if all peers are honest |
 //! | [`proxy`] | pairs that could be spliced were, and all have ended |
+//! | [`path_mtu`] | probes of the path MTU, and black holes |
 //! | [`patterns`] | what devices and hosts find in the bytes of clients |
 //! | [`quic`] | which half protected QUIC packets and read their files |
 //! | [`uploads`] | acknowledged uploads are there, and nothing else is left |
@@ -26,6 +27,7 @@ pub(crate) mod counters;
 pub(crate) mod differential;
 pub(crate) mod echo;
 pub(crate) mod frames;
+pub(crate) mod path_mtu;
 pub(crate) mod patterns;
 pub(crate) mod performance;
 pub(crate) mod plaintext;
