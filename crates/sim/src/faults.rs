@@ -469,13 +469,15 @@ impl Scenario {
         hosts.into_iter().any(|tcp| tcp.algorithm == CongestionAlgorithm::Bbr)
     }
 
-    /// Draws the number of queues. A program that terminates has one, and so have a target of
-    /// NVMe/TCP, its user, and a server of uploads, whose queues would share a quota.
+    /// Draws the number of queues. A program that terminates has one, and so have a server with
+    /// remote files, and one of uploads, whose queues would share a quota.
     fn draw_queues(&mut self) {
-        let one = self.terminates.is_some() || self.uploads.is_some();
-        if !one && self.storage.is_none() && self.remote.is_none() {
-            self.queues = queues::draw(self.seed);
-        }
+        let one = self.terminates.is_some() || self.uploads.is_some() || self.remote.is_some();
+        self.queues = match self.storage {
+            _ if one => 1,
+            Some(_) => queues::draw_of_target(self.seed),
+            None => queues::draw(self.seed),
+        };
     }
 
     /// Returns the number of queues of a machine.

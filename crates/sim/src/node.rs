@@ -272,7 +272,8 @@ impl SimNode {
 
     /// Starts the machine again with the given device and host.
     pub(crate) fn start(&mut self, device: Device, host: Host) {
-        (self.device, self.host) = (DeviceHalf::new(device, 0), HostHalf::new(host));
+        self.device = DeviceHalf::new(device, self.queue.index);
+        self.host = HostHalf::new(host);
         self.watch.quic_order = QuicOrderChecker::default();
         self.stopped = false;
     }
@@ -362,6 +363,11 @@ impl SimNode {
         if let Some(what) = user.wrong.take() {
             around.report.fail(around.now, "storage", format!("n{}: {what}", around.node));
         }
+    }
+
+    /// Returns whether other queues' targets have sent mail to this one's.
+    pub(crate) fn has_mail(&self) -> bool {
+        matches!(&self.app, App::Target(target) if target.has_mail())
     }
 
     /// Lets the application end its connections in order, and accept no more.

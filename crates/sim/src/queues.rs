@@ -58,7 +58,15 @@ impl SimQueue {
 
 /// Draws the number of queues of the front machine, from a generator of its own.
 pub(crate) fn draw(seed: u64) -> usize {
-    let r = &mut Prng::new(seed ^ SALT ^ 1);
+    draw_from(&mut Prng::new(seed ^ SALT ^ 1))
+}
+
+/// As [`draw`], if the machine is a target of NVMe/TCP.
+pub(crate) fn draw_of_target(seed: u64) -> usize {
+    draw_from(&mut Prng::new(seed ^ SALT ^ 2))
+}
+
+fn draw_from(r: &mut Prng) -> usize {
     if r.chance(0.25) { r.range(2, 3) as usize } else { 1 }
 }
 

@@ -10,8 +10,10 @@ mod queues;
 mod terminations;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use abi::Checksum;
+use apps::nvme::target::NvmeTargetGroup;
 use base::{Duration, Instant, Prng};
 use wire::Endpoint;
 use wire::frame::{ParsedFrame, parse, protocol};
@@ -33,7 +35,7 @@ use crate::proxy_scenario;
 use crate::queues::SimQueue;
 use crate::remote_scenario;
 use crate::report::RunReport;
-use crate::storage::StorageScenario;
+use crate::storage::{StorageScenario, machines};
 use crate::tls;
 use crate::trace::TraceKind;
 use crate::uploads::UploadScenario;
@@ -95,8 +97,12 @@ impl SimRun {
         let macs: Vec<_> = (0..clients + others + 2).map(mac).collect();
         let net = SimNet::new(&scenario, &macs, rng.fork());
         let mut disk = disk_of(&scenario, rng.fork());
+        let group = NvmeTargetGroup::new(scenario.queues_of(SERVER));
         let mut nodes = match &scenario.storage {
-            Some(storage) => kills::storage_nodes(&scenario, storage, &net, &mut disk, &mut rng),
+            Some(storage) => {
+                let target = (storage, &group);
+                kills::storage_nodes(&scenario, target, &net, &mut disk, &mut rng)
+            }
             None => {
                 let queue = first_queue(&scenario, SERVER);
                 let start = ServerStart::default();
@@ -119,7 +125,7 @@ impl SimRun {
             nodes.push(remote.target(nodes.len(), &scenario, &net, &mut rng));
         }
         let machines = nodes.len();
-        nodes.extend(further_queues(&scenario, &net));
+        nodes.extend(further_queues(&scenario, &group, &net));
         nodes.iter_mut().for_each(|node| node.odd.late_answers = scenario.late_answers);
         let report = report_of(&scenario, options);
         let mut sim = Self {
@@ -548,6 +554,7 @@ impl SimRun {
             }
         }
         self.hand_over(index, steered, spares);
+        self.deliver_mail(machine);
         for frame in frames {
             self.transmit(index, frame);
         }
@@ -733,15 +740,21 @@ fn first_queue(scenario: &Scenario, machine: usize) -> SimQueue {
     SimQueue { index: 0, count: scenario.queues_of(machine) }
 }
 
-/// Builds the further queues of the machine to which clients connect.
-fn further_queues(scenario: &Scenario, net: &SimNet) -> Vec<SimNode> {
+/// Builds the further queues of the machine to which clients connect. `group` is that of the queues
+/// of a target.
+fn further_queues(scenario: &Scenario, group: &Arc<NvmeTargetGroup>, net: &SimNet) -> Vec<SimNode> {
     let (front, count) = (scenario.front(), scenario.queues_of(scenario.front()));
     let build = |index| {
         let queue = SimQueue { index, count };
         let rng = &mut Prng::new(scenario.seed ^ ((index as u64) << 40));
-        match &scenario.proxied {
-            Some(proxied) => proxy_scenario::machine(front, queue, scenario, proxied, net, rng),
-            None => server((front, queue), scenario, net, rng, ServerStart::default()),
+        match (&scenario.proxied, &scenario.storage) {
+            (Some(proxied), _) => {
+                proxy_scenario::machine(front, queue, scenario, proxied, net, rng)
+            }
+            (None, Some(storage)) => {
+                machines::node((front, queue), scenario, (storage, group), net, rng)
+            }
+            (None, None) => server((front, queue), scenario, net, rng, ServerStart::default()),
         }
     };
     (1..count).map(build).collect()

@@ -46,7 +46,9 @@ pub(crate) fn check(
             App::Rogue(rogue) if !rogue.is_done() => Err(String::from("the rogue is not done")),
             _ => Ok(()),
         };
-        if let Err(what) = result.and_then(|()| check_counters(index, node, scenario, storage)) {
+        // Further queues of the target follow all machines.
+        let machine = if index > scenario.crowd.clients { 0 } else { index };
+        if let Err(what) = result.and_then(|()| check_counters(machine, node, scenario, storage)) {
             let events = match &node.app {
                 App::User(user) => &user.events[..],
                 _ => &[],

@@ -4,6 +4,9 @@
 //! are not answered. If the power is lost too, part of the unflushed data of its namespaces is
 //! lost. The user of an initiator keeps its model of the namespace: it is not part of the machine.
 
+use std::sync::Arc;
+
+use apps::nvme::target::NvmeTargetGroup;
 use base::Prng;
 
 use super::{SERVER, SimRun};
@@ -13,6 +16,7 @@ use crate::faults::Scenario;
 use crate::machines::address;
 use crate::net::SimNet;
 use crate::node::{App, SimNode};
+use crate::queues::SimQueue;
 use crate::storage::{StorageScenario, machines};
 use crate::trace::TraceKind;
 
@@ -25,7 +29,9 @@ impl SimRun {
             return;
         }
         *self.stopped_counters.entry("machines_killed").or_insert(0) += 1;
-        self.stop(node, power);
+        for node in self.nodes_of(node) {
+            self.stop(node, power);
+        }
         if node != SERVER || !power {
             return;
         }
@@ -42,8 +48,9 @@ impl SimRun {
         self.nodes[node].visit(&mut |name, value| *past.entry(name).or_insert(0) += value);
         self.nodes[node].kill();
         self.disk.kill(node, power, &mut self.rng);
-        self.net.cut(node, true);
-        self.frame_checker.note_killed(&[false, true].map(|v6| address(node, v6)));
+        let machine = self.machine_of(node);
+        self.net.cut(machine, true);
+        self.frame_checker.note_killed(&[false, true].map(|v6| address(machine, v6)));
     }
 
     /// Starts a stopped machine again.
@@ -59,31 +66,40 @@ impl SimRun {
         }
         self.net.cut(node, false);
         self.note(node, TraceKind::Fault, [7, node as u64, 0, 0, 0]);
-        self.wake_soon(node, NodeHalf::Host);
+        for node in self.nodes_of(node) {
+            self.wake_soon(node, NodeHalf::Host);
+        }
     }
 
-    fn start_storage(&mut self, node: usize) {
-        let Some(storage) = &self.scenario.storage else { return };
-        let (device, mut host) =
-            machines::machine(node, &self.scenario, storage, &self.net, &mut self.rng);
-        let app = &mut self.nodes[node].app;
-        match app {
-            App::User(user) => {
-                let config = machines::initiator(node, &self.scenario, storage);
-                user.restart(config, machines::remote(node, &self.scenario));
+    fn start_storage(&mut self, machine: usize) {
+        let nodes = self.nodes_of(machine);
+        let (scenario, rng) = (&self.scenario, &mut self.rng);
+        let Some(storage) = &scenario.storage else { return };
+        let group = NvmeTargetGroup::new(scenario.queues_of(machine));
+        for node in nodes {
+            let node = &mut self.nodes[node];
+            let place = (machine, node.queue);
+            let (device, mut host) = machines::machine(place, scenario, storage, &self.net, rng);
+            match &mut node.app {
+                App::User(user) => {
+                    let config = machines::initiator(machine, scenario, storage);
+                    user.restart(config, machines::remote(machine, scenario));
+                }
+                app => {
+                    let member = group.member(node.queue.index);
+                    let target = machines::target(scenario, storage, member, &mut host);
+                    *app = App::Target(Box::new(target));
+                }
             }
-            app => {
-                *app = App::Target(Box::new(machines::target(&self.scenario, storage, &mut host)))
-            }
+            node.start(device, host);
         }
-        self.nodes[node].start(device, host);
     }
 }
 
-/// Builds the machines of a scenario with storage.
+/// Builds the machines of a scenario with storage, each with its first queue.
 pub(super) fn storage_nodes(
     scenario: &Scenario,
-    storage: &StorageScenario,
+    (storage, group): (&StorageScenario, &Arc<NvmeTargetGroup>),
     net: &SimNet,
     disk: &mut SimDisk,
     rng: &mut Prng,
@@ -92,5 +108,6 @@ pub(super) fn storage_nodes(
         disk.add_namespace(&path, size);
     }
     let all = SERVER..=scenario.crowd.clients;
-    all.map(|node| machines::node(node, scenario, storage, net, rng)).collect()
+    let first = |node| (node, SimQueue { index: 0, count: scenario.queues_of(node) });
+    all.map(|node| machines::node(first(node), scenario, (storage, group), net, rng)).collect()
 }

@@ -65,6 +65,17 @@ impl SimRun {
         }
     }
 
+    /// Wakes the hosts of a machine's queues whose applications have mail.
+    pub(super) fn deliver_mail(&mut self, machine: usize) {
+        if self.scenario.queues_of(machine) > 1 {
+            for node in self.nodes_of(machine) {
+                if self.nodes[node].has_mail() {
+                    self.wake_soon(node, NodeHalf::Host);
+                }
+            }
+        }
+    }
+
     /// Checks the counters that hold for the sum of several queues only.
     pub(super) fn check_queues(&mut self) {
         let front = self.scenario.front();

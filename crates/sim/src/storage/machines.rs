@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use abi::Refusal;
 use apps::nvme::initiator;
-use apps::nvme::target::{self, NamespaceConfig, NvmeTarget, SubsystemConfig};
+use apps::nvme::target::{
+    self, NamespaceConfig, NvmeTarget, NvmeTargetGroup, NvmeTargetMember, SubsystemConfig,
+};
 use base::{Duration, Instant, Prng};
 use host::{Host, HostConfig, ListenConfig, TlsClient};
 use nic::{Device, DeviceConfig, L5oConfig};
@@ -20,6 +22,7 @@ use crate::machines::{address, addresses, device_base};
 use crate::net::SimNet;
 use crate::node::{App, SimNode};
 use crate::numbers;
+use crate::queues::SimQueue;
 use crate::tls;
 
 /// Number of the stranger's host NQN, which no subsystem admits.
@@ -49,9 +52,9 @@ pub(crate) fn l5o(side: &StorageSide, tls: Option<&TlsDevice>) -> L5oConfig {
     }
 }
 
-/// Builds the device and the host of a machine in their initial state.
+/// Builds the device and the host of a machine, or of a queue of it, in their initial state.
 pub(crate) fn machine(
-    node: usize,
+    (node, queue): (usize, SimQueue),
     scenario: &Scenario,
     storage: &StorageScenario,
     net: &SimNet,
@@ -59,7 +62,7 @@ pub(crate) fn machine(
 ) -> (Device, Host) {
     let is_target = node == 0;
     let side = storage.side(node);
-    let config = DeviceConfig {
+    let mut device_config = DeviceConfig {
         file: (is_target && scenario.offload).then(|| scenario.device.clone()),
         l5o: Some(l5o(side, scenario.tls_device(node))),
         pending_transmits_max: scenario.pending_transmits_max,
@@ -67,12 +70,11 @@ pub(crate) fn machine(
         rss_seed: rng.next_u64(),
         ..device_base(scenario, node)
     };
-    let device = Device::new(config, net.link_caps());
     let ahead = Duration::from_millis(scenario.clock_ahead_ms.wrapping_mul(node as u64 + 1));
     let tls = scenario.tls_device(node).is_some_and(|device| device.used);
     let used = |used: bool| if used { Ok(()) } else { Err(Refusal::Disabled) };
     let tcp = if is_target { &scenario.server_tcp } else { &scenario.client_tcp };
-    let config = HostConfig {
+    let mut config = HostConfig {
         addrs: addresses(node),
         file_offload: used(scenario.offload),
         tls_offload: used(tls),
@@ -80,14 +82,17 @@ pub(crate) fn machine(
         tcp: numbers::tcp(scenario, node, tcp, ahead),
         ..HostConfig::default()
     };
+    queue.configure(scenario.seed, &mut device_config, &mut config);
+    let device = Device::new(device_config, net.link_caps());
     let host = Host::new(config, &device.capabilities(), rng.next_u64());
     (device, host)
 }
 
-/// Builds the target on its host.
+/// Builds the target on its host, or that of a queue.
 pub(crate) fn target(
     scenario: &Scenario,
     storage: &StorageScenario,
+    member: NvmeTargetMember,
     host: &mut Host,
 ) -> NvmeTarget {
     let users = 1..=storage.initiators;
@@ -113,6 +118,7 @@ pub(crate) fn target(
         subsystems.push(subsystem(rogue::NUMBER, String::from(rogue::PATH), 9, rogue));
     }
     let config = target::NvmeTargetConfig {
+        member: Some(member),
         listen: vec![ListenConfig { addr: None, port: PORT, backlog: scenario.backlog }],
         tls: scenario.tls.as_ref().map(tls::server),
         subsystems,
@@ -176,19 +182,19 @@ pub(crate) fn remote(node: usize, scenario: &Scenario) -> Endpoint {
     Endpoint { addr: address(0, v6), port: PORT }
 }
 
-/// Builds a node in its initial state.
+/// Builds a node in its initial state. `group` is that of the target's queues.
 pub(crate) fn node(
-    node: usize,
+    (node, queue): (usize, SimQueue),
     scenario: &Scenario,
-    storage: &StorageScenario,
+    (storage, group): (&StorageScenario, &Arc<NvmeTargetGroup>),
     net: &SimNet,
     rng: &mut Prng,
 ) -> SimNode {
-    let (device, mut host) = machine(node, scenario, storage, net, rng);
+    let (device, mut host) = machine((node, queue), scenario, storage, net, rng);
     let ahead = Duration::from_millis(scenario.clock_ahead_ms.wrapping_mul(node as u64 + 1));
     let remote = remote(node, scenario);
     let app = if node == 0 {
-        App::Target(Box::new(target(scenario, storage, &mut host)))
+        App::Target(Box::new(target(scenario, storage, group.member(queue.index), &mut host)))
     } else if storage.is_rogue(node) {
         let names = (name("host", rogue::NUMBER), name("disk", rogue::NUMBER));
         let start = Instant::ZERO + ahead;
@@ -203,6 +209,7 @@ pub(crate) fn node(
         App::User(Box::new(user))
     };
     SimNode::new(device, host, app, ahead, scenario.rings.slots.max(64))
+        .on_queue(queue)
         .with_patterns(storage.rules.clone())
 }
 

@@ -301,6 +301,12 @@ impl NvmeTarget {
         self.server.handle_mail(now, host)
     }
 
+    /// Returns whether [`Self::handle_mail`] has work to do.
+    #[must_use]
+    pub fn has_mail(&self) -> bool {
+        self.server.shared.member.has_mail()
+    }
+
     /// Replaces the list of hosts that may connect to a subsystem (`None`: all). Existing
     /// connections stay, discovery controllers are notified. Returns false if the subsystem does
     /// not exist. With several queues it is to be called for each.
