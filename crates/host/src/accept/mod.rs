@@ -124,7 +124,6 @@ impl Accept {
                     }
                     // As in Linux: the peer retransmits; there may be room then.
                     CookieCheck::NoRoom => {}
-                    CookieCheck::None if self.has_refused_lately(cx.now) => {}
                     CookieCheck::None => reset_unknown(cx, tuple, &arrival),
                 }
             }
@@ -256,8 +255,7 @@ impl Accept {
         self.cookies.advance(cx.now);
         let clock = || timestamp(cx.now, self.key.timestamp_offset(cx.config, tuple));
         let Some(found) = self.cookies.check(cx.now, clock, tuple, &returned) else {
-            // It may follow a segment whose cookie was valid, in the same flight.
-            if !self.admits(streams, listener) {
+            if self.has_refused_lately(cx.now) {
                 return CookieCheck::NoRoom;
             }
             cx.out.counters.tcp_syn_cookies_failed += 1;
