@@ -84,6 +84,11 @@ impl<T: Copy> XskRing<T> {
         self.ours.wrapping_sub(consumed).min(self.size)
     }
 
+    /// Returns the number of entries that can be appended to a ring that we produce.
+    pub(super) fn room(&self) -> usize {
+        (self.size - self.unconsumed()) as usize
+    }
+
     /// Appends an entry; returns false if the ring is full. The kernel sees it after
     /// [`Self::publish_produced`].
     pub(super) fn push(&mut self, entry: T) -> bool {

@@ -92,6 +92,8 @@ pub(super) struct XskSocket {
     rx: XskRing<libc::xdp_desc>,
     tx: XskRing<libc::xdp_desc>,
     umem: Mapping,
+    /// Addresses of chunks of received frames for which the fill ring had no room.
+    rx_free: Vec<u64>,
     /// Addresses of free chunks for transmits.
     tx_free: Vec<u64>,
     /// Appended to the transmit ring and not published yet.
@@ -132,6 +134,7 @@ impl XskSocket {
             fill,
             fd,
             umem,
+            rx_free: Vec::with_capacity(CHUNKS as usize),
             tx_free: (CHUNKS..2 * CHUNKS).map(address).collect(),
             tx_unpublished: 0,
             rx_chain: RxChain::Empty,
@@ -212,13 +215,14 @@ impl XskSocket {
             self.flush_backlog();
             self.take_completions();
         }
-        let Some(first) = self.tx_free.len().checked_sub(count) else { return XskSent::Full };
+        if self.tx_free.len() < count || self.tx.room() < count {
+            return XskSent::Full;
+        }
         if count == 1 {
             frame.copy_to(self.append_chunk(frame.len(), true));
         } else {
             self.append_chunks(frame);
         }
-        debug_assert_eq!(self.tx_free.len(), first, "the frame has as many chunks as it needs");
         if self.tx_unpublished >= TX_BATCH {
             self.flush();
         }
@@ -251,7 +255,7 @@ impl XskSocket {
         let options = if is_last { 0 } else { libc::XDP_PKT_CONTD };
         let bytes = u32::try_from(len).expect("at most a chunk");
         let has_room = self.tx.push(libc::xdp_desc { addr, len: bytes, options });
-        debug_assert!(has_room, "the ring has room for each chunk");
+        debug_assert!(has_room, "the caller has looked for room");
         self.tx_unpublished += 1;
         chunk_bytes(&mut self.umem, addr, len).expect("free chunks lie in the memory")
     }
@@ -318,9 +322,10 @@ impl XskSocket {
             let bytes =
                 if is_ours && len > 0 { chunk_bytes(&mut self.umem, addr, len) } else { None };
             let result = self.rx_chain.push(bytes.as_deref(), is_last, pool);
-            if is_ours {
-                let has_room = self.fill.push(chunk);
-                debug_assert!(has_room, "the ring has room for each chunk");
+            // The kernel publishes received frames before it publishes that it has taken their
+            // chunks from the fill ring, which may therefore seem full.
+            if is_ours && !self.fill.push(chunk) {
+                self.rx_free.push(chunk);
             }
             match result {
                 ChunkResult::Incomplete => {}
@@ -333,6 +338,12 @@ impl XskSocket {
 
     /// Publishes the chunks of received frames, and wakes the driver if it waits for them.
     pub(super) fn refill(&mut self) {
+        while let Some(chunk) = self.rx_free.pop() {
+            if !self.fill.push(chunk) {
+                self.rx_free.push(chunk);
+                break;
+            }
+        }
         self.fill.publish_produced();
         if self.fill.needs_wakeup() {
             self.poll_driver();
