@@ -15,6 +15,7 @@
 
 mod attach;
 mod chain;
+mod fixed;
 mod neighbors;
 mod open;
 mod ports;
@@ -34,6 +35,7 @@ use base::{Duration, Instant};
 use wire::ETHERNET_BYTES;
 
 pub use attach::XdpMode;
+pub use fixed::{FixedProgram, FixedVerdict};
 pub use open::{mtu_max, mtu_max_of_chunk, open};
 pub use ports::{ListenerPorts, SharedAddress};
 pub use socket::XdpTransfer;

@@ -10,6 +10,7 @@
 //!   in `_pair` build the machines that several of them run.
 //! - Live benchmarks ([`serve_live`], [`proxy_live`], [`quic_live`], [`quic_relay`]) run the
 //!   program as users do, in turn with other programs ([`live::comparison`]).
+//! - [`splice_frames`] runs the device alone on XDP sockets, beside programs of the kernel.
 //! - [`connections`], [`tls_engine`], [`aead_workers`] and [`timer_wheel`] measure a device or a
 //!   data structure alone.
 //!
@@ -40,6 +41,7 @@ mod serve_live;
 mod short_conn_apps;
 mod short_connections;
 mod splice;
+mod splice_frames;
 mod stream;
 mod stream_pair;
 mod testbed;
@@ -87,6 +89,9 @@ enum Bench {
     ShortConnections(short_connections::ShortConnectionsArgs),
     /// Measure host cycles and packets of a proxy: relayed in software, and spliced by the device
     Splice(splice::SpliceArgs),
+    /// Measure frames per second that the device splices between XDP sockets, against the kernel's
+    /// XDP
+    SpliceFrames(splice_frames::SpliceFramesArgs),
     /// Measure the device's connection set-up rate, and the cost of floods
     Connections(connections::ConnectionsArgs),
     /// Measure host cycles per byte of QUIC: in software, and with offload to the device
@@ -131,6 +136,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         Bench::TlsScale(args) => args,
         Bench::ShortConnections(args) => args,
         Bench::Splice(args) => args,
+        Bench::SpliceFrames(args) => args,
         Bench::Connections(args) => args,
         Bench::Quic(args) => args,
         Bench::QuicReorder(args) => args,

@@ -56,8 +56,9 @@ pub(crate) struct RedirectRules {
 }
 
 /// Actions of XDP (`enum xdp_action`).
-const XDP_DROP: i32 = 1;
+pub(crate) const XDP_DROP: i32 = 1;
 const XDP_PASS: i32 = 2;
+pub(crate) const XDP_TX: i32 = 3;
 /// Number of the helper `bpf_redirect_map`.
 const REDIRECT_MAP: i32 = 51;
 /// Offsets in `struct xdp_md`.
@@ -127,6 +128,14 @@ pub(crate) fn assemble(rules: &RedirectRules, xsk_map: i32) -> Vec<BpfInstructio
     }
     asm.place(exits.pass);
     asm.set(R0, XDP_PASS);
+    asm.exit();
+    asm.finish()
+}
+
+/// Returns a program with one action for all frames.
+pub(crate) fn assemble_fixed(action: i32) -> Vec<BpfInstruction> {
+    let mut asm = Assembler::default();
+    asm.set(R0, action);
     asm.exit();
     asm.finish()
 }

@@ -80,7 +80,7 @@ fn complete_packets(client: u32) -> Result<(), Failure> {
 
 /// Returns a command that runs a program in the network namespace of a process, on one core, and is
 /// killed if we die.
-fn in_namespace_of(pid: u32, core: usize, name: &Path) -> Command {
+pub(crate) fn in_namespace_of(pid: u32, core: usize, name: &Path) -> Command {
     let mut command = program("setpriv");
     command.args(["--pdeathsig", "KILL", "nsenter", &format!("--net=/proc/{pid}/ns/net")]);
     command.args(["taskset", "--cpu-list", &core.to_string()]).arg(name);
