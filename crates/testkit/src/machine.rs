@@ -83,7 +83,9 @@ impl LinkFrame {
 struct MachineQueues {
     ops: VecDeque<Op>,
     events: VecDeque<Event>,
-    /// Events for queues other than the first; the machine has no host threads for them.
+    /// Queue whose host this is, if the device is that of one of several queues; otherwise 0.
+    own: usize,
+    /// Events for other queues; the machine has no host threads for them.
     other_events: Vec<Event>,
     recycle: VecDeque<PacketBuf>,
     received: VecDeque<LinkFrame>,
@@ -111,10 +113,12 @@ impl<D: TestDisk> TestMachine<D> {
         seed: u64,
         disk: D,
     ) -> Self {
+        let own = device.own_queue.unwrap_or(0);
         let device = Device::new(device, link);
         let host = HostHalf::new(Host::new(config, &device.capabilities(), seed));
-        let (queues, run_bytes_max) = (MachineQueues::default(), usize::MAX);
-        Self { host, device: DeviceHalf::new(device, 0), queues, disk, run_bytes_max }
+        let queues = MachineQueues { own, ..MachineQueues::default() };
+        let device = DeviceHalf::new(device, own);
+        Self { host, device, queues, disk, run_bytes_max: usize::MAX }
     }
 
     /// Returns the host.
@@ -132,7 +136,7 @@ impl<D: TestDisk> TestMachine<D> {
         &mut self.queues.ops
     }
 
-    /// Returns the events that the device pushed for queues other than the first.
+    /// Returns the events that the device pushed for other queues than the host's.
     #[must_use]
     pub fn other_events(&self) -> &[Event] {
         &self.queues.other_events
@@ -261,9 +265,10 @@ impl<D: TestDisk> DevicePorts for MachinePorts<'_, D> {
     }
 
     fn push_event(&mut self, queue: usize, event: Event) -> Result<(), Event> {
-        match queue {
-            0 => self.queues.events.push_back(event),
-            _ => self.queues.other_events.push(event),
+        if queue == self.queues.own {
+            self.queues.events.push_back(event);
+        } else {
+            self.queues.other_events.push(event);
         }
         Ok(())
     }
