@@ -110,6 +110,24 @@ fn linux_reads_and_writes_without_offload() {
     lab.check_file_system();
 }
 
+/// Reads and writes of Linux have queues of their own, and those of the target see each other's.
+#[test]
+fn linux_reads_and_writes_a_target_on_three_queues() {
+    let lab = LinuxNvmeFixture::start(&["--queues", "3"]);
+    let queues = ",data_digest,nr_io_queues=2,nr_write_queues=2";
+    let said = lab.vm(&(connect(queues) + NVME_WORK)).finish();
+    assert!(!said.contains("I/O error"), "{said}");
+    let counters = lab.server.stat();
+    counters.expect_nonzero(&["nvmet_reads", "nvmet_writes", "nvme_tx_digests_device"]);
+    counters.expect_zero(&[
+        "nvmet_errors_command",
+        "nvmet_internal_errors",
+        "nvme_tx_digests_host",
+    ]);
+    assert_eq!(counters.get("nvmet_controllers"), 1);
+    lab.check_file_system();
+}
+
 #[test]
 fn linux_on_a_faulty_link() {
     let lab = LinuxNvmeFixture::start(&["--drop", "0.01", "--reorder", "0.01", "--dup", "0.01"]);

@@ -3,7 +3,7 @@
 //! whichever queues they arrive.
 
 use interop::{
-    ADDR, Counters, Files, Netns, TestServer, fio_report, nvme_initiator, nvme_target,
+    ADDR, Counters, Files, Netns, TestServer, fio_report, nvme_initiator, nvme_target, outboard,
     run_for_output, sha256,
 };
 use std::process::{Command, Stdio};
@@ -96,6 +96,28 @@ fn the_links_of_both_ends_are_faulty() {
     let more = ["--requests", "3000", "--size", "4194304", "--seed", "4"];
     let (verified, _) = fio_report(&run_for_output(lab.fio(&more).args(faults)));
     assert!(verified > 500, "{verified}");
+    lab.expect_work_on_both_queues();
+    lab.server.stop();
+}
+
+/// Every connection performs its own handshake with the pre-shared key, on the host of its queue.
+#[test]
+fn records_are_encrypted_and_decrypted_on_both_queues() {
+    let host = "nqn.2026-11.org.example:one";
+    let key = run_for_output(outboard(&Netns::new()).args(["nvme", "key", "generate"]));
+    let key = key.trim();
+    let lab = QueuesFixture::start(&["--tls-psk", &format!("{host}={key}")]);
+    let more = ["--requests", "5000", "--size", "4194304", "--seed", "7", "--queues", "2"];
+    let mut fio = lab.fio(&more);
+    fio.args(["--hostnqn", host, "--tls-psk", key]);
+    let (verified, counters) = fio_report(&run_for_output(&mut fio));
+    assert!(verified > 1000, "{verified}");
+    for stat in [lab.server.stat(), counters] {
+        for name in ["tx_tls_encrypted_bytes", "rx_tls_decrypted_bytes", "rx_nvmeotcp_bytes"] {
+            QueuesFixture::on_both(&stat, "nic", name);
+        }
+    }
+    assert_eq!(lab.server.stat().get("nvmet_tls_handshakes"), 34, "two admin queues, 32 others");
     lab.expect_work_on_both_queues();
     lab.server.stop();
 }
