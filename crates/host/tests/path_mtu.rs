@@ -139,7 +139,7 @@ fn a_partial_segment_shows_a_small_path() {
 fn files_are_segmented_again() {
     let mut t = warm(MtuProbing::BlackHole, |_| {});
     t.app_file(u64::from(8 * FULL));
-    t.expect(seg!(ACK seq 2 len (8 * FULL) run (FULL as u16) file (0, 8 * FULL) echo));
+    t.expect(seg!(ACK seq 2 len (8 * FULL) run 1448 file (0, 8 * FULL) echo));
     t.echo_last_transmit(0);
     let mut cut = Vec::new();
     for _ in 0..400 {
@@ -192,7 +192,7 @@ fn probes_raise_the_size() {
     assert_eq!(u32::from(t.info().mss), BASE);
     t.expect_counters(|t| write(t, 14 * BASE), &[("tcp_mtu_probes", 1)]);
     t.expect(seg!(ACK seq 2 len (FULL) run 0 first));
-    t.expect(seg!(ACK PSH seq (2 + FULL) len (14 * BASE - FULL) run (BASE as u16)));
+    t.expect(seg!(ACK PSH seq (2 + FULL) len (14 * BASE - FULL) run 1012));
     t.expect_nothing();
     t.send(seg!(ACK ack (1 + FULL)));
     assert_eq!(u32::from(t.info().mss), BASE, "a byte is missing");
@@ -200,7 +200,7 @@ fn probes_raise_the_size() {
     assert_eq!(u32::from(t.info().mss), FULL);
     t.send(seg!(ACK ack (2 + 14 * BASE)));
     t.expect_counters(|t| write(t, 14 * FULL), &[]);
-    t.expect(seg!(ACK PSH seq (2 + 14 * BASE) len (14 * FULL) run (FULL as u16)));
+    t.expect(seg!(ACK PSH seq (2 + 14 * BASE) len (14 * FULL) run 1448));
 }
 
 /// RFC 4821 section 7.6.2: the loss of a probe alone is no congestion. The bytes are retransmitted
@@ -271,6 +271,7 @@ fn a_probe_lost_among_others_is_inconclusive() {
     t.take_all();
     t.at_ms(300);
     t.send(seg!(ACK ack (2 + 28 * BASE)));
+    assert_eq!((u32::from(t.info().mss), t.count("tcp_mtu_probe_success")), (BASE, 0));
     write(&mut t, 28 * BASE);
     assert!(sizes(&t.take_all()).iter().any(|&(_, len)| len == FULL), "tried again");
 }

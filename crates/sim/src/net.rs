@@ -279,7 +279,8 @@ impl SimNet {
         if self.ports[from].cut || self.ports[to].cut {
             return self.fate(NetFate::CutOff, from, len);
         }
-        if self.black_hole.is_some_and(|hole| hole.drops(at, &frame)) {
+        let size = frame.segment_size;
+        if self.black_hole.is_some_and(|hole| hole.drops(at, &frame.bytes, size)) {
             return self.fate(NetFate::TooBig, from, len);
         }
         let faults = self.back(from, to).map_or(&self.faults, |back| &back.faults).clone();

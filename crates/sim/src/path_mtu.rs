@@ -9,8 +9,6 @@ use host::MtuProbing;
 use wire::ETHERNET_BYTES;
 use wire::frame::{ParsedFrame, parse, protocol};
 
-use crate::events::SimLinkFrame;
-
 const SALT: u64 = 0x3741_0f0b;
 /// Minimum of IPv6 (RFC 8200 section 5), and what QUIC requires of paths.
 const MTU_MIN_V6: usize = 1_280;
@@ -25,16 +23,16 @@ pub(crate) struct BlackHole {
 }
 
 impl BlackHole {
-    /// Returns whether the link drops a frame. A run is dropped as a whole.
-    pub(crate) fn drops(self, at: Instant, frame: &SimLinkFrame) -> bool {
-        let bytes = &frame.bytes;
+    /// Returns whether the link drops a frame, or a run of segments with `segment_size` bytes of
+    /// payload, 0 for a single one. A run is dropped as a whole.
+    pub(crate) fn drops(self, at: Instant, bytes: &[u8], segment_size: u16) -> bool {
         if at < self.from || bytes.len() <= ETHERNET_BYTES + usize::from(self.mtu) {
             return false;
         }
         let Ok(ParsedFrame::Ip(ip)) = parse(bytes) else { return false };
         let (tcp, v4) = (ip.protocol == protocol::TCP, bytes[ip.l3] >> 4 == 4);
         let header = bytes.get(ip.l4 + 12).map_or(0, |offset| usize::from(offset >> 4) * 4);
-        let packet = match frame.segment_size {
+        let packet = match segment_size {
             0 => ip.end - ip.l3,
             size => ip.l4 - ip.l3 + header + usize::from(size),
         };
@@ -56,7 +54,7 @@ impl PathMtuScenario {
     /// `may_drop` is true if large frames may be lost; faults last for `fault_time`.
     pub(crate) fn draw(seed: u64, may_drop: bool, link_mtu: u16, fault_time: Duration) -> Self {
         let r = &mut Prng::new(seed ^ SALT);
-        let drops = r.chance(0.2) && may_drop;
+        let drops = r.chance(0.35) && may_drop;
         let mtu = if r.chance(0.3) { r.range(576, 1_279) } else { r.range(1_280, 1_499) };
         let from = if r.chance(0.3) { 0 } else { r.below(fault_time.as_nanos()) };
         let probing = [(); 2].map(|()| match r.below(10) {
