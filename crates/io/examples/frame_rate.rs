@@ -79,18 +79,18 @@ fn datagram(bytes: usize) -> TxFrame {
 }
 
 fn send(link: &mut dyn Link, bytes: usize) -> f64 {
-    let (mut frame, mut pool) = (datagram(bytes), PacketPool::new(1024));
+    let (template, mut pool) = (datagram(bytes), PacketPool::new(1024));
     let (clock, mut sent) = (MonotonicClock::new(), 0_u32);
     let begin = clock.now();
     while clock.now().since(begin) < TIME {
         for _ in 0..BATCH {
-            if link.transmit(Instant::ZERO, &mut frame) != LinkTxStatus::Sent {
+            // The link may keep the payload.
+            if link.transmit(Instant::ZERO, &mut template.clone()) != LinkTxStatus::Sent {
                 break;
             }
             sent += 1;
         }
         link.flush(Instant::ZERO);
-        // Receiving also sends frames that are waiting.
         if let Some(received) = link.receive(Instant::ZERO, &mut pool) {
             pool.put(received.packet);
         }

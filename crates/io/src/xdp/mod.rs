@@ -237,28 +237,6 @@ impl XdpLink {
         self.next = (self.next + 1) % self.sockets.len();
         None
     }
-
-    /// Sends the frames that are waiting, and offers those again that the interface had no room
-    /// for.
-    fn flush(&mut self, now: Instant) {
-        if self.is_down {
-            return;
-        }
-        let is_due = self.retry_at.is_none_or(|at| at <= now);
-        let mut backlog = false;
-        for socket in &mut self.sockets {
-            socket.flush();
-            if is_due {
-                socket.flush_backlog();
-            }
-            backlog |= socket.has_backlog();
-        }
-        self.retry_at = match (backlog, is_due) {
-            (false, _) => None,
-            (true, true) => Some(now + BACKLOG_RETRY),
-            (true, false) => self.retry_at,
-        };
-    }
 }
 
 impl Link for XdpLink {
@@ -296,11 +274,31 @@ impl Link for XdpLink {
         }
     }
 
-    fn receive(&mut self, now: Instant, pool: &mut PacketPool) -> Option<RxFrame> {
+    fn flush(&mut self, now: Instant) -> bool {
+        if self.is_down {
+            return true;
+        }
+        let is_due = self.retry_at.is_none_or(|at| at <= now);
+        let mut backlog = false;
+        for socket in &mut self.sockets {
+            socket.flush();
+            if is_due {
+                socket.flush_backlog();
+            }
+            backlog |= socket.has_backlog();
+        }
+        self.retry_at = match (backlog, is_due) {
+            (false, _) => None,
+            (true, true) => Some(now + BACKLOG_RETRY),
+            (true, false) => self.retry_at,
+        };
+        self.retry_at.is_none()
+    }
+
+    fn receive(&mut self, _now: Instant, pool: &mut PacketPool) -> Option<RxFrame> {
         if let Some(answer) = self.answers.pop_front() {
             return neighbors::received(&answer, pool);
         }
-        self.flush(now);
         // Each socket is asked once more after the last one was full.
         for _ in 0..=self.sockets.len() {
             if let Some(packet) = self.receive_from_next(pool) {

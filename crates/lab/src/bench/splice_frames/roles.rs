@@ -134,6 +134,7 @@ fn splice() -> Result<(), Failure> {
                 _ => device.recycle(&mut frame),
             }
         }
+        link.flush(now);
         if let Some((_, event)) = device.poll_event() {
             return Err(Failure::System(format!("the device did not relay: {event:?}")));
         }
@@ -208,6 +209,7 @@ impl FrameSender {
             }
             self.sent += 1;
         }
+        self.link.flush(now);
     }
 
     /// Receives all frames that wait.
@@ -230,6 +232,7 @@ impl FrameSender {
         let mut ack = SegmentTemplate::new(1, self.highest + PAYLOAD_BYTES, 0);
         // Without room the next one has the same effect.
         let _ = self.link.transmit(now, &mut ack.frame(side(1).rcv_nxt));
+        self.link.flush(now);
     }
 
     /// Sends for a time; returns the number of frames that were forwarded.
