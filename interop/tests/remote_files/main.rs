@@ -215,6 +215,23 @@ fn a_drain_ends_with_its_last_client() {
     counters.expect_zero(&["nvmet_connections_lost", "nvmet_controllers_open"]);
 }
 
+/// Each queue has a controller, whose data its device places.
+#[test]
+fn every_queue_reads_by_its_own_controller() {
+    let (fixture, target) = RemoteFilesFixture::start_with(false, &["--queues", "2"]);
+    // With 16 connections, all use one queue once in 2^15 runs.
+    fixture.fetch(Over::Http, &early_names());
+    let stat = fixture.server.stat();
+    for queue in 0..2 {
+        assert_eq!(stat.get(&format!("host.q{queue}.nvmei_associations")), 1);
+        for name in ["host.q{}.remote_fetched_bytes", "nic.q{}.rx_nvmeotcp_bytes"] {
+            let name = name.replace("{}", &queue.to_string());
+            assert!(stat.get(&name) > 0, "{name}");
+        }
+    }
+    assert_eq!(target.stat().get("nvmet_controllers"), 2);
+}
+
 /// Options of namespaces have ranges, and are refused for a directory.
 #[test]
 fn options_are_checked() {
@@ -226,7 +243,6 @@ fn options_are_checked() {
         (&url, &["--remote-cache", "0"], "0 is not in 1..=1048576"),
         (&url, &["--remote-patience", "51"], "51 is not in 1..=50"),
         (&url, &["--remote-validity", "1", "--strict-files"], "cannot be used with"),
-        (&url, &["--queues", "2"], "--queues: remote storage supports only one queue"),
     ] {
         let output = run(outboard(&Netns::new()).args(["serve", source]).args(options));
         assert_eq!(output.status.code(), Some(2), "{options:?}");
