@@ -23,8 +23,8 @@ use crate::protection::{OneRttShared, OneRttState};
 /// Our connection IDs in use, by sequence number.
 pub(crate) type CidMap = BTreeMap<u64, QuicConnectionId>;
 
-/// Minimum time that the device holds a packet for the ones before it, even for near peers: less is
-/// within the jitter of queues and batching on the path.
+/// Minimum time that the device holds a packet for the ones before it: less is within the jitter of
+/// queues and batching on the path.
 const REORDER_TIME_MIN: Duration = Duration::from_micros(100);
 
 /// Offload state of a connection.
