@@ -103,7 +103,7 @@ fn a_black_hole_is_detected() {
     );
     assert_eq!(u32::from(t.info().mss), LEAST);
     t.send(seg!(ACK ack (2 + LEAST)));
-    // The rest of what was retransmitted with the base size, and the next segment.
+    // The rest of the segment of the base size, and the rest of the full one.
     let again = [(2 + LEAST, BASE - LEAST), (2 + BASE, FULL - BASE)];
     assert_eq!(sizes(&t.take_all())[..2], again, "segmented again");
 }
@@ -133,8 +133,8 @@ fn a_partial_segment_shows_a_small_path() {
     assert_eq!((t.count("tcp_mtu_black_holes"), u32::from(t.info().mss)), (1, LEAST));
 }
 
-/// Bytes that a device reads from a file are cut by the new size, too: a transmit of them is a range
-/// of the file and a segment size.
+/// Bytes that a device reads from a file are cut by the new size, too: a transmit of them is a
+/// range of the file and a segment size.
 #[test]
 fn files_are_segmented_again() {
     let mut t = warm(MtuProbing::BlackHole, |_| {});

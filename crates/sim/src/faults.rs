@@ -424,11 +424,16 @@ impl Scenario {
         scenario.shape(storage);
         scenario.draw_files((calm_net, calm_disk));
         scenario.draw_oddities();
-        scenario.draw_end();
-        scenario.draw_queues();
-        scenario.draw_path_mtu(calm_net);
-        scenario.draw_bbr();
+        scenario.draw_additions(calm_net);
         scenario
+    }
+
+    /// Draws later additions to scenarios, each from a generator of its own.
+    fn draw_additions(&mut self, calm_net: bool) {
+        self.draw_end();
+        self.draw_queues();
+        self.draw_path_mtu(calm_net);
+        self.draw_bbr();
     }
 
     /// Draws path MTU discovery. Last, since a black hole is a fault of the network, on which other
@@ -440,7 +445,10 @@ impl Scenario {
             Some(proxied) => proxied.sets_up() || self.hand_over.set_up,
             None => self.hand_over.set_up,
         };
-        let may_drop = !calm && !sets_up && self.backlog >= 64;
+        // The user of a remote file gives up, and opens a new connection, before the time-outs of
+        // the old one show a black hole.
+        let local = self.remote.is_none();
+        let may_drop = !calm && !sets_up && self.backlog >= 64 && local;
         let (mtu, time) = (self.links.mtu, self.fault_time);
         let path = PathMtuScenario::draw(self.seed, may_drop, mtu, time);
         let [server, other] = path.probing;

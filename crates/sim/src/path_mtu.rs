@@ -10,13 +10,14 @@ use wire::ETHERNET_BYTES;
 use wire::frame::{ParsedFrame, parse, protocol};
 
 const SALT: u64 = 0x3741_0f0b;
-/// Minimum of IPv6 (RFC 8200 section 5), and what QUIC requires of paths.
+/// Minimum of IPv6 (RFC 8200 section 5).
 const MTU_MIN_V6: usize = 1_280;
 
 /// A link in the middle of all paths with a smaller MTU than the others.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlackHole {
-    /// Its MTU for TCP over IPv4; at least the minimum of IPv6 otherwise.
+    /// Its MTU over IPv4; over IPv6 at least the minimum of that. Datagrams pass: quinn-proto has
+    /// its own discovery, and a debug assertion that fails if a handshake needs several attempts.
     mtu: u16,
     /// Time from which all frames cross it.
     from: Instant,
@@ -30,14 +31,17 @@ impl BlackHole {
             return false;
         }
         let Ok(ParsedFrame::Ip(ip)) = parse(bytes) else { return false };
-        let (tcp, v4) = (ip.protocol == protocol::TCP, bytes[ip.l3] >> 4 == 4);
+        if ip.protocol != protocol::TCP {
+            return false;
+        }
+        let v4 = bytes[ip.l3] >> 4 == 4;
         let header = bytes.get(ip.l4 + 12).map_or(0, |offset| usize::from(offset >> 4) * 4);
         let packet = match segment_size {
             0 => ip.end - ip.l3,
             size => ip.l4 - ip.l3 + header + usize::from(size),
         };
         let mtu = usize::from(self.mtu);
-        packet > if tcp && v4 { mtu } else { mtu.max(MTU_MIN_V6) }
+        packet > if v4 { mtu } else { mtu.max(MTU_MIN_V6) }
     }
 }
 

@@ -1,5 +1,5 @@
-//! Paths that drop large packets and report nothing (RFC 2923 section 2.1): after how many time-outs
-//! to send smaller segments, and how small.
+//! Paths that drop large packets and report nothing (RFC 2923 section 2.1): the number of time-outs
+//! after which smaller segments are sent, and their size.
 //!
 //! Called by the host for its connections; the device gets the smaller size from the host, and
 //! applies it to connections that it tears down after as many time-outs.

@@ -434,8 +434,8 @@ impl<T: TxTransforms> TcpConnection<T> {
         self.modes.notify_app = true;
     }
 
-    /// Releases the file ranges of the send stream and destroys its contexts. Nothing is appended to
-    /// the stream afterwards, so a second call has nothing to release.
+    /// Releases the file ranges of the send stream and destroys its contexts. Nothing is appended
+    /// to the stream afterwards, so a second call has nothing to release.
     pub(crate) fn release_files(&mut self, cx: &mut TcpEnv<'_>) {
         if self.awaits_device() {
             return;

@@ -153,8 +153,8 @@ impl<T: TxTransforms> TcpConnection<T> {
         alone
     }
 
-    /// Handles a time-out while a probe is outstanding. If the probe is what was not acknowledged,
-    /// it has failed: RFC 4821 section 7.6.3.
+    /// Handles a time-out while a probe is outstanding. If the probe is the first segment that was
+    /// not acknowledged, it has failed: RFC 4821 section 7.6.3.
     pub(super) fn process_mtu_probe_timeout(&mut self, cx: &mut TcpEnv<'_>) {
         match self.mtu_probe() {
             Some(probe) if probe.start == self.snd.una => self.fail_mtu_probe(cx, probe),

@@ -319,9 +319,9 @@ impl<T: TxTransforms> TcpConnection<T> {
         }
     }
 
-    /// Acknowledges the peer's SYN-ACK before data of several segments, as Linux always does. If the
-    /// SYN-ACK is a cookie and the first segment is lost, the second has the wrong number to open a
-    /// connection, and would be answered with a reset.
+    /// Acknowledges the peer's SYN-ACK before data of several segments, as Linux always does. If
+    /// the SYN-ACK is a cookie and the first segment is lost, the second has the wrong number to
+    /// open a connection, and would be answered with a reset.
     fn acknowledge_syn_first(&mut self, cx: &mut TcpEnv<'_>) {
         let data = self.snd.spans.end().saturating_sub(self.snd.nxt);
         // The last segment that updated the window is the SYN-ACK.
@@ -515,17 +515,10 @@ impl<T: TxTransforms> TcpConnection<T> {
         let pending = echo && cx.config.echo;
         let tag = self.snd.next_tag;
         self.snd.next_tag = tag.wrapping_add(1);
-        let segment_size = match kind {
-            TransmitKind::MtuProbe => u16::try_from(len).unwrap_or(u16::MAX),
-            TransmitKind::New | TransmitKind::Again => self.segment_size(),
-        };
+        let segment_size = self.segment_size(kind, len);
         let sending = SentRangeInfo { tag, segment_size, pending };
         if self.snd.flight.is_empty() {
-            // The user time-out counts from here, not from an idle period before (RFC 5482).
-            self.snd.progress_at = cx.now;
-            if !pending {
-                self.snd.rate.on_first_sent(cx.now, start + sent);
-            }
+            self.begin_flight(cx.now, start + sent, pending);
         }
         if pending {
             self.snd.transforms.note_handed_over(start, tag, &parts, again);
@@ -559,8 +552,19 @@ impl<T: TxTransforms> TcpConnection<T> {
         sent
     }
 
-    fn segment_size(&self) -> u16 {
-        u16::try_from(self.snd.mss).unwrap_or(u16::MAX)
+    /// Returns the payload bytes of a full segment in a transmit of `len` bytes.
+    fn segment_size(&self, kind: TransmitKind, len: u32) -> u16 {
+        let size = if kind == TransmitKind::MtuProbe { len } else { self.snd.mss };
+        u16::try_from(size).unwrap_or(u16::MAX)
+    }
+
+    /// Takes note of a transmit up to `end` while nothing else is in flight.
+    fn begin_flight(&mut self, now: Instant, end: u64, pending: bool) {
+        // The user time-out counts from here, not from an idle period before (RFC 5482).
+        self.snd.progress_at = now;
+        if !pending {
+            self.snd.rate.on_first_sent(now, end);
+        }
     }
 
     fn note_sent(

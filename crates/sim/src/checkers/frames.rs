@@ -399,9 +399,7 @@ impl FrameChecker {
             return Ok(());
         }
         let bare = payload.is_empty() && !segment.flags.has(TcpFlags::FIN);
-        if !(from_server && bare && flow.is_about_handshake(segment)) {
-            flow.note_said(usize::from(from_server), segment);
-        }
+        flow.note_said(usize::from(from_server), segment, bare);
         flow.over |= flow.is_closed();
         let over = flow.spliced.is_some_and(|pair| pair.closed);
         let ghost = from_server && (flow.over || over) && self.cookies;
@@ -472,14 +470,14 @@ impl ObservedConnection {
         self.reset_by_peer |= !by_proxy;
     }
 
-    /// Returns whether a segment of the server without payload has the numbers of its SYN-ACK: the
-    /// connection may be half-open, and an attacker challenged.
-    fn is_about_handshake(&self, segment: &TcpHeader) -> bool {
-        self.accepted == Some((segment.seq, segment.ack))
-    }
-
-    /// Notes that an end has the connection, or has sent FIN.
-    fn note_said(&mut self, end: usize, segment: &TcpHeader) {
+    /// Notes that an end has the connection, or has sent FIN; `bare` is true without either payload
+    /// or FIN.
+    fn note_said(&mut self, end: usize, segment: &TcpHeader, bare: bool) {
+        if end == 1 && bare && self.accepted == Some((segment.seq, segment.ack)) {
+            // The numbers of the SYN-ACK: the connection may be half-open, and an attacker
+            // challenged.
+            return;
+        }
         let said = if segment.flags.has(TcpFlags::FIN) {
             LastMessage::Fin
         } else {

@@ -103,10 +103,18 @@ impl UnackedBytes {
         }
     }
 
-    /// Lowers the segment size after repeated time-outs: the path may drop larger packets silently
-    /// (RFC 4821 section 7.7). Returns whether it did.
+    /// Lowers the segment size after repeated time-outs of segments that are larger: the path may
+    /// drop them silently (RFC 4821 section 7.7). Returns whether it did. Probes of a closed window
+    /// show nothing about the path.
     pub(super) fn detect_black_hole(&mut self) -> bool {
-        let lowers = self.repair.tries >= BLACK_HOLE_TIMEOUTS && self.mss > self.mss_after_timeouts;
+        let small = self.mss_after_timeouts;
+        let bytes: u32 = self.parts.iter().map(abi::TransmitPart::len).sum();
+        let first = self.parts.first().map_or(0, abi::TransmitPart::len);
+        let fits_window = (self.parts_seq + first).le(self.edge);
+        let lowers = self.repair.tries >= BLACK_HOLE_TIMEOUTS
+            && self.mss > small
+            && bytes > u32::from(small)
+            && fits_window;
         if lowers {
             self.mss = self.mss_after_timeouts;
         }

@@ -207,27 +207,27 @@ fn backs_off_and_gives_up() {
     assert_eq!(rig.device.poll_timeout(rig.now), None);
 }
 
-/// RFC 4821 section 7.7: after three time-outs without progress the segments are smaller, on both
-/// kinds of links; with progress before, they are not.
+/// RFC 4821 section 7.7: after three time-outs without progress the segments are smaller; with
+/// progress before, they are not.
 #[test]
 fn a_black_hole_makes_segments_smaller() {
     for progress in [false, true] {
         let mut rig = rig();
+        advance_to(&mut rig, 32_000);
         hand_over(&mut rig, teardown_of(&[1400, 1448]));
-        sent_lines(&mut rig);
         let full = [". 1000+1448 5000", "FP. 2448+1400 5000"];
-        assert_eq!(
-            advance_to(&mut rig, 650).iter().map(|(_, line)| line).collect::<Vec<_>>().len(),
-            4
-        );
+        assert_eq!(sent_lines(&mut rig), full);
+        // Time-outs after 200 and 600 ms; the third after 1400 ms.
+        assert_eq!(advance_to(&mut rig, 32_700).len(), 2 * full.len());
         if progress {
             send(&mut rig, &peer(RCV, UNA + 1400, TcpFlags::ACK));
-            let lines = advance_to(&mut rig, 1_300);
-            assert_eq!(lines[0].1, "FP. 2400+1448 5000");
-            assert_eq!(rig.counter("teardown_mtu_black_holes"), 0);
+        }
+        let lines: Vec<_> = advance_to(&mut rig, 33_500).into_iter().map(|(_, l)| l).collect();
+        let lowered = rig.counter("teardown_mtu_black_holes");
+        if progress {
+            assert_eq!((&lines[0][..], lowered), ("FP. 2400+1448 5000", 0));
             continue;
         }
-        let lines: Vec<_> = advance_to(&mut rig, 1_450).into_iter().map(|(_, line)| line).collect();
         let small = [
             ". 1000+524 5000",
             ". 1524+524 5000",
@@ -236,11 +236,7 @@ fn a_black_hole_makes_segments_smaller() {
             ". 3096+524 5000",
             "FP. 3620+228 5000",
         ];
-        assert_eq!(lines, small, "not {full:?}");
-        assert_eq!(
-            changed_counters(&mut rig),
-            ["teardown_retransmits +3", "teardown_mtu_black_holes +1"]
-        );
+        assert_eq!((lines, lowered), (small.map(String::from).to_vec(), 1));
     }
 }
 
