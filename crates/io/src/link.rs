@@ -14,8 +14,9 @@ use base::Instant;
 /// One end of a link.
 ///
 /// Order of calls: [`Self::transmit`] once per frame, [`Self::flush`], [`Self::receive`] until it
-/// returns `None`, then sleep. `receive` also advances frames that are delayed inside the link, so it must be
-/// called at [`Self::poll_timeout`] even if no frame is expected. `now` never decreases.
+/// returns `None`, then sleep. `flush` and `receive` also advance frames that are delayed inside
+/// the link, so they must be called at [`Self::poll_timeout`] even if no frame is expected. `now`
+/// never decreases.
 pub trait Link: Send {
     /// Returns the offloads of the link, which are constant over its life, and its MTU.
     fn capabilities(&self) -> LinkCaps;
@@ -31,8 +32,8 @@ pub trait Link: Send {
     /// device to reuse. A frame that was not sent is unchanged.
     fn transmit(&mut self, now: Instant, frame: &mut TxFrame) -> LinkTxStatus;
 
-    /// Sends the frames that [`Self::transmit`] has kept to send several in one system call. Returns
-    /// false if some have to wait: call it again.
+    /// Sends the frames that [`Self::transmit`] has kept to send several in one system call.
+    /// Returns false if some have to wait: call it again.
     fn flush(&mut self, _now: Instant) -> bool {
         true
     }

@@ -71,8 +71,8 @@ impl RxRing {
         if self.status().load(Ordering::Acquire) & libc::TP_STATUS_USER == 0 {
             return None;
         }
-        // SAFETY: the slot is ours until it is released; `slot` returns a pointer to its first byte,
-        // which the kernel has aligned for its header.
+        // SAFETY: the slot is ours until it is released; `slot` returns a pointer to its first
+        // byte, which the kernel has aligned for its header.
         let header = unsafe { self.slot().cast::<libc::tpacket2_hdr>().read() };
         if header.tp_status & libc::TP_STATUS_COPY != 0 {
             return Some(RingFrame::InSocket);
