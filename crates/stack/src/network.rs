@@ -130,6 +130,10 @@ impl Network {
                 let _lost = link.transmit(now, &mut frame);
             }
         }
+        if let Some(link) = self.links.first_mut() {
+            // Those that have to wait are sent in a later turn.
+            let _all = link.flush(now);
+        }
     }
 }
 
