@@ -125,11 +125,100 @@ impl TxBatch {
     fn advance(&mut self, frames: usize) {
         let end = (self.sent + frames).min(self.pushed);
         for QueuedFrame { frame, .. } in self.slots.get_mut(self.sent..end).unwrap_or_default() {
-            frame.payload.retain(|payload| matches!(payload, FramePayload::Frame(_)));
+            frame.payload.retain(|payload| {
+                matches!(payload, FramePayload::Frame(_) | FramePayload::Packet { .. })
+            });
         }
         self.sent = end;
         if self.sent == self.pushed {
             (self.sent, self.pushed) = (0, 0);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+    use std::os::unix::net::UnixDatagram;
+    use std::sync::Arc;
+
+    use abi::{PacketBuf, PacketPool};
+    use bytes::Bytes;
+
+    use super::*;
+
+    const VNET: [u8; VNET_BYTES] = [7; VNET_BYTES];
+
+    fn frame(payload: FramePayload) -> TxFrame {
+        TxFrame {
+            header: PacketHeader::from_bytes(b"header", 0, 0).unwrap(),
+            payload: [payload].into_iter().collect(),
+            segment_size: 0,
+            checksum_partial: false,
+        }
+    }
+
+    fn packet(bytes: &[u8]) -> Arc<PacketBuf> {
+        Arc::new(PacketPool::new(1).copy(bytes).unwrap())
+    }
+
+    fn sockets() -> (File, UnixDatagram) {
+        let (ours, theirs) = UnixDatagram::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        (File::from(OwnedFd::from(ours)), theirs)
+    }
+
+    /// A call sends all frames in order, and a frame that was sent comes back with the memory that
+    /// the device reuses.
+    #[test]
+    fn frames_leave_in_one_call_and_buffers_come_back() {
+        let (socket, peer) = sockets();
+        let (mut batch, block) = (TxBatch::new(), packet(b"two"));
+        let shared = FramePayload::Packet { packet: Arc::clone(&block), start: 1, len: 2 };
+        let memory = Bytes::from_static(b"one");
+        let mut first = frame(FramePayload::Host(memory));
+        assert!(batch.push(VNET, &mut first) && first.is_empty());
+        assert!(batch.push(VNET, &mut frame(shared)));
+        let mut lens = Vec::new();
+        batch.send(&socket, |sent, vnet| lens.push((sent.len(), vnet))).unwrap();
+        assert_eq!(lens, [(9, VNET), (8, VNET)]);
+        assert!(batch.is_empty());
+        let mut read = [0; 64];
+        for want in [&b"headerone"[..], b"headerwo"] {
+            let len = peer.recv(&mut read).unwrap();
+            assert_eq!(read[..len], [&VNET[..], want].concat());
+        }
+        let mut next = [b"a", b"b"].map(|bytes| frame(FramePayload::Host(bytes[..].into())));
+        assert!(next.iter_mut().all(|frame| batch.push(VNET, frame)));
+        assert!(next[0].payload.is_empty(), "the host's memory was released");
+        assert!(matches!(next[1].payload[..], [FramePayload::Packet { .. }]), "for the device");
+        assert_eq!(Arc::strong_count(&block), 2);
+    }
+
+    /// A frame for which the kernel has no room stays, and those behind it.
+    #[test]
+    fn frames_wait_for_room() {
+        let (socket, peer) = sockets();
+        let (mut batch, mut accepted) = (TxBatch::new(), 0);
+        let number = |n: u32| frame(FramePayload::Host(n.to_be_bytes().to_vec().into()));
+        let full = loop {
+            while batch.push(VNET, &mut number(accepted)) {
+                accepted += 1;
+            }
+            if let Err(error) = batch.send(&socket, |_, _| {}) {
+                break error;
+            }
+        };
+        assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
+        let (mut read, mut received) = ([0; 64], 0_u32);
+        while received < accepted {
+            while let Ok(len) = peer.recv(&mut read) {
+                assert_eq!(read[len - 4..len], received.to_be_bytes(), "in order");
+                received += 1;
+            }
+            let _ = batch.send(&socket, |_, _| {});
+        }
+        assert!(batch.is_empty());
     }
 }
