@@ -8,7 +8,7 @@
 //! because the device decrypts QUIC datagrams one at a time.
 //!
 //! A packet socket receives short frames without a system call, and sends several with one
-//! ([`PacketQueues`]). A TAP takes one call for each: batches of reads and writes by io_uring were
+//! (`packet_queues`). A TAP takes one call for each: batches of reads and writes by io_uring were
 //! not faster (decision 050).
 
 mod header;

@@ -9,7 +9,7 @@
 //! offloads: sent frames have complete checksums, those of received frames are verified by the
 //! device, and a frame is one packet. A frame fits a few chunks of memory, which limits the MTU.
 //!
-//! [`open`] attaches the program and opens the sockets. Both end with the last queue, with the
+//! [`open()`] attaches the program and opens the sockets. Both end with the last queue, with the
 //! interface, or with the process. [`crate::watched_link`] opens the link again if the interface is
 //! back, and tells it of further receive queues.
 

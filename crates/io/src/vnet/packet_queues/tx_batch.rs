@@ -1,6 +1,6 @@
 //! Frames that a packet socket sends in one system call (sendmmsg(2)).
 //!
-//! Called by [`super::VnetLink`]. A frame that was pushed leaves a frame that was sent in its
+//! Called by [`crate::vnet::VnetLink`]. A frame that was pushed leaves a frame that was sent in its
 //! place, whose payload the device reuses ([`crate::link::Link::transmit`]).
 #![expect(unsafe_code, reason = "sendmmsg reads the frames by pointers")]
 
