@@ -35,7 +35,7 @@ pub use daemon::ThirdPartyServer;
 pub use files::{Files, pattern, sha256};
 pub use linux_target::{LINUX_NQN, LinuxTarget, tls_key_script};
 pub use netns::Netns;
-pub use nvme::{fio_report, namespace_server, nvme_initiator, nvme_target};
+pub use nvme::{fio_report, namespace_server, nvme_initiator, nvme_target, nvme_target_of_file};
 pub use relay::{RelayLink, RelayLinkConfig, RelayLinkCounts};
 pub use server::{ADDR, PEER, ServerExit, TestServer, outboard};
 pub use tool::{Watchdog, expect_success, output_text, run, run_for_output, wait_with_time_limit};

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use crate::{Counters, Netns, PEER, TestServer, outboard};
+use crate::{Counters, Files, Netns, PEER, TestServer, outboard};
 
 /// Network options of an initiator; the kernel forwards between it and the target
 /// ([`Netns::enable_ipv4_forwarding`]).
@@ -37,6 +37,20 @@ pub fn namespace_server(netns: Arc<Netns>, url: &str, options: &[&str]) -> TestS
 pub fn nvme_target(netns: Arc<Netns>, disk: &Path, options: &[&str]) -> TestServer {
     let all = ["--gateway", PEER, "--namespace", disk.to_str().expect("UTF-8")];
     TestServer::nvme_target(netns, &[&all, options].concat())
+}
+
+/// Starts a target for an empty file of `bytes` bytes in a folder under `parent`, in a namespace
+/// that has room for an initiator. Returns it with the folder.
+///
+/// # Panics
+/// Like [`TestServer::start`].
+#[must_use]
+pub fn nvme_target_of_file(parent: &str, bytes: u64, options: &[&str]) -> (TestServer, Files) {
+    let files = Files::new(parent);
+    files.sparse("disk", bytes);
+    let netns = Arc::new(Netns::new());
+    netns.enable_ipv4_forwarding();
+    (nvme_target(netns, &files.path().join("disk"), options), files)
 }
 
 /// Returns a command for an initiator's verb, with a TAP device and a control socket of its own.

@@ -4,7 +4,7 @@
 
 use interop::{
     ADDR, Counters, Files, Netns, TestServer, Watchdog, expect_success, fio_report, nvme_initiator,
-    nvme_target, outboard, run, run_for_output, sha256, wait_with_time_limit,
+    nvme_target, nvme_target_of_file, outboard, run, run_for_output, sha256, wait_with_time_limit,
 };
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -23,11 +23,8 @@ struct FioFixture {
 
 impl FioFixture {
     fn start(options: &[&str]) -> Self {
-        let files = Files::new(TMP);
-        files.sparse("disk", DISK);
-        let netns = Arc::new(Netns::new());
-        netns.enable_ipv4_forwarding();
-        Self { server: Self::target(netns, &files, options), files }
+        let (server, files) = nvme_target_of_file(TMP, DISK, options);
+        Self { server, files }
     }
 
     fn target(netns: Arc<Netns>, files: &Files, options: &[&str]) -> TestServer {

@@ -3,11 +3,10 @@
 //! whichever queues they arrive.
 
 use interop::{
-    ADDR, Counters, Files, Netns, TestServer, fio_report, nvme_initiator, nvme_target, outboard,
-    run_for_output, sha256,
+    ADDR, Counters, Files, Netns, TestServer, fio_report, nvme_initiator, nvme_target_of_file,
+    outboard, run_for_output, sha256,
 };
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 /// Size of the namespace in bytes.
@@ -24,12 +23,9 @@ struct QueuesFixture {
 
 impl QueuesFixture {
     fn start(options: &[&str]) -> Self {
-        let files = Files::new(TMP);
-        files.sparse("disk", DISK);
-        let netns = Arc::new(Netns::new());
-        netns.enable_ipv4_forwarding();
         let options = [&["--queues", "2"][..], options].concat();
-        Self { server: nvme_target(netns, &files.path().join("disk"), &options), files }
+        let (server, files) = nvme_target_of_file(TMP, DISK, &options);
+        Self { server, files }
     }
 
     /// Returns a command that verifies random reads and writes of few blocks, so that many wait for

@@ -4,7 +4,7 @@
 //! and partial checksums cross as over a TAP; [`crate::vnet`] carries them. The socket receives
 //! frames to our link address and multicast, without VLAN tag. The kernel of this machine receives
 //! broadcasts too, but ignores frames to our link address; it cannot be reached through the socket.
-#![expect(unsafe_code, reason = "socket, bind and getsockopt")]
+#![expect(unsafe_code, reason = "socket and bind")]
 
 use std::fs::File;
 use std::io;
@@ -17,7 +17,7 @@ use crate::bpf::BpfProgram;
 use crate::interface::{InterfaceControl, low_word};
 use crate::open_error::{LinkKind, OpenLinkError};
 use crate::queue_steering;
-use crate::socket_option::{option_len, set_option};
+use crate::socket_option::{get_option, option_len, set_option};
 use crate::tap;
 use crate::vnet::{LinkOffloads, PacketQueues, VnetLink};
 
@@ -175,20 +175,8 @@ impl FanoutGroup {
         }
         let create = (kind | libc::PACKET_FANOUT_FLAG_UNIQUEID) << 16;
         set_option(socket, (libc::SOL_PACKET, libc::PACKET_FANOUT), &create)?;
-        let (mut value, mut len) = (0_u32, option_len::<u32>());
-        // SAFETY: both pointers are valid for the lengths that the kernel writes.
-        let rc = unsafe {
-            libc::getsockopt(
-                socket.as_raw_fd(),
-                libc::SOL_PACKET,
-                libc::PACKET_FANOUT,
-                (&raw mut value).cast(),
-                &raw mut len,
-            )
-        };
-        if rc != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        let mut value = 0_u32;
+        get_option(socket, (libc::SOL_PACKET, libc::PACKET_FANOUT), &mut value)?;
         // The lower half is the group's ID.
         self.id = Some(value & 0xffff);
         match &self.program {

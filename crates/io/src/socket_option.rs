@@ -1,7 +1,7 @@
-//! Options of sockets (setsockopt(2)).
+//! Options of sockets (getsockopt(2) and setsockopt(2)).
 //!
-//! Called by the modules that open sockets, once per socket.
-#![expect(unsafe_code, reason = "setsockopt")]
+//! Called by the modules that open sockets, when they set up or describe one.
+#![expect(unsafe_code, reason = "getsockopt and setsockopt")]
 
 use std::io;
 use std::mem::size_of;
@@ -18,6 +18,22 @@ pub(crate) fn set_option<T>(
     // the type that the kernel reads for it.
     match unsafe { libc::setsockopt(fd, level, option, pointer, option_len::<T>()) } {
         0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Reads an option, and returns the number of bytes that the kernel has written. `T` is the plain
+/// data that the kernel writes for the option, valid for all values of its bytes.
+pub(crate) fn get_option<T>(
+    socket: &impl AsRawFd,
+    (level, option): (libc::c_int, libc::c_int),
+    value: &mut T,
+) -> io::Result<libc::socklen_t> {
+    let mut len = option_len::<T>();
+    let pointer = std::ptr::from_mut(value).cast();
+    // SAFETY: both pointers are valid for the lengths that the kernel writes.
+    match unsafe { libc::getsockopt(socket.as_raw_fd(), level, option, pointer, &raw mut len) } {
+        0 => Ok(len),
         _ => Err(io::Error::last_os_error()),
     }
 }

@@ -254,12 +254,18 @@ fn write_frame(mut file: &File, vnet: &[u8], frame: &TxFrame) -> io::Result<usiz
             &mut many[..]
         }
     };
+    fill_slices(slices, vnet, frame);
+    retry(|| file.write_vectored(slices))
+}
+
+/// Makes slices refer to a frame and its virtio-net header. There are two more than the frame has
+/// payloads.
+fn fill_slices<'a>(slices: &mut [IoSlice<'a>], vnet: &'a [u8], frame: &'a TxFrame) {
     slices[0] = IoSlice::new(vnet);
     slices[1] = IoSlice::new(frame.header.as_slice());
     for (slice, payload) in slices[2..].iter_mut().zip(&frame.payload) {
         *slice = IoSlice::new(payload.as_slice());
     }
-    retry(|| file.write_vectored(slices))
 }
 
 /// Returns whether a frame is longer than an IP packet can be.

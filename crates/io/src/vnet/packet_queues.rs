@@ -3,7 +3,6 @@
 //! Called by [`super::VnetLink`], which owns the socket, and counts; set up by
 //! [`crate::packet_socket`]. Frames are received from a ring that the kernel fills (`rx_ring`), and
 //! sent several at a time (`tx_batch`).
-#![expect(unsafe_code, reason = "getsockopt")]
 
 mod rx_ring;
 mod tx_batch;
@@ -11,12 +10,11 @@ mod tx_batch;
 use std::cell::Cell;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 
 use abi::{PacketBuf, PacketPool};
 
 use super::{LandingBuffer, VNET_BYTES};
-use crate::socket_option::option_len;
+use crate::socket_option::get_option;
 use rx_ring::{RingFrame, RxRing};
 use tx_batch::TxBatch;
 
@@ -67,22 +65,11 @@ impl PacketQueues {
     /// Returns the number of received frames that were dropped because ring or socket were full.
     pub(super) fn dropped(&self, socket: &File) -> u64 {
         let mut stats = libc::tpacket_stats { tp_packets: 0, tp_drops: 0 };
-        let mut len = option_len::<libc::tpacket_stats>();
-        // SAFETY: both pointers are valid for the lengths that the kernel writes. Without an
-        // answer the counts stay zero.
-        let rc = unsafe {
-            libc::getsockopt(
-                socket.as_raw_fd(),
-                libc::SOL_PACKET,
-                libc::PACKET_STATISTICS,
-                (&raw mut stats).cast(),
-                &raw mut len,
-            )
-        };
+        let option = (libc::SOL_PACKET, libc::PACKET_STATISTICS);
+        // Without an answer the counts stay zero.
+        let _ = get_option(socket, option, &mut stats);
         // The kernel's count starts again at each call.
-        if rc == 0 {
-            self.dropped.set(self.dropped.get() + u64::from(stats.tp_drops));
-        }
+        self.dropped.set(self.dropped.get() + u64::from(stats.tp_drops));
         self.dropped.get()
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! Descriptors from the kernel are checked: an address outside of its half is an error, which is
 //! counted by the caller.
-#![expect(unsafe_code, reason = "socket, bind, getsockopt, and memory shared with the kernel")]
+#![expect(unsafe_code, reason = "socket, bind, and memory shared with the kernel")]
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -18,7 +18,7 @@ use abi::{PacketBuf, PacketPool};
 use super::chain::{CHUNKS_PER_FRAME_MAX, ChunkResult, RxChain};
 use super::ring::XskRing;
 use crate::mapping::Mapping;
-use crate::socket_option::{option_len, set_option};
+use crate::socket_option::{get_option, option_len, set_option};
 
 /// Size of a chunk, and of a page.
 const CHUNK_BYTES: usize = 4096;
@@ -413,20 +413,5 @@ fn offsets(fd: &OwnedFd) -> io::Result<libc::xdp_mmap_offsets> {
         Ok(offsets)
     } else {
         Err(io::ErrorKind::Unsupported.into())
-    }
-}
-
-/// Reads an option, and returns the number of bytes that the kernel has written.
-fn get_option<T>(
-    fd: &OwnedFd,
-    (level, option): (libc::c_int, libc::c_int),
-    value: &mut T,
-) -> io::Result<libc::socklen_t> {
-    let mut len = option_len::<T>();
-    let pointer = std::ptr::from_mut(value).cast();
-    // SAFETY: both pointers are valid for the lengths that the kernel writes.
-    match unsafe { libc::getsockopt(fd.as_raw_fd(), level, option, pointer, &raw mut len) } {
-        0 => Ok(len),
-        _ => Err(io::Error::last_os_error()),
     }
 }

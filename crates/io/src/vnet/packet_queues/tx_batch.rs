@@ -11,7 +11,7 @@ use std::os::fd::AsRawFd;
 use abi::PacketHeader;
 use abi::link::{FramePayload, FramePayloads, TxFrame};
 
-use super::VNET_BYTES;
+use crate::vnet::{VNET_BYTES, fill_slices};
 
 /// Frames of one call. More save little: a call costs a tenth of what the kernel does for a frame.
 const BATCH: usize = 16;
@@ -98,11 +98,7 @@ impl TxBatch {
         for (message, QueuedFrame { vnet, frame }) in messages.iter_mut().zip(waiting) {
             let (own, others) = rest.split_at_mut(frame.payload.len() + 2);
             rest = others;
-            own[0] = IoSlice::new(vnet);
-            own[1] = IoSlice::new(frame.header.as_slice());
-            for (slice, payload) in own[2..].iter_mut().zip(&frame.payload) {
-                *slice = IoSlice::new(payload.as_slice());
-            }
+            fill_slices(own, vnet, frame);
             // An `IoSlice` has the layout of a `struct iovec`.
             message.msg_hdr.msg_iov = own.as_mut_ptr().cast();
             message.msg_hdr.msg_iovlen = own.len();
