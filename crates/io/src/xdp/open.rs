@@ -248,7 +248,7 @@ fn load(rules: &RedirectRules, map: &XskMap, has_fragments: bool) -> io::Result<
     })
 }
 
-/// Attaches the program where the configuration says.
+/// Attaches the program in the mode that the configuration names.
 fn attach_program(
     config: &XdpConfig,
     interface: &InterfaceControl,
