@@ -12,7 +12,9 @@ const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 /// Size of the namespace in bytes.
 const DISK: u64 = 64 << 20;
 const QUEUES: [usize; 2] = [0, 1];
-/// I/O queues of a controller: all are on one device queue once in 2^31 runs.
+/// I/O queues of a controller. Their ports are in sequence, which [`FlowSteering::new`] spreads.
+///
+/// [`FlowSteering::new`]: outboard_abi::steering::FlowSteering::new
 const IO_QUEUES: &str = "32";
 
 /// A target on two queues, in a namespace that has room for an initiator.

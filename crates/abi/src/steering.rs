@@ -7,9 +7,14 @@
 
 use alloc::sync::Arc;
 
+use core::net::Ipv4Addr;
+
 use base::Prng;
-use wire::Tuple;
 use wire::rss::Toeplitz;
+use wire::{Endpoint, Tuple};
+
+/// Greatest number of queues over which ports in sequence are known to be spread, a power of two.
+const SPREAD_MAX: u32 = 128;
 
 /// Selects the queue of a flow by the RSS hash of its tuple.
 #[derive(Clone, Debug)]
@@ -20,10 +25,38 @@ pub struct FlowSteering {
 
 impl FlowSteering {
     /// Creates the function for `queues` queues, at least one, with a key derived from `seed`.
+    ///
+    /// Hosts choose the ports of their connections in sequence, this one and Linux too, so that
+    /// connections between two hosts differ in a few low bits of one port. The hash is linear: with
+    /// one key in 2^n, n such bits have no influence on one bit of the hash, and all connections
+    /// would be on half of the queues. Such keys are not used.
     #[must_use]
     pub fn new(seed: u64, queues: usize) -> Self {
-        let rss = Toeplitz::random(&mut Prng::new(seed));
-        Self { rss, queues: u32::try_from(queues).unwrap_or(u32::MAX).max(1) }
+        let queues = u32::try_from(queues).unwrap_or(u32::MAX).max(1);
+        let mut prng = Prng::new(seed);
+        loop {
+            let steering = Self { rss: Toeplitz::random(&mut prng), queues };
+            if steering.spreads_ports_in_sequence() {
+                return steering;
+            }
+        }
+    }
+
+    /// Returns whether ports in sequence, four times as many as there are queues, lead to all
+    /// queues, for local ports and for remote ports. Each queue's share of them is then equal if
+    /// the number of queues is a power of two.
+    fn spreads_ports_in_sequence(&self) -> bool {
+        let values =
+            self.queues.checked_next_power_of_two().map_or(SPREAD_MAX, |n| n.min(SPREAD_MAX));
+        let end = |port| Endpoint { addr: Ipv4Addr::UNSPECIFIED.into(), port };
+        let spreads = |tuple: &dyn Fn(u16) -> Tuple| {
+            let ports = 0..u16::try_from(4 * values).unwrap_or(u16::MAX);
+            let seen =
+                ports.fold(0_u128, |seen, port| seen | 1 << (self.hash(&tuple(port)) % values));
+            seen.count_ones() == values
+        };
+        spreads(&|port| Tuple { local: end(0), remote: end(port) })
+            && spreads(&|port| Tuple { local: end(port), remote: end(0) })
     }
 
     /// Returns the hash of a tuple, whose `local` side is the stack's.
@@ -78,9 +111,28 @@ impl OwnQueue {
 mod tests {
     use core::net::IpAddr;
 
-    use wire::Endpoint;
-
     use super::*;
+
+    /// A quarter of all keys would have all eight connections on one of two queues, for one side or
+    /// the other.
+    #[test]
+    fn ports_in_sequence_are_spread_with_every_key() {
+        let addr = |last| IpAddr::from([10, 0, 0, last]);
+        for (seed, queues) in (0..500).flat_map(|seed| [(seed, 2), (seed, 4), (seed, 16)]) {
+            let steering = FlowSteering::new(seed, queues);
+            let mut seen = [[0; 16]; 2];
+            let first = 4096 * u16::try_from(seed % 8).unwrap();
+            for port in first..first + 4 * u16::try_from(queues).unwrap() {
+                let ours = Endpoint { addr: addr(1), port: 80 };
+                let theirs = Endpoint { addr: addr(2), port };
+                seen[0][steering.queue_of(&Tuple { local: ours, remote: theirs })] += 1;
+                seen[1][steering.queue_of(&Tuple { local: theirs, remote: ours })] += 1;
+            }
+            for shares in seen {
+                assert!(shares[..queues].iter().all(|&n| n == 4), "seed {seed}: {shares:?}");
+            }
+        }
+    }
 
     #[test]
     fn each_tuple_has_one_queue_and_all_queues_have_tuples() {
