@@ -178,6 +178,7 @@ if [ "$purpose" = test ]; then
     need ping iputils-ping
     need qemu-system-x86_64 qemu-system-x86
     need openssl openssl
+    need parallel parallel
     /usr/bin/python3 -c 'import ensurepip' 2>/dev/null || packages="$packages python3-venv"
     need redis-benchmark redis-tools
     need redis-server redis-server

@@ -430,6 +430,12 @@ fn program() -> PathBuf {
     path
 }
 
+/// Returns the path of `outboard-lab`, which is built beside `outboard`.
+#[must_use]
+pub fn outboard_lab() -> PathBuf {
+    program().with_file_name("outboard-lab")
+}
+
 fn serve_args(folder: &Path, control: &Path) -> Vec<OsString> {
     let mut args: Vec<OsString> = vec!["serve".into(), folder.into()];
     args.extend(common_args(control));

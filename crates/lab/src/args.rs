@@ -17,6 +17,9 @@ pub(crate) enum Verb {
     Bench(crate::bench::BenchArgs),
     /// Run the whole product in deterministic simulation, with faults drawn from seeds
     Sim(crate::sim::SimArgs),
+    /// Run the points of a parameter grid, in shards on any number of machines, and merge the
+    /// results
+    Sweep(crate::sweep::SweepArgs),
 }
 
 #[cfg(test)]

@@ -5,7 +5,9 @@
 
 mod args;
 mod bench;
+mod shard;
 mod sim;
+mod sweep;
 
 use std::process::ExitCode;
 
@@ -22,6 +24,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().verb {
         Verb::Bench(bench) => bench::run(&bench),
         Verb::Sim(args) => sim::run(&args),
+        Verb::Sweep(args) => sweep::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -12,6 +12,7 @@ use std::sync::mpsc;
 use base::{Duration, Instant};
 use clap::Args;
 use io::clock::MonotonicClock;
+use serde_json::{Value, json};
 use sim::RunOutcome;
 
 use cli::Failure;
@@ -60,6 +61,9 @@ pub(crate) struct SimArgs {
     /// Number of threads; by default one per processor
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
+    /// Print the counters of all seeds as JSON
+    #[arg(long, conflicts_with = "trace")]
+    json: bool,
 }
 
 /// Runs `outboard-lab sim`.
@@ -107,7 +111,11 @@ fn run_one(seed: u64, args: &SimArgs) -> Result<(), Failure> {
     for line in &outcome.trace {
         let _ = writeln!(out, "{line}");
     }
-    let _ = writeln!(out, "{}\n{}", outcome.scenario, totals.table());
+    if args.json {
+        let _ = writeln!(out, "{:#}", totals.to_json());
+    } else {
+        let _ = writeln!(out, "{}\n{}", outcome.scenario, totals.table());
+    }
     match &outcome.violation {
         None => Ok(()),
         Some(v) => Err(Failure::System(format!(
@@ -160,7 +168,12 @@ fn run_many(args: &SimArgs) -> Result<(), Failure> {
     });
     let cpu = io::clock::process_cpu().saturating_sub(cpu_before);
     let rates = totals.rates(clock.now().since(Instant::ZERO), cpu);
-    let _ = write!(std::io::stdout().lock(), "{}{rates}", totals.table());
+    if args.json {
+        let _ = writeln!(std::io::stdout().lock(), "{:#}", totals.to_json());
+        eprint!("{rates}");
+    } else {
+        let _ = write!(std::io::stdout().lock(), "{}{rates}", totals.table());
+    }
     if failed.is_empty() {
         return totals.check_all_counters_moved(args.storage || args.calm);
     }
@@ -403,6 +416,16 @@ impl Totals {
             text.push_str(&format!("{value:>16}  {what}\n"));
         }
         text
+    }
+
+    /// Returns the sums, which depend on the seeds alone.
+    fn to_json(&self) -> Value {
+        json!({
+            "seeds": self.seeds,
+            "events": self.events,
+            "virtual_seconds": self.virtual_ns as f64 / 1e9,
+            "counters": self.counters,
+        })
     }
 
     /// Returns the lines for the speed of the simulator itself, in real time and in CPU time.
