@@ -8,7 +8,7 @@ export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 # A command for `make run` to run beside the server: make run CMD="curl -s http://10.77.0.2/"
 export CMD
 
-.PHONY: help run build setup check test lint checks unit loom sim book interop bench fuzz mutants \
+.PHONY: help run build setup check test lint checks unit loom sim book interop bench report fuzz mutants \
 	package
 
 help:
@@ -127,3 +127,9 @@ bench: build
 	cargo build --release -p interop --bins
 	$(LAB) bench quic-live
 	$(LAB) bench quic-relay
+
+# All benchmarks, a few minutes each at most, and a report as HTML in target/report.
+report: build
+	@scripts/setup.sh bench
+	cargo build --release -p interop --bins
+	$(LAB) report --quick --out "$(TARGET_DIR)/report"

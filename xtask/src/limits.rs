@@ -19,18 +19,21 @@ struct LimitsPage {
 }
 
 /// The pages, with the crates whose limits a user or a developer of a device may meet.
-const PAGES: [LimitsPage; 2] = [
+const PAGES: [LimitsPage; 3] = [
     LimitsPage {
         path: "docs/limits.md",
-        title: "Limits",
-        crates: &[("abi", "The contract"), ("nic", "The device"), ("host", "The host")],
+        title: "Limits of the device",
+        crates: &[("abi", "The contract"), ("wire", "Packet formats"), ("nic", "The device")],
+    },
+    LimitsPage {
+        path: "docs/limits-host.md",
+        title: "Limits of the host",
+        crates: &[("host", "The host"), ("quic", "QUIC")],
     },
     LimitsPage {
         path: "docs/limits-programs.md",
         title: "Limits of the programs",
         crates: &[
-            ("quic", "QUIC"),
-            ("wire", "Packet formats"),
             ("io", "Links and disks"),
             ("apps", "Content server, proxy, NVMe/TCP"),
             ("stack", "Threads, control socket, metrics"),

@@ -27,8 +27,11 @@ pub struct FaultConfig {
     /// Probability of loss.
     pub drop: f64,
     /// Probability of being overtaken by one to eight later packets, or delayed by 1 to 5 ms if
-    /// fewer follow.
+    /// fewer follow; or, with `reorder_delay`, of being sent at once.
     pub reorder: f64,
+    /// Delay of all packets that are not reordered, as by Linux's `netem delay D reorder P%`. Zero
+    /// for packets that are overtaken instead.
+    pub reorder_delay: Duration,
     /// Probability of duplication.
     pub dup: f64,
     /// Probability that one bit after the Ethernet header is flipped.
@@ -41,7 +44,8 @@ impl FaultConfig {
     /// Returns whether any fault is enabled.
     #[must_use]
     pub fn is_active(&self) -> bool {
-        [self.drop, self.reorder, self.dup, self.corrupt].iter().any(|&p| p > 0.0)
+        let has_fault = [self.drop, self.reorder, self.dup, self.corrupt].iter().any(|&p| p > 0.0);
+        has_fault || self.reorder_delay > Duration::ZERO
     }
 }
 
@@ -75,6 +79,9 @@ const OVERTAKEN_BY_MAX: u64 = 8;
 /// Longest delay of a held packet that too few packets overtake, in milliseconds. The shortest is 1
 /// ms.
 const HELD_MS_MAX: u64 = 5;
+/// Maximum number of packets that wait for `reorder_delay` in one direction; others are dropped, as
+/// by `netem` beyond its limit.
+const DELAYED_MAX: usize = 16_384;
 /// Delay before a full inner link is tried again.
 const RETRY_AFTER: Duration = Duration::from_micros(100);
 /// First byte that corruption may touch: the Ethernet header is covered by no checksum here.
@@ -85,13 +92,27 @@ struct DrawnFaults {
     drop: bool,
     corrupt: Option<u64>,
     dup: bool,
-    hold: Option<(u64, Duration)>,
+    order: DrawnOrder,
+}
+
+/// Position of a packet among those around it.
+enum DrawnOrder {
+    /// Sent at once, in order.
+    Kept,
+    /// Sent at once, ahead of the packets that wait for `reorder_delay`.
+    Early,
+    /// Waits for `reorder_delay`.
+    Delayed,
+    /// Overtaken by this number of packets, or delayed by this time.
+    Late(u64, Duration),
 }
 
 /// One direction: its random generator, and the packets that it holds.
 struct FaultDirection<F> {
     prng: Prng,
     held: Vec<HeldFrame<F>>,
+    /// Packets that wait for `reorder_delay`, with the times at which they are released, in order.
+    delayed: VecDeque<(Instant, F)>,
     ready: VecDeque<F>,
 }
 
@@ -103,7 +124,7 @@ struct HeldFrame<F> {
 
 impl<F> FaultDirection<F> {
     const fn new(prng: Prng) -> Self {
-        Self { prng, held: Vec::new(), ready: VecDeque::new() }
+        Self { prng, held: Vec::new(), delayed: VecDeque::new(), ready: VecDeque::new() }
     }
 
     /// Draws the faults of a packet. The number of draws depends only on the configuration and on
@@ -113,15 +134,37 @@ impl<F> FaultDirection<F> {
         let drop = prng.chance(config.drop);
         let corrupt = prng.chance(config.corrupt).then(|| prng.next_u64());
         let dup = prng.chance(config.dup);
-        let hold = prng.chance(config.reorder).then(|| {
-            let overtaken_by = prng.range(1, OVERTAKEN_BY_MAX);
-            (overtaken_by, Duration::from_micros(prng.range(1_000, HELD_MS_MAX * 1_000)))
-        });
-        DrawnFaults { drop, corrupt, dup, hold }
+        let order = match (config.reorder_delay > Duration::ZERO, prng.chance(config.reorder)) {
+            (true, true) => DrawnOrder::Early,
+            (true, false) => DrawnOrder::Delayed,
+            (false, false) => DrawnOrder::Kept,
+            (false, true) => {
+                let overtaken_by = prng.range(1, OVERTAKEN_BY_MAX);
+                let micros = prng.range(1_000, HELD_MS_MAX * 1_000);
+                DrawnOrder::Late(overtaken_by, Duration::from_micros(micros))
+            }
+        };
+        DrawnFaults { drop, corrupt, dup, order }
     }
 
-    fn hold(&mut self, frame: F, overtaken_by: u64, until: Instant) {
-        self.held.push(HeldFrame { frame, overtakes_left: overtaken_by, until });
+    /// Queues a packet as drawn. A packet that cannot be held is sent in order.
+    fn queue(&mut self, now: Instant, frame: F, order: &DrawnOrder, delay: Duration) -> Queued<F> {
+        match *order {
+            DrawnOrder::Late(overtakes_left, time) if self.held.len() < HELD_MAX => {
+                self.held.push(HeldFrame { frame, overtakes_left, until: now + time });
+                return Queued::Reordered;
+            }
+            DrawnOrder::Delayed if self.delayed.len() >= DELAYED_MAX => {
+                return Queued::Dropped(frame);
+            }
+            DrawnOrder::Delayed => self.delayed.push_back((now + delay, frame)),
+            DrawnOrder::Early => {
+                self.pass(frame);
+                return Queued::Reordered;
+            }
+            DrawnOrder::Kept | DrawnOrder::Late(..) => self.pass(frame),
+        }
+        Queued::InOrder
     }
 
     /// Passes a packet on, followed by the held packets that it was the last to overtake.
@@ -136,6 +179,9 @@ impl<F> FaultDirection<F> {
     /// Releases packets that were held long enough.
     fn expire(&mut self, now: Instant) {
         self.release(|held| held.until <= now);
+        while self.delayed.front().is_some_and(|(until, _)| *until <= now) {
+            self.ready.extend(self.delayed.pop_front().map(|(_, frame)| frame));
+        }
     }
 
     fn release(&mut self, due: impl Fn(&HeldFrame<F>) -> bool) {
@@ -150,8 +196,17 @@ impl<F> FaultDirection<F> {
     }
 
     fn next_release(&self) -> Option<Instant> {
-        self.held.iter().map(|held| held.until).min()
+        let delayed = self.delayed.front().map(|(until, _)| *until);
+        self.held.iter().map(|held| held.until).chain(delayed).min()
     }
+}
+
+/// Result of queueing a packet.
+enum Queued<F> {
+    InOrder,
+    Reordered,
+    /// Not queued: too many packets wait.
+    Dropped(F),
 }
 
 /// A link with fault injection.
@@ -215,12 +270,10 @@ impl<W: Link> FaultLink<W> {
             self.counters.fault_tx_duplicated += 1;
             self.tx.pass(frame.clone());
         }
-        match fate.hold {
-            Some((overtaken_by, time)) if self.tx.held.len() < HELD_MAX => {
-                self.counters.fault_tx_reordered += 1;
-                self.tx.hold(frame, overtaken_by, now + time);
-            }
-            _ => self.tx.pass(frame),
+        match self.tx.queue(now, frame, &fate.order, self.config.reorder_delay) {
+            Queued::InOrder => {}
+            Queued::Reordered => self.counters.fault_tx_reordered += 1,
+            Queued::Dropped(_) => self.counters.fault_tx_dropped += 1,
         }
     }
 
@@ -245,12 +298,13 @@ impl<W: Link> FaultLink<W> {
                 self.rx.pass(RxFrame { packet, ..frame });
             }
         }
-        match fate.hold {
-            Some((overtaken_by, time)) if self.rx.held.len() < HELD_MAX => {
-                self.counters.fault_rx_reordered += 1;
-                self.rx.hold(frame, overtaken_by, now + time);
+        match self.rx.queue(now, frame, &fate.order, self.config.reorder_delay) {
+            Queued::InOrder => {}
+            Queued::Reordered => self.counters.fault_rx_reordered += 1,
+            Queued::Dropped(frame) => {
+                self.counters.fault_rx_dropped += 1;
+                pool.put(frame.packet);
             }
-            _ => self.rx.pass(frame),
         }
     }
 }

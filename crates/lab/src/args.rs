@@ -15,6 +15,8 @@ pub(crate) struct Cli {
 pub(crate) enum Verb {
     /// Run a benchmark: the papers' tables, and comparisons with other programs
     Bench(crate::bench::BenchArgs),
+    /// Run all benchmarks, and write a report with the papers' figures and tables as HTML
+    Report(crate::report::ReportArgs),
     /// Run the whole product in deterministic simulation, with faults drawn from seeds
     Sim(crate::sim::SimArgs),
     /// Run the points of a parameter grid, in shards on any number of machines, and merge the

@@ -5,6 +5,9 @@
 
 mod args;
 mod bench;
+mod child;
+mod csv;
+mod report;
 mod shard;
 mod sim;
 mod sweep;
@@ -23,6 +26,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 fn main() -> ExitCode {
     let result = match Cli::parse().verb {
         Verb::Bench(bench) => bench::run(&bench),
+        Verb::Report(args) => report::run(&args),
         Verb::Sim(args) => sim::run(&args),
         Verb::Sweep(args) => sweep::run(&args),
     };

@@ -379,7 +379,14 @@ impl Default for StackOptions {
 impl FaultOptions {
     pub(crate) fn config(&self, queue: usize) -> FaultConfig {
         let Self { drop, reorder, dup, corrupt, seed } = *self;
-        FaultConfig { drop, reorder, dup, corrupt, seed: seed.wrapping_add(queue as u64) }
+        FaultConfig {
+            drop,
+            reorder,
+            dup,
+            corrupt,
+            seed: seed.wrapping_add(queue as u64),
+            ..FaultConfig::default()
+        }
     }
 }
 

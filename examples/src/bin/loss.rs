@@ -17,7 +17,14 @@ fn main() {
     let config =
         MemoryLinkConfig { delay: Duration::from_millis(5), ..MemoryLinkConfig::default() };
     let (left, right) = memory_link_pair(&config);
-    let faults = FaultConfig { drop: 0.02, reorder: 0.01, dup: 0.01, corrupt: 0.01, seed };
+    let faults = FaultConfig {
+        drop: 0.02,
+        reorder: 0.01,
+        dup: 0.01,
+        corrupt: 0.01,
+        seed,
+        ..FaultConfig::default()
+    };
     let left = FaultLink::new(left, faults);
     let data: Bytes = (0..1 << 18).map(|n: u32| n.to_be_bytes()[3]).collect();
     let mut server = Machine::new(1, left, None, EchoServer::listen);

@@ -98,6 +98,52 @@ fn duplicates() {
     assert_eq!(nonzero(|f| link.counters().visit(f)), expected);
 }
 
+/// As `netem delay 1ms reorder 10%`: chosen packets are ahead of all that were sent in the last
+/// millisecond, and the others keep their order.
+#[test]
+fn delays_all_packets_but_the_reordered() {
+    let delay = Duration::from_millis(1);
+    let (mut link, mut peer) = faulty(only(|c| (c.reorder, c.reorder_delay) = (0.1, delay)));
+    assert!(!link.capabilities().segmentation);
+    for received in [false, true] {
+        let numbers: Vec<u32> = if received {
+            let got = receive_all(&mut link, &mut peer, 1000);
+            got.iter().map(|f| number(f.packet.as_slice())).collect()
+        } else {
+            send_all(&mut link, &mut peer, 1000).iter().map(|f| number(f)).collect()
+        };
+        let counters = link.counters();
+        let early =
+            if received { counters.fault_rx_reordered } else { counters.fault_tx_reordered };
+        let early = usize::try_from(early).unwrap();
+        assert!((70..130).contains(&early), "{early}");
+        let (first, rest) = numbers.split_at(early);
+        assert!(first.is_sorted() && rest.is_sorted(), "{numbers:?}");
+        assert!(first.iter().zip(0..).all(|(&number, at)| number >= at));
+        assert_eq!(numbers.len(), 1000, "none is lost");
+    }
+    let mut pool = PacketPool::new(4);
+    let (mut link, mut peer) = faulty(only(|c| c.reorder_delay = delay));
+    let start = Instant::from_millis(1);
+    assert_eq!(link.transmit(start, &mut frame(&[1])), LinkTxStatus::Sent);
+    assert_eq!(link.poll_timeout(), Some(start + delay));
+    for (at, arrives) in [(start + delay - Duration::from_nanos(1), false), (start + delay, true)] {
+        assert!(link.receive(at, &mut pool).is_none());
+        assert_eq!(peer.receive(at, &mut pool).is_some(), arrives);
+    }
+}
+
+#[test]
+fn packets_beyond_the_limit_of_a_delay_are_dropped() {
+    let delay = Duration::from_secs(1);
+    let (mut link, _peer) = faulty(only(|c| c.reorder_delay = delay));
+    for number in 0..u32::try_from(DELAYED_MAX).unwrap() + 5 {
+        let sent = link.transmit(Instant::from_millis(1), &mut frame(&number.to_be_bytes()));
+        assert_eq!(sent, LinkTxStatus::Sent);
+    }
+    assert_eq!(link.counters().fault_tx_dropped, 5);
+}
+
 #[test]
 fn reorders_without_loss_and_within_bounds() {
     let (mut link, mut peer) = faulty(only(|c| c.reorder = 0.1));
@@ -180,7 +226,14 @@ fn corruption_drops_arp_and_marks_checksums_bad() {
 
 #[test]
 fn equal_seeds_give_equal_traces() {
-    let all = |seed| FaultConfig { drop: 0.1, reorder: 0.2, dup: 0.1, corrupt: 0.1, seed };
+    let all = |seed| FaultConfig {
+        drop: 0.1,
+        reorder: 0.2,
+        dup: 0.1,
+        corrupt: 0.1,
+        seed,
+        ..FaultConfig::default()
+    };
     let trace = |seed| {
         let (mut link, mut peer) = faulty(all(seed));
         let sent = send_all(&mut link, &mut peer, 500);

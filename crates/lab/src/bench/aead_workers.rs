@@ -30,11 +30,14 @@ use bytes::Bytes;
 use clap::Args;
 use io::clock::MonotonicClock;
 use nic::{CryptoJob, CryptoWorkers, Device, DeviceConfig, L5oConfig, QuicConfig};
+use serde_json::Value;
 use stack::CryptoThreads;
 use wire::emit::{EthernetAddrs, IpHeader, udp_template};
 use wire::frame::protocol;
 
-use super::experiment::{BenchReport, Benchmark, Experiment, Fields, median_by};
+use super::experiment::{
+    BenchReport, Benchmark, Experiment, Fields, ResultRow, find_figures, median_by,
+};
 use super::stream;
 use super::tls_engine::{self, LOCAL_MAC, RECORD_CONTENT_BYTES, RECORD_OVERHEAD_BYTES, SUITES};
 use cli::Failure;
@@ -168,7 +171,17 @@ impl Benchmark for AeadWorkersArgs {
                     .show("own share", "own_share", row.figures.own_share)
             },
         };
-        report.measure("rows", experiment)?;
+        let rows = report.measure("rows", experiment)?;
+        let with_most = rows.iter().filter(|row| row.setting.workers == Some(most));
+        let ratio = |row: &ResultRow<WorkersSetting, WorkersFigures>| {
+            let WorkersSetting { suite, work, .. } = row.setting;
+            let alone = find_figures(&rows, |other| {
+                (other.suite, other.work, other.workers) == (suite, work, Some(0))
+            })?;
+            let ratio = row.figures.bytes_per_s / alone.bytes_per_s;
+            Some((format!("{suite:?}, {}", work.name()), Value::from(ratio)))
+        };
+        report.set("headline", Value::Object(with_most.filter_map(ratio).collect()));
         report.line(format!("\n{cores} cores; a row with as many workers as cores shares them"));
         Ok(())
     }

@@ -1,5 +1,7 @@
 //! Packet faults of benchmarks: reordering, loss, or both, at a rate.
 
+use base::Duration;
+use clap::Args;
 use io::fault::FaultConfig;
 
 /// A kind of packet fault.
@@ -42,16 +44,47 @@ impl PacketFaultRate {
     }
 
     /// Returns the configuration of a link with these faults. A rate of zero becomes a tiny one, so
-    /// that every row has single packets and the same kind of link.
-    pub(crate) fn config(self) -> FaultConfig {
+    /// that every row has single packets and the same kind of link. If packets are reordered, all
+    /// others are delayed ([`ReorderArgs`]).
+    pub(crate) fn config(self, reordering: ReorderArgs) -> FaultConfig {
         let least = |p: f64, has: bool| if has { p.max(1e-9) } else { p };
         let [lost, late] = self.lost_and_late();
         FaultConfig {
             drop: least(lost, self.fault != PacketFault::Reorder),
             reorder: least(late, self.fault != PacketFault::Loss),
+            reorder_delay: match self.fault {
+                PacketFault::Loss => Duration::ZERO,
+                PacketFault::Reorder | PacketFault::Both => reordering.delay(),
+            },
             seed: 3,
             ..FaultConfig::default()
         }
+    }
+}
+
+/// Method of reordering, as the papers' testbeds do it by `netem delay D reorder P%`.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct ReorderArgs {
+    /// Delay in microseconds of all packets that are not reordered; the reordered ones are sent at
+    /// once. With 0, a reordered packet is overtaken by one to eight later ones instead
+    #[arg(
+        long,
+        value_name = "MICROS",
+        default_value_t = Self::default().reorder_delay,
+        value_parser = clap::value_parser!(u32).range(..=1_000_000),
+    )]
+    reorder_delay: u32,
+}
+
+impl Default for ReorderArgs {
+    fn default() -> Self {
+        Self { reorder_delay: 1_000 }
+    }
+}
+
+impl ReorderArgs {
+    fn delay(self) -> Duration {
+        Duration::from_micros(self.reorder_delay.into())
     }
 }
 

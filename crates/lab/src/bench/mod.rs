@@ -57,6 +57,7 @@ use clap::{Args, Subcommand};
 
 use cli::Failure;
 use experiment::{BenchReport, Benchmark};
+pub(crate) use experiment::{Fields, TextTable, median};
 
 /// Arguments of `outboard-lab bench`.
 #[derive(Debug, Args)]

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::experiment::{
     self, BenchReport, Benchmark, Experiment, Fields, TempFolder, find_figures, ratio, single_run,
 };
-use super::faults::{PacketFault, PacketFaultRate, shares};
+use super::faults::{PacketFault, PacketFaultRate, ReorderArgs, shares};
 use super::nvme_pair::{
     BenchNamespace, Commands, NvmeFigures, NvmeOffloads, NvmeRun, NvmeSide, measure,
 };
@@ -39,6 +39,8 @@ pub(crate) struct NvmeLossArgs {
     /// Run only rates of 0 and 5 percent
     #[arg(long)]
     quick: bool,
+    #[command(flatten)]
+    reordering: ReorderArgs,
 }
 
 /// Algorithm of the device after lost and reordered packets.
@@ -64,7 +66,9 @@ impl Benchmark for NvmeLossArgs {
         let experiment = Experiment {
             groups: groups(if self.quick { &[0, 50] } else { &RATES }),
             repeats: 1,
-            measure: &mut |setting| measure_reads(setting, MEASURED_BYTES, namespace),
+            measure: &mut |setting| {
+                measure_reads(setting, self.reordering, MEASURED_BYTES, namespace)
+            },
             took_path: &|_, figures| took_path(figures),
             combine: &single_run,
             fields: &|row, _| fields(row),
@@ -88,6 +92,7 @@ fn groups(rates: &[u32]) -> Vec<Vec<NvmeLossSetting>> {
 
 fn measure_reads(
     setting: NvmeLossSetting,
+    reordering: ReorderArgs,
     measured_bytes: u64,
     namespace: &BenchNamespace<'_>,
 ) -> Result<NvmeFigures, Failure> {
@@ -96,7 +101,7 @@ fn measure_reads(
     measure(&NvmeRun {
         commands: Commands { side: NvmeSide::Initiator, method, bytes, depth: DEPTH },
         connections: CONNECTIONS,
-        faults: faults.config(),
+        faults: faults.config(reordering),
         out_of_order: algorithm == NvmeLossAlgorithm::Ours,
         moderation: MODERATION,
         warm: WARM_BYTES.min(measured_bytes) / u64::from(bytes),
@@ -174,7 +179,8 @@ mod tests {
         let run = |rate, algorithm| {
             let faults = PacketFaultRate { fault: PacketFault::Loss, rate };
             let setting = NvmeLossSetting { faults, bytes: SIZES[0], algorithm };
-            let figures = measure_reads(setting, 8 << 20, &namespace).unwrap();
+            let figures =
+                measure_reads(setting, ReorderArgs::default(), 8 << 20, &namespace).unwrap();
             assert!(took_path(&figures), "{figures:?}");
             figures
         };

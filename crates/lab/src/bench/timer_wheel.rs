@@ -29,7 +29,7 @@ use hierarchical_hash_wheel_timer::wheels::quad_wheel::{
 };
 use io::clock::{MonotonicClock, cycles};
 use io::heap::allocated_bytes;
-use serde_json::json;
+use serde_json::{Value, json};
 use structures::{TimerBitmapWheel, TimerListWheel};
 
 use super::experiment::{BenchReport, Benchmark, Experiment, Fields, ResultRow, median_by};
@@ -73,8 +73,27 @@ impl Benchmark for TimerWheelArgs {
             },
             fields: &|row, _| fields(row),
         };
-        report.measure("rows", experiment).map(drop)
+        let rows = report.measure("rows", experiment)?;
+        report.set("headline", headline(&rows));
+        Ok(())
     }
+}
+
+/// Returns the time of each operation of the device's lists, relative to the paper's bitmaps, for
+/// the least number of flows on one thread.
+fn headline(rows: &[ResultRow<TimerWheelSetting, TimerWheelFigures>]) -> Value {
+    let times = |kind: WheelKind| {
+        let row = rows.iter().find(|row| row.setting.kind == kind)?;
+        Some(row.figures.steps.map(|(ns, _)| ns))
+    };
+    let Some((lists, bitmaps)) = times(WheelKind::Lists).zip(times(WheelKind::Bitmaps)) else {
+        return Value::Null;
+    };
+    let ratios = WHEEL_OPERATIONS.iter().zip(lists).zip(bitmaps);
+    let named = |((name, list), bitmap): ((&&str, f64), f64)| {
+        (format!("{name}_lists_to_bitmaps"), Value::from(list / bitmap))
+    };
+    Value::Object(ratios.map(named).collect())
 }
 
 fn groups(counts: &[u32]) -> Vec<Vec<TimerWheelSetting>> {

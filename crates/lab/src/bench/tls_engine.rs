@@ -89,7 +89,19 @@ impl Benchmark for TlsEngineArgs {
                     .show("to record", "ratio_to_record", engine / record)
             },
         };
-        report.measure("rows", experiment)?;
+        let rows = report.measure("rows", experiment)?;
+        let worst = |of: fn(TlsEngineWork) -> bool| {
+            let rows = rows.iter().filter(|row| of(row.setting.1));
+            let ratios = rows.map(|row| row.figures.engine / row.figures.same_size);
+            ratios.fold(f64::INFINITY, f64::min)
+        };
+        report.set(
+            "headline",
+            json!({
+                "whole_records_worst": worst(|work| !matches!(work, TlsEngineWork::Decrypt(_))),
+                "packets_worst": worst(|work| matches!(work, TlsEngineWork::Decrypt(_))),
+            }),
+        );
         let contexts = contexts(&clock)?;
         report.line(format!("\ncontexts: {contexts:#}"));
         report.set("contexts", contexts);

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::experiment::{
     self, BenchReport, Benchmark, Experiment, Fields, TempFolder, find_figures, single_run,
 };
-use super::faults::{PacketFault, PacketFaultRate, shares};
+use super::faults::{PacketFault, PacketFaultRate, ReorderArgs, shares};
 use super::stream::StreamSource;
 use super::stream_pair::{
     ContextMemory, StreamFigures, StreamSide, Streams, TlsProcessing, make_content, measure,
@@ -36,6 +36,8 @@ pub(crate) struct TlsLossArgs {
     /// Run only rates of 2 and 5 percent
     #[arg(long)]
     quick: bool,
+    #[command(flatten)]
+    reordering: ReorderArgs,
 }
 
 /// Processor of TLS records, and its algorithm.
@@ -88,7 +90,7 @@ impl Benchmark for TlsLossArgs {
             groups: groups(if self.quick { &[20, 50] } else { &RATES }),
             repeats: 1,
             measure: &mut |setting: TlsLossSetting| {
-                let faults = setting.faults.config();
+                let faults = setting.faults.config(self.reordering);
                 let out_of_order = setting.algorithm != TlsLossAlgorithm::Paper;
                 let bytes = (WARM_BYTES, MEASURED_BYTES);
                 measure(setting.streams(), faults, out_of_order, bytes, folder.path())

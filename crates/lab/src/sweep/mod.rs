@@ -10,12 +10,11 @@ mod results;
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use clap::Args;
 use cli::Failure;
-use serde_json::Value;
 
+use crate::child::{ChildOutput, run_json};
 use crate::shard::Shard;
 use grid::{GridPoint, SweepGrid};
 use results::SweepTable;
@@ -69,10 +68,12 @@ fn run_points(grid: &SweepGrid, folder: &Path, shard: Shard) -> Result<(), Failu
             continue;
         }
         eprintln!("{name}: {}", arguments.join(" "));
-        match run_point(&program, &arguments) {
-            Ok(result) => results::store(folder, grid, point, &result)?,
-            Err(what) => {
-                eprintln!("{name}: {what}");
+        match run_json(&program, &arguments) {
+            ChildOutput { json: Some(result), failure: None } => {
+                results::store(folder, grid, point, &result)?;
+            }
+            ChildOutput { failure, .. } => {
+                eprintln!("{name}: {}", failure.unwrap_or_default());
                 failed.push(point);
             }
         }
@@ -85,20 +86,6 @@ fn run_points(grid: &SweepGrid, folder: &Path, shard: Shard) -> Result<(), Failu
             failed.iter().take(20).map(|point: &&&GridPoint| point.index).collect::<Vec<_>>()
         ))),
     }
-}
-
-/// Runs this program, and returns the JSON that it prints.
-fn run_point(program: &Path, arguments: &[String]) -> Result<Value, String> {
-    let output = Command::new(program)
-        .args(arguments)
-        .output()
-        .map_err(|error| format!("cannot run {}: {error}", program.display()))?;
-    if !output.status.success() {
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        let last = stderr.lines().last().unwrap_or("no message");
-        return Err(format!("{}: {last}", output.status));
-    }
-    serde_json::from_slice(&output.stdout).map_err(|error| format!("its output: {error}"))
 }
 
 fn print_table(table: &SweepTable, json: bool) -> Result<(), Failure> {

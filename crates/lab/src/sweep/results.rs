@@ -9,6 +9,8 @@ use cli::Failure;
 use serde_json::{Map, Value, json};
 
 use super::grid::{GridPoint, SweepGrid};
+use crate::child::write_whole;
+use crate::csv;
 
 /// Returns the file of a point's result.
 fn path_of(folder: &Path, point: &GridPoint) -> PathBuf {
@@ -26,10 +28,8 @@ pub(super) fn store(
     result: &Value,
 ) -> Result<(), Failure> {
     let path = path_of(folder, point);
-    let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
     let content = json!({ "arguments": grid.arguments(point), "result": result });
-    std::fs::write(&temporary, format!("{content:#}\n"))
-        .and_then(|()| std::fs::rename(&temporary, &path))
+    write_whole(&path, &format!("{content:#}\n"))
         .map_err(|error| Failure::System(format!("cannot write {}: {error}", path.display())))
 }
 
@@ -114,8 +114,7 @@ impl SweepTable {
     pub(super) fn to_csv(&self) -> String {
         let heads = self.heads.iter().map(|head| Value::from(head.as_str())).collect();
         let lines = std::iter::once(&heads).chain(&self.rows);
-        let line = |cells: &Vec<Value>| cells.iter().map(csv_cell).collect::<Vec<_>>().join(",");
-        lines.map(|cells| line(cells) + "\n").collect()
+        lines.map(csv::line).collect()
     }
 
     /// Returns the table as JSON: an object for each row, and the sums.
@@ -143,18 +142,6 @@ fn sum_of<'a>(values: impl Iterator<Item = &'a Value> + Clone) -> Value {
     match integers {
         Some(sum) => sum.into(),
         None => values.filter_map(Value::as_f64).sum::<f64>().into(),
-    }
-}
-
-fn csv_cell(value: &Value) -> String {
-    let text = match value {
-        Value::Null => String::new(),
-        Value::String(text) => text.clone(),
-        other => other.to_string(),
-    };
-    match text.contains([',', '"', '\n', '\r']) {
-        true => format!("\"{}\"", text.replace('"', "\"\"")),
-        false => text,
     }
 }
 
