@@ -74,8 +74,10 @@ pub(super) struct ItemPlot {
     pub(super) x_label: String,
     #[serde(default = "one")]
     pub(super) x_scale: f64,
+    /// True if the values of x are at equal distances, as they are on a logarithmic axis if each is
+    /// a multiple of the one before.
     #[serde(default)]
-    pub(super) x_log: bool,
+    pub(super) x_steps: bool,
     /// Field of the y axis; alternatively `ys`.
     #[serde(default)]
     pub(super) y: String,

@@ -111,14 +111,15 @@ impl ReportContents<'_> {
 
     fn paper(&self, paper: &PaperCatalogue) -> Result<String, String> {
         let mut html = String::new();
-        for item in &paper.items {
+        let (absent, present): (Vec<_>, Vec<_>) =
+            paper.items.iter().partition(|item| item.status == ItemStatus::NotApplicable);
+        for item in present {
             let _ = write!(
                 html,
-                "<h2 id=\"{id}\">{id}: {title}</h2>\n<p><span class=\"{class}\">{status}</span>. \
+                "<h2 id=\"{id}\">{id}: {title}</h2>\n<p><span class=\"met\">{status}</span>. \
                  {note}</p>\n",
                 id = escape(&item.id),
                 title = escape(&item.title),
-                class = if item.status == ItemStatus::NotApplicable { "muted" } else { "met" },
                 status = item.status.text(),
                 note = escape(&item.note),
             );
@@ -126,6 +127,12 @@ impl ReportContents<'_> {
             html += &paper_numbers(item);
             html += &self.compared(item);
         }
+        html += "<h2>Not applicable</h2>\n";
+        let rows = absent.into_iter().map(|item| {
+            let id = format!("<span id=\"{id}\">{id}</span>", id = escape(&item.id));
+            vec![HtmlCell::html(id), HtmlCell::text(&item.title), HtmlCell::text(&item.note)]
+        });
+        html += &table(&["item", "subject", "reason"], &rows.collect::<Vec<_>>());
         Ok(html)
     }
 

@@ -56,11 +56,12 @@ fn draw_into(
     plot: &ItemPlot,
     data: &PlotData,
 ) -> Result<(), Box<dyn std::error::Error>> {
-    let axis = XAxis { plot, data };
+    let axis = XAxis::new(plot, data);
     let root = SVGBackend::with_string(svg, SIZE).into_drawing_area();
     let (x, y) = (axis.range(), y_range(data));
     let mut chart = ChartBuilder::on(&root)
         .margin(10)
+        .margin_right(28)
         .x_label_area_size(50)
         .y_label_area_size(68)
         .build_cartesian_2d(x.0..x.1, y.0..y.1)
@@ -70,7 +71,8 @@ fn draw_into(
     mesh.axis_style(AXIS).bold_line_style(GRID).light_line_style(TRANSPARENT);
     mesh.label_style(FONT).axis_desc_style(FONT);
     mesh.x_desc(plot.x_label.as_str()).y_desc(plot.y_label.as_str());
-    mesh.x_labels(axis.labels()).y_labels(6).x_label_formatter(&label);
+    mesh.x_labels(axis.labels()).x_label_formatter(&label);
+    mesh.y_labels(6).y_label_formatter(&|y| short_number(*y));
     if plot.kind == PlotKind::Bar {
         mesh.disable_x_mesh();
     }
@@ -149,48 +151,64 @@ fn y_range(data: &PlotData) -> (f64, f64) {
     (0.0, if highest > 0.0 { highest * 1.08 } else { 1.0 })
 }
 
-/// The x axis: numbers, their logarithms, or categories.
+/// The x axis: numbers, or positions that have names.
 struct XAxis<'a> {
-    plot: &'a ItemPlot,
     data: &'a PlotData,
+    /// Values of x, if they are at equal distances.
+    steps: Vec<f64>,
 }
 
-impl XAxis<'_> {
-    const fn is_log(&self) -> bool {
-        self.plot.x_log && matches!(self.plot.kind, PlotKind::Line)
+impl<'a> XAxis<'a> {
+    fn new(plot: &ItemPlot, data: &'a PlotData) -> Self {
+        let points = data.series.iter().flat_map(|series| &series.points);
+        let mut steps: Vec<f64> = points.map(|point| point.x).collect();
+        steps.sort_by(f64::total_cmp);
+        steps.dedup();
+        steps.retain(|_| plot.x_steps && plot.kind == PlotKind::Line);
+        Self { data, steps }
     }
 
     /// Returns the position of a value on the axis.
     fn place(&self, x: f64) -> f64 {
-        if self.is_log() { x.max(f64::MIN_POSITIVE).log10() } else { x }
+        self.steps.iter().position(|step| *step == x).map_or(x, |at| at as f64)
+    }
+
+    /// Returns the number of named positions.
+    fn names(&self) -> usize {
+        self.steps.len().max(self.data.categories.len())
     }
 
     fn range(&self) -> (f64, f64) {
-        if self.plot.kind == PlotKind::Bar {
-            return (-0.5, self.data.categories.len() as f64 - 0.5);
+        if self.names() > 0 {
+            return (-0.5, self.names() as f64 - 0.5);
         }
         let points = self.data.series.iter().flat_map(|series| &series.points);
-        let places = points.map(|point| self.place(point.x));
-        let (low, high) = places
-            .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), x| (low.min(x), high.max(x)));
+        let (low, high) = points.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), point| {
+            (low.min(point.x), high.max(point.x))
+        });
         let margin = if high > low { (high - low) * 0.04 } else { 0.5 };
         (low - margin, high + margin)
     }
 
     /// Returns the number of labels that there is room for.
     fn labels(&self) -> usize {
-        match self.plot.kind {
-            // Labels are at whole numbers; the formatter omits others.
-            PlotKind::Bar => self.data.categories.len().max(1) * 2,
-            PlotKind::Line => 7,
+        match self.names() {
+            0 => 7,
+            // Labels are at whole numbers; those at halves are empty.
+            names => names * 2,
         }
     }
 
     fn label(&self, place: f64) -> String {
-        if self.plot.kind == PlotKind::Bar {
-            return self.data.category_at(place).unwrap_or_default().to_owned();
+        if self.names() == 0 {
+            return short_number(place);
         }
-        short_number(if self.is_log() { 10_f64.powf(place) } else { place })
+        let mut steps = self.steps.iter().enumerate();
+        let step = steps.find(|(at, _)| (*at as f64 - place).abs() < 1e-6);
+        match step {
+            Some((_, step)) => short_number(*step),
+            None => self.data.category_at(place).unwrap_or_default().to_owned(),
+        }
     }
 }
 
@@ -253,10 +271,10 @@ mod tests {
     #[test]
     fn drawings_are_well_formed() {
         for kind in [PlotKind::Line, PlotKind::Bar] {
-            for x_log in [false, true] {
+            for x_steps in [false, true] {
                 let plot = ItemPlot {
                     kind,
-                    x_log,
+                    x_steps,
                     x_label: "Loss <%>".to_owned(),
                     y_label: "Mbit/s".to_owned(),
                     ..ItemPlot::default()
@@ -283,13 +301,13 @@ mod tests {
         let series = vec![PlotSeries { name: String::new(), points: vec![point] }];
         let data = PlotData { categories: Vec::new(), series };
         assert!(draw(&ItemPlot::default(), &data).is_ok());
-        assert!(draw(&ItemPlot { x_log: true, ..ItemPlot::default() }, &data).is_ok());
+        assert!(draw(&ItemPlot { x_steps: true, ..ItemPlot::default() }, &data).is_ok());
     }
 
     #[test]
     fn numbers_are_short() {
-        let numbers = [0.0, 0.25, 1.0, 12.34, 100.0, 4000.0, 16384.0, 2.5e6, -3e9];
+        let numbers = [0.0, 0.25, 1.0, 12.34, 100.0, 4000.0, 16384.0, 131_072.0, -3e9];
         let texts = numbers.map(short_number);
-        assert_eq!(texts, ["0", "0.25", "1", "12.3", "100", "4000", "16.4k", "2.5M", "-3G"]);
+        assert_eq!(texts, ["0", "0.25", "1", "12.3", "100", "4000", "16.4k", "131k", "-3G"]);
     }
 }
