@@ -15,6 +15,8 @@ pub(crate) struct Cli {
 pub(crate) enum Verb {
     /// Run a benchmark: the papers' tables, and comparisons with other programs
     Bench(crate::bench::BenchArgs),
+    /// Calculate the host cores, NICs and machines that a workload needs
+    Plan(crate::plan::PlanArgs),
     /// Run all benchmarks, and write a report with the papers' figures and tables as HTML
     Report(crate::report::ReportArgs),
     /// Run the whole product in deterministic simulation, with faults drawn from seeds

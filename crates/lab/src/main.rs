@@ -7,6 +7,8 @@ mod args;
 mod bench;
 mod child;
 mod csv;
+mod model;
+mod plan;
 mod report;
 mod shard;
 mod sim;
@@ -26,6 +28,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 fn main() -> ExitCode {
     let result = match Cli::parse().verb {
         Verb::Bench(bench) => bench::run(&bench),
+        Verb::Plan(args) => plan::run(&args),
         Verb::Report(args) => report::run(&args),
         Verb::Sim(args) => sim::run(&args),
         Verb::Sweep(args) => sweep::run(&args),

@@ -9,13 +9,14 @@ use super::plot::short_number;
 const STYLE: &str = include_str!("report.css");
 
 /// Pages of a report, in the order of their links: file and heading.
-pub(super) const PAGES: [(&str, &str); 7] = [
+pub(super) const PAGES: [(&str, &str); 8] = [
     ("index.html", "Summary"),
     ("autonomous-nic-offloads.html", "Autonomous NIC Offloads"),
     ("acceltcp.html", "AccelTCP"),
     ("io-tcp.html", "IO-TCP"),
     ("niquic.html", "NiQUIC"),
     ("checklist.html", "Checklist"),
+    ("model.html", "Model"),
     ("machine.html", "Machine and runs"),
 ];
 

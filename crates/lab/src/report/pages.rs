@@ -37,6 +37,7 @@ impl ReportContents<'_> {
             add(&file, &paper.title, self.paper(paper)?);
         }
         add("checklist.html", "Figures and tables of the papers", self.checklist());
+        add("model.html", "Predictions of the model", predicted());
         add("machine.html", "Machine and runs", self.machine_and_runs());
         Ok(pages)
     }
@@ -233,6 +234,37 @@ impl ReportContents<'_> {
         let heads = ["benchmark", "question", "arguments", "repetitions", "seconds", "results"];
         html + &table(&heads, &rows.collect::<Vec<_>>())
     }
+}
+
+/// Returns the model's predictions for the papers' set-ups, beside their results.
+fn predicted() -> String {
+    let predictions = crate::model::predictions();
+    let mut html = String::from(
+        "<p>Bounds by what a machine offers and a unit of work needs, and shares of cycles; the \
+         model has no contention. All of its predictions are here.</p>\n",
+    );
+    if let Some((mean, worst)) = crate::model::errors_of(&predictions) {
+        let count = predictions.len();
+        let _ = writeln!(
+            html,
+            "<p>{count} predictions: mean error {mean:.1} %, worst {worst:.1} %.</p>"
+        );
+    }
+    let rows = predictions.iter().map(|one| {
+        let link = format!("<a href=\"{p}.html#{i}\">{p}/{i}</a>", p = one.paper, i = one.item);
+        vec![
+            HtmlCell::html(link),
+            HtmlCell::text(&one.what),
+            HtmlCell::value(&one.predicted.into()),
+            HtmlCell::value(&one.published.into()),
+            HtmlCell::text(&one.unit),
+            HtmlCell::text(&format!("{:+.1} %", one.error_percent())),
+            HtmlCell::text(&one.reason),
+            HtmlCell::text(&one.inputs),
+        ]
+    });
+    let heads = ["item", "set-up", "model", "paper", "unit", "error", "bound by", "inputs"];
+    html + &table(&heads, &rows.collect::<Vec<_>>())
 }
 
 /// Returns the names of series with their colors and markers.
