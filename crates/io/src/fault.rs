@@ -36,8 +36,19 @@ pub struct FaultConfig {
     pub dup: f64,
     /// Probability that one bit after the Ethernet header is flipped.
     pub corrupt: f64,
+    /// Direction without faults and delays; `None` if both directions have them.
+    pub spared: Option<LinkDirection>,
     /// Seed of the random sequence.
     pub seed: u64,
+}
+
+/// A direction of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkDirection {
+    /// From this end of the link.
+    Transmit,
+    /// To this end of the link.
+    Receive,
 }
 
 impl FaultConfig {
@@ -256,6 +267,10 @@ impl<W: Link> FaultLink<W> {
 
     /// Draws the faults of an outgoing frame and queues the resulting frames in `tx`.
     fn inject_tx_faults(&mut self, now: Instant, frame: &TxFrame) {
+        if self.config.spared == Some(LinkDirection::Transmit) {
+            self.tx.ready.push_back(frame.clone());
+            return;
+        }
         let fate = self.tx.draw_faults(&self.config);
         if fate.drop || (fate.corrupt.is_some() && !is_ip(frame.headers())) {
             self.counters.fault_tx_dropped += 1;
@@ -279,6 +294,10 @@ impl<W: Link> FaultLink<W> {
 
     /// Draws the faults of a received frame and queues the resulting frames in `rx`.
     fn inject_rx_faults(&mut self, now: Instant, mut frame: RxFrame, pool: &mut PacketPool) {
+        if self.config.spared == Some(LinkDirection::Receive) {
+            self.rx.ready.push_back(frame);
+            return;
+        }
         let fate = self.rx.draw_faults(&self.config);
         if fate.drop || (fate.corrupt.is_some() && !is_ip(frame.packet.as_slice())) {
             self.counters.fault_rx_dropped += 1;

@@ -145,6 +145,22 @@ fn packets_beyond_the_limit_of_a_delay_are_dropped() {
 }
 
 #[test]
+fn one_direction_can_be_spared() {
+    for (spared, moved) in [
+        (LinkDirection::Transmit, "fault_rx_dropped"),
+        (LinkDirection::Receive, "fault_tx_dropped"),
+    ] {
+        let (mut link, mut peer) = faulty(only(|c| (c.drop, c.spared) = (0.5, Some(spared))));
+        let sent = send_all(&mut link, &mut peer, 100).len();
+        let received = receive_all(&mut link, &mut peer, 100).len();
+        let whole = if spared == LinkDirection::Transmit { sent } else { received };
+        assert_eq!(whole, 100);
+        let counters = nonzero(|f| link.counters().visit(f));
+        assert!(matches!(counters[..], [(name, 1..)] if name == moved), "{counters:?}");
+    }
+}
+
+#[test]
 fn reorders_without_loss_and_within_bounds() {
     let (mut link, mut peer) = faulty(only(|c| c.reorder = 0.1));
     for received in [false, true] {

@@ -1,8 +1,15 @@
-//! Packet faults of benchmarks: reordering, loss, or both, at a rate.
+//! Packet faults of benchmarks: reordering, loss, or both, at a rate, as Linux's `netem` makes
+//! them.
+//!
+//! As `netem` acts on what a machine sends, only the data has faults, and acknowledgments have
+//! none. Loss drops each packet independently. Reordering sends the chosen packets at once, while
+//! all others wait for a fixed delay.
 
 use base::Duration;
 use clap::Args;
-use io::fault::FaultConfig;
+use io::fault::{FaultConfig, LinkDirection};
+
+use super::experiment::Fields;
 
 /// A kind of packet fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,10 +50,10 @@ impl PacketFaultRate {
         }
     }
 
-    /// Returns the configuration of a link with these faults. A rate of zero becomes a tiny one, so
-    /// that every row has single packets and the same kind of link. If packets are reordered, all
-    /// others are delayed ([`ReorderArgs`]).
-    pub(crate) fn config(self, reordering: ReorderArgs) -> FaultConfig {
+    /// Returns the configuration of a link with these faults in the direction of the data. A rate
+    /// of zero becomes a tiny one, so that every row has single packets and the same kind of link.
+    /// If packets are reordered, all others are delayed ([`ReorderArgs`]).
+    pub(crate) fn config(self, reordering: ReorderArgs, data: LinkDirection) -> FaultConfig {
         let least = |p: f64, has: bool| if has { p.max(1e-9) } else { p };
         let [lost, late] = self.lost_and_late();
         FaultConfig {
@@ -56,9 +63,34 @@ impl PacketFaultRate {
                 PacketFault::Loss => Duration::ZERO,
                 PacketFault::Reorder | PacketFault::Both => reordering.delay(),
             },
+            spared: Some(match data {
+                LinkDirection::Transmit => LinkDirection::Receive,
+                LinkDirection::Receive => LinkDirection::Transmit,
+            }),
             seed: 3,
             ..FaultConfig::default()
         }
+    }
+
+    /// Returns the columns of a row: fault, rate and, with reordering, its method.
+    pub(crate) fn fields(self, reordering: ReorderArgs) -> Fields {
+        let method = match (self.fault, reordering.reorder_delay) {
+            (PacketFault::Loss, _) => None,
+            (_, 0) => Some("late".to_owned()),
+            (_, delay) => Some(format!("netem {delay} us")),
+        };
+        Fields::new()
+            .show("fault", "fault", format!("{:?}", self.fault))
+            .show("rate", "rate", self.probability())
+            .show("reordering", "reordering", method)
+    }
+
+    /// Returns whether the link made these faults and no others, by its counters.
+    pub(crate) fn are_made(self, moved: impl Fn(&str) -> u64) -> bool {
+        let any = |names: [&str; 2]| names.iter().any(|name| moved(name) > 0);
+        let [lost, late] = self.lost_and_late().map(|p| p > 0.0);
+        any(["fault_tx_dropped", "fault_rx_dropped"]) == lost
+            && any(["fault_tx_reordered", "fault_rx_reordered"]) == late
     }
 }
 
@@ -73,7 +105,7 @@ pub(crate) struct ReorderArgs {
         default_value_t = Self::default().reorder_delay,
         value_parser = clap::value_parser!(u32).range(..=1_000_000),
     )]
-    reorder_delay: u32,
+    pub(crate) reorder_delay: u32,
 }
 
 impl Default for ReorderArgs {

@@ -79,6 +79,28 @@ impl Streams {
     }
 }
 
+/// Link, device and length of a run.
+#[derive(Clone, Debug)]
+pub(crate) struct StreamRun {
+    /// Faults of the packets on the measured machine's link.
+    pub(crate) faults: FaultConfig,
+    /// Largest packet without its Ethernet header, in bytes.
+    pub(crate) mtu: u16,
+    /// The device decrypts records in any order; otherwise it follows the paper's algorithm.
+    pub(crate) out_of_order: bool,
+    /// Bytes before the measurement.
+    pub(crate) warm_bytes: u64,
+    pub(crate) measured_bytes: u64,
+}
+
+impl StreamRun {
+    /// Returns a run on a link without faults.
+    pub(crate) fn new(warm_bytes: u64, measured_bytes: u64) -> Self {
+        let (faults, mtu) = (FaultConfig::default(), MemoryLinkConfig::default().mtu);
+        Self { faults, mtu, out_of_order: true, warm_bytes, measured_bytes }
+    }
+}
+
 /// Result of one run.
 #[derive(Debug)]
 pub(crate) struct StreamFigures {
@@ -126,52 +148,46 @@ pub(crate) fn make_content(folder: &Path) -> Result<(), Failure> {
     testbed::write_file(folder, stream::CONTENT, &stream::content())
 }
 
-/// Runs streams with faults of the packets on the measured machine's link, and measures
-/// `measured_bytes` after `warm_bytes`, when every stream has transferred some: sessions are
-/// created before the measurement. With `out_of_order`, the device decrypts records in any order;
-/// otherwise it follows the paper's algorithm. The content is in `folder`.
+/// Runs streams, and measures when every stream has transferred some bytes: sessions are created
+/// before the measurement. The content is in `folder`.
 ///
 /// # Errors
 /// Reports wrong bytes, or a run that cannot continue.
 pub(crate) fn measure(
     streams: Streams,
-    faults: FaultConfig,
-    out_of_order: bool,
-    (warm_bytes, measured_bytes): (u64, u64),
+    run: &StreamRun,
     folder: &Path,
 ) -> Result<StreamFigures, Failure> {
-    let mut pair = build(streams, faults, out_of_order, folder)?;
+    let mut pair = build(streams, run, folder)?;
     pair.start();
     let read = |p: &StreamPair| p.server.app.bytes + p.client.app.bytes;
     let is_up = |p: &StreamPair| p.server.app.is_up() && p.client.app.is_up();
     let has_begun = |p: &StreamPair| p.server.app.has_begun() || p.client.app.has_begun();
-    pair.run_until(|p| is_up(p) && has_begun(p) && read(p) >= warm_bytes)?;
+    pair.run_until(|p| is_up(p) && has_begun(p) && read(p) >= run.warm_bytes)?;
     let (before, bytes) = (pair.server_usage(), read(&pair));
-    pair.run_until(|p| read(p) >= bytes + measured_bytes)?;
+    pair.run_until(|p| read(p) >= bytes + run.measured_bytes)?;
     Ok(StreamFigures { bytes: read(&pair) - bytes, used: pair.server_usage().since(&before) })
 }
 
 type StreamPair = AccountedPair<StreamApp, StreamApp>;
 
 /// Returns the two machines of a run.
-fn build(
-    streams: Streams,
-    faults: FaultConfig,
-    out_of_order: bool,
-    folder: &Path,
-) -> Result<StreamPair, Failure> {
+fn build(streams: Streams, run: &StreamRun, folder: &Path) -> Result<StreamPair, Failure> {
     let Streams { side, by, source, suite, message_bytes, connections, contexts } = streams;
     let ContextMemory { contexts_max, context_bytes, cache_bytes } = contexts;
     // Faults are per packet, so segments cross the link one by one in both directions.
-    let segmentation = !faults.is_active();
-    let (near, far) =
-        memory_link_pair(&MemoryLinkConfig { segmentation, ..testbed::link_config(TRANSMIT_RING) });
-    let near = testbed::with_faults(near, faults);
+    let segmentation = !run.faults.is_active();
+    let (near, far) = memory_link_pair(&MemoryLinkConfig {
+        segmentation,
+        mtu: run.mtu,
+        ..testbed::link_config(TRANSMIT_RING)
+    });
+    let near = testbed::with_faults(near, run.faults.clone());
     let sends = side == StreamSide::Transmit;
     let suite = (by != TlsProcessing::NoTls).then_some((TlsVersion::Tls13, suite));
     let agreed = StreamParams { connections, message_bytes, source, suite };
     let l5o = (by == TlsProcessing::Device).then(|| L5oConfig {
-        out_of_order,
+        out_of_order: run.out_of_order,
         contexts_max,
         context_bytes,
         cache_bytes,

@@ -8,7 +8,6 @@
 
 use abi::crypto::Suite;
 use clap::Args;
-use io::fault::FaultConfig;
 use serde_json::{Value, json};
 
 use super::experiment::{
@@ -16,7 +15,8 @@ use super::experiment::{
 };
 use super::stream::StreamSource;
 use super::stream_pair::{
-    ContextMemory, StreamFigures, StreamSide, Streams, TlsProcessing, make_content, measure,
+    ContextMemory, StreamFigures, StreamRun, StreamSide, Streams, TlsProcessing, make_content,
+    measure,
 };
 use cli::Failure;
 
@@ -55,9 +55,8 @@ impl Benchmark for TlsArgs {
             groups: self.groups(),
             repeats: REPEATS,
             measure: &mut |streams| {
-                let (measured, faults) = (self.mebibytes << 20, FaultConfig::default());
-                let bytes = (measured / WARM_SHARE, measured);
-                measure(streams, faults, true, bytes, folder.path())
+                let measured = self.mebibytes << 20;
+                measure(streams, &StreamRun::new(measured / WARM_SHARE, measured), folder.path())
             },
             took_path: &took_path,
             combine: &|runs| median_by(runs, StreamFigures::host_per_byte),

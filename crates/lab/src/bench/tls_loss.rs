@@ -1,14 +1,15 @@
 //! `outboard-lab bench tls-loss`: TLS offload under loss and reordering (ANO section 6.4).
 //!
 //! 128 streams of 256 KiB messages in records of 16 KiB with AES-128-GCM. Packets are single full
-//! segments, because faults are per packet. Receiving: the shares of records that the device
-//! decrypted entirely, partially and not at all, with the paper's algorithm and with ours. Sending:
+//! segments, because faults are per packet ([`super::faults`]). Receiving: the shares of records
+//! that the device decrypted entirely, partially and not at all, with the paper's algorithm and with ours. Sending:
 //! the cost of context recovery, as a share of the bytes that cross the modeled PCIe bus.
 //! Throughput is the lesser of the link's and that of a server with one core of the paper's
 //! testbed.
 
 use abi::crypto::Suite;
 use clap::Args;
+use io::fault::LinkDirection;
 use serde_json::{Value, json};
 
 use super::experiment::{
@@ -17,7 +18,8 @@ use super::experiment::{
 use super::faults::{PacketFault, PacketFaultRate, ReorderArgs, shares};
 use super::stream::StreamSource;
 use super::stream_pair::{
-    ContextMemory, StreamFigures, StreamSide, Streams, TlsProcessing, make_content, measure,
+    ContextMemory, StreamFigures, StreamRun, StreamSide, Streams, TlsProcessing, make_content,
+    measure,
 };
 use cli::Failure;
 
@@ -38,6 +40,18 @@ pub(crate) struct TlsLossArgs {
     quick: bool,
     #[command(flatten)]
     reordering: ReorderArgs,
+    /// Size of messages in bytes; a record has at most 16 KiB of one message
+    #[arg(long, default_value_t = 256 << 10, value_name = "BYTES")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1024..=1 << 20))]
+    message: u32,
+    /// Number of concurrent streams
+    #[arg(long, default_value_t = CONNECTIONS, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=4096))]
+    connections: u32,
+    /// Largest packet without its Ethernet header, in bytes
+    #[arg(long, default_value_t = 1500, value_name = "BYTES")]
+    #[arg(value_parser = clap::value_parser!(u16).range(576..=9000))]
+    mtu: u16,
 }
 
 /// Processor of TLS records, and its algorithm.
@@ -66,20 +80,6 @@ struct TlsLossSetting {
     algorithm: TlsLossAlgorithm,
 }
 
-impl TlsLossSetting {
-    fn streams(&self) -> Streams {
-        Streams {
-            side: self.side,
-            by: self.algorithm.by(),
-            source: StreamSource::Memory,
-            suite: Suite::Aes128Gcm,
-            message_bytes: 256 << 10,
-            connections: CONNECTIONS,
-            contexts: ContextMemory::default(),
-        }
-    }
-}
-
 type TlsLossRow = experiment::ResultRow<TlsLossSetting, StreamFigures>;
 
 impl Benchmark for TlsLossArgs {
@@ -90,18 +90,61 @@ impl Benchmark for TlsLossArgs {
             groups: groups(if self.quick { &[20, 50] } else { &RATES }),
             repeats: 1,
             measure: &mut |setting: TlsLossSetting| {
-                let faults = setting.faults.config(self.reordering);
-                let out_of_order = setting.algorithm != TlsLossAlgorithm::Paper;
-                let bytes = (WARM_BYTES, MEASURED_BYTES);
-                measure(setting.streams(), faults, out_of_order, bytes, folder.path())
+                let run = self.stream_run(setting);
+                measure(self.streams(setting), &run, folder.path())
             },
             took_path: &took_path,
             combine: &single_run,
-            fields: &|row, _| fields(row),
+            fields: &|row, _| self.fields(row),
         };
         let rows = report.measure("rows", experiment)?;
         report.set("headline", headline(&rows));
         Ok(())
+    }
+}
+
+impl TlsLossArgs {
+    fn streams(&self, setting: TlsLossSetting) -> Streams {
+        Streams {
+            side: setting.side,
+            by: setting.algorithm.by(),
+            source: StreamSource::Memory,
+            suite: Suite::Aes128Gcm,
+            message_bytes: self.message as usize,
+            connections: self.connections,
+            contexts: ContextMemory::default(),
+        }
+    }
+
+    fn stream_run(&self, setting: TlsLossSetting) -> StreamRun {
+        let data = match setting.side {
+            StreamSide::Receive => LinkDirection::Receive,
+            StreamSide::Transmit => LinkDirection::Transmit,
+        };
+        StreamRun {
+            faults: setting.faults.config(self.reordering, data),
+            mtu: self.mtu,
+            out_of_order: setting.algorithm != TlsLossAlgorithm::Paper,
+            ..StreamRun::new(WARM_BYTES, MEASURED_BYTES)
+        }
+    }
+
+    fn fields(&self, TlsLossRow { setting, figures }: &TlsLossRow) -> Fields {
+        let [full, partial, none] = shares_of(figures);
+        // As a share of the bytes that the device fetched from the host.
+        let recovered = figures.used.moved("dma_recover_bytes") as f64;
+        let sealed = figures.used.moved("tx_tls_encrypted_bytes").max(1) as f64;
+        // Bytes per second of one core, or of the link.
+        let rate = figures.link_rate().min(CORE_HZ / figures.host_per_byte());
+        let faults = setting.faults.fields(self.reordering);
+        faults
+            .show("way", "way", format!("{:?}", setting.algorithm))
+            .append(figures.fields(&self.streams(*setting)))
+            .show("full", "full", full)
+            .show("partial", "partial", partial)
+            .show("none", "none", none)
+            .show("recovery", "recovery_share_of_pcie", recovered / (recovered + sealed))
+            .show("Gb/s", "one_core_gbit_per_s", rate * 8e-9)
     }
 }
 
@@ -131,6 +174,7 @@ fn took_path(setting: TlsLossSetting, figures: &StreamFigures) -> bool {
         StreamSide::Transmit => moved("tx_tls_encrypted_bytes"),
     };
     (setting.algorithm.by() == TlsProcessing::Device) == (by_device > 0)
+        && setting.faults.are_made(moved)
 }
 
 /// Returns the shares of received records that the device decrypted entirely, partially and not at
@@ -138,25 +182,6 @@ fn took_path(setting: TlsLossSetting, figures: &StreamFigures) -> bool {
 fn shares_of(figures: &StreamFigures) -> [f64; 3] {
     let names = ["tls_rx_records_full", "tls_rx_records_partial", "tls_rx_records_none"];
     shares(names.map(|name| figures.used.moved(name)))
-}
-
-fn fields(TlsLossRow { setting, figures }: &TlsLossRow) -> Fields {
-    let [full, partial, none] = shares_of(figures);
-    // As a share of the bytes that the device fetched from the host.
-    let recovered = figures.used.moved("dma_recover_bytes") as f64;
-    let sealed = figures.used.moved("tx_tls_encrypted_bytes").max(1) as f64;
-    // Bytes per second of one core, or of the link.
-    let rate = figures.link_rate().min(CORE_HZ / figures.host_per_byte());
-    Fields::new()
-        .show("fault", "fault", format!("{:?}", setting.faults.fault))
-        .show("rate", "rate", setting.faults.probability())
-        .show("way", "way", format!("{:?}", setting.algorithm))
-        .append(figures.fields(&setting.streams()))
-        .show("full", "full", full)
-        .show("partial", "partial", partial)
-        .show("none", "none", none)
-        .show("recovery", "recovery_share_of_pcie", recovered / (recovered + sealed))
-        .show("Gb/s", "one_core_gbit_per_s", rate * 8e-9)
 }
 
 fn headline(rows: &[TlsLossRow]) -> Value {

@@ -11,7 +11,6 @@ use std::sync::Arc;
 
 use abi::crypto::Suite;
 use clap::Args;
-use io::fault::FaultConfig;
 use nic::L5oConfig;
 use serde_json::json;
 use stack::LimitOptions;
@@ -20,7 +19,8 @@ use super::experiment::{self, BenchReport, Benchmark, Experiment, Fields, TempFo
 use super::memory::device_entries;
 use super::stream::StreamSource;
 use super::stream_pair::{
-    ContextMemory, StreamFigures, StreamSide, Streams, TlsProcessing, make_content, measure,
+    ContextMemory, StreamFigures, StreamRun, StreamSide, Streams, TlsProcessing, make_content,
+    measure,
 };
 use super::testbed::MachineConfig;
 use cli::Failure;
@@ -96,7 +96,7 @@ impl Benchmark for TlsScaleArgs {
             repeats: 1,
             measure: &mut |streams| {
                 let bytes = (u64::from(streams.connections) * FLOW_BYTES).max(TOTAL_BYTES_MIN);
-                measure(streams, FaultConfig::default(), true, (bytes, bytes), folder.path())
+                measure(streams, &StreamRun::new(bytes, bytes), folder.path())
             },
             took_path: &|streams: Streams, figures| {
                 (streams.by == TlsProcessing::Device)
