@@ -100,7 +100,7 @@ const RULES: &[Rule] = &[
     ),
     only(
         "node",
-        &["abi", "base", "host", "nic"],
+        &["abi", "base", "host", "nic", "wire"],
         "the driver connects host and device, and leaves threads, clocks and I/O to its caller",
     ),
     only(

@@ -7,6 +7,7 @@ mod args;
 mod bench;
 mod child;
 mod csv;
+mod ladder;
 mod model;
 mod plan;
 mod report;

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write as _};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 
@@ -15,6 +16,7 @@ use io::clock::MonotonicClock;
 use serde_json::{Value, json};
 use sim::RunOutcome;
 
+use crate::ladder;
 use cli::Failure;
 
 /// Number of seeds that together move every counter of the summary.
@@ -37,6 +39,9 @@ pub(crate) struct SimArgs {
     /// Print every event of the run
     #[arg(long, requires = "seed")]
     trace: bool,
+    /// Write a page that draws the run: operations, events, frames and faults over time
+    #[arg(long, requires = "seed", value_name = "FILE")]
+    html: Option<PathBuf>,
     /// Force file offload on or off, whatever the seed says
     #[arg(long, requires = "seed", value_name = "on|off", value_parser = parse_on_off)]
     offload: Option<bool>,
@@ -88,7 +93,8 @@ fn parse_on_off(text: &str) -> Result<bool, String> {
 fn run_one(seed: u64, args: &SimArgs) -> Result<(), Failure> {
     let &SimArgs { offload, tls_offload, quic_offload, nvme_offload, splice, trace, .. } = args;
     let forced = [offload, tls_offload, quic_offload, nvme_offload, splice];
-    let outcome = if trace || args.calm || forced.iter().any(Option::is_some) {
+    let record = args.html.is_some();
+    let outcome = if trace || record || args.calm || forced.iter().any(Option::is_some) {
         let storage = args.storage;
         let options = sim::RunOptions {
             offload,
@@ -99,11 +105,15 @@ fn run_one(seed: u64, args: &SimArgs) -> Result<(), Failure> {
             storage,
             calm: args.calm,
             trace,
+            record,
         };
         sim::run_seed(seed, &options)
     } else {
         check(seed, args)
     };
+    if let Some(path) = &args.html {
+        ladder::write(path, &outcome)?;
+    }
     let mut totals = Totals::default();
     totals.add(&outcome);
     let mut out = std::io::stdout().lock();

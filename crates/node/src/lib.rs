@@ -23,8 +23,11 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+extern crate alloc;
+
 mod device_half;
 mod host_half;
+pub mod record;
 
 use abi::disk::{DiskCompletion, DiskRequest};
 use base::{Duration, Instant};

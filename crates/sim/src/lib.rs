@@ -71,6 +71,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use base::Instant;
 
 pub use report::{ResponseRow, Stats, StreamRow, Violation};
+pub use trace::{RecordLane, RunRecordEntry};
 
 use checkers::plaintext::CleanPayloads;
 use faults::Scenario;
@@ -95,6 +96,8 @@ pub struct RunOptions {
     pub calm: bool,
     /// Keeps every line of the trace.
     pub trace: bool,
+    /// Keeps the entries of [`RunOutcome::record`].
+    pub record: bool,
 }
 
 /// Result of a run.
@@ -142,6 +145,10 @@ pub struct RunOutcome {
     /// Lines of the trace: all of them if the option `trace` was set, the last ones if the run
     /// failed, otherwise none.
     pub trace: Vec<String>,
+    /// Entries for the ladder page, if the option `record` was set.
+    pub record: Vec<RunRecordEntry>,
+    /// Names of the nodes: role and number, and the queue if there are several.
+    pub node_names: Vec<String>,
 }
 
 impl RunOutcome {
@@ -221,6 +228,9 @@ fn simulate(seed: u64, options: &RunOptions, clean: &mut CleanPayloads) -> SimRu
         proxied.splice = splice;
     }
     let mut sim = SimRun::new(scenario, options);
+    if options.record {
+        sim.report.trace.start_recording();
+    }
     sim.frame_checker.plaintext.clean = std::mem::take(clean);
     // Unwind safety: after a panic the simulation is only read for its report.
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| sim.run())) {
@@ -258,6 +268,8 @@ fn outcome_of(mut sim: SimRun, seed: u64, options: &RunOptions) -> RunOutcome {
         splice: options.splice,
         scenario: if failed { format!("{:#?}", sim.scenario) } else { String::new() },
         trace: if failed { sim.report.trace.lines() } else { Vec::new() },
+        record: sim.report.trace.take_recorded(),
+        node_names: sim.node_names(),
     }
 }
 

@@ -19,6 +19,7 @@ use apps::remote::RemoteContentServer;
 use base::{Duration, Instant};
 use host::{Application, Host, Notice};
 use nic::Device;
+use node::record::{describe_event, describe_op};
 use node::{DeviceHalf, DevicePorts, DiskPort, HostHalf, HostPorts, RETRY, TurnResult};
 
 use crate::checkers::echo::EchoOrder;
@@ -32,7 +33,7 @@ use crate::queues::SimQueue;
 use crate::report::RunReport;
 use crate::storage::rogue::Rogue;
 use crate::storage::user::User;
-use crate::trace::TraceKind;
+use crate::trace::{RecordLane, TraceKind};
 
 /// Frames that wait for the device before further ones are lost.
 const RECEIVE_MAX: usize = 4_096;
@@ -574,6 +575,9 @@ impl DevicePorts for SimDevicePorts<'_, '_> {
         }
         self.watch.quic_order.note_op(&op);
         self.watch.echo_order.taken(&op);
+        let TurnEnv { now, node, .. } = *self.around;
+        let trace = &mut self.around.report.trace;
+        trace.record(now, node, RecordLane::Operation, || describe_op(&op));
         Some(op)
     }
 
@@ -589,6 +593,9 @@ impl DevicePorts for SimDevicePorts<'_, '_> {
             let TurnEnv { now, node, .. } = *self.around;
             self.around.report.fail(now, "patterns", format!("n{node}: {what}"));
         }
+        let TurnEnv { now, node, .. } = *self.around;
+        let trace = &mut self.around.report.trace;
+        trace.record(now, node, RecordLane::Event, || describe_event(&event));
         self.watch.quic_order.note_event(&event);
         self.watch.echo_order.delivered(&event);
         match &event {

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use abi::Checksum;
 use apps::nvme::target::NvmeTargetGroup;
 use base::{Duration, Instant, Prng};
+use node::record::describe_frame;
 use wire::Endpoint;
 use wire::frame::{ParsedFrame, parse, protocol};
 
@@ -37,7 +38,7 @@ use crate::remote_scenario;
 use crate::report::RunReport;
 use crate::storage::{StorageScenario, machines};
 use crate::tls;
-use crate::trace::TraceKind;
+use crate::trace::{RecordLane, TraceKind};
 use crate::uploads::UploadScenario;
 
 /// Node of the server.
@@ -430,6 +431,8 @@ impl SimRun {
         let tcp = crate::trace::hash_bytes(0, &frame.bytes[..frame.bytes.len().min(100)]);
         let fields = [0, tcp, 0, frame.bytes.len() as u64, frame.from as u64];
         self.note(to, TraceKind::Arrive, fields);
+        let trace = &mut self.report.trace;
+        trace.record(self.now, to, RecordLane::Arrived, || describe_frame(&frame.bytes, false));
         let paths = (&self.scenario, &self.net);
         let node = (machine, &self.nodes[to]);
         let bounded = self.performance.arrived(self.now, node, paths, &frame.bytes);
@@ -587,6 +590,8 @@ impl SimRun {
         };
         let fields = [flags, seq, ack, frame.bytes.len() as u64, sum];
         self.note(index, TraceKind::Send, fields);
+        let trace = &mut self.report.trace;
+        trace.record(self.now, index, RecordLane::Sent, || describe_frame(&frame.bytes, true));
         let from = (node, &self.nodes[index]);
         let bounded = self.performance.sent(self.now, from, &self.scenario, &frame.bytes);
         self.report_performance(node, bounded);

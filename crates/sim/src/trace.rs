@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::fmt;
 
 use base::Instant;
+use node::record::{RecordDescription, RecordSubject};
 use wire::tcp::TcpFlags;
 
 /// Number of records that are kept in case the run fails.
@@ -47,7 +48,7 @@ pub(crate) enum TraceKind {
 
 impl TraceKind {
     /// Returns the names of the kind and of its fields; a field without a name is not shown.
-    const fn names(self) -> (&'static str, [&'static str; 5]) {
+    pub(crate) const fn names(self) -> (&'static str, [&'static str; 5]) {
         match self {
             Self::Send => ("send", ["flags", "seq", "ack", "bytes", "sum"]),
             Self::Arrive => ("arrive", ["flags", "seq", "ack", "bytes", "from"]),
@@ -65,6 +66,18 @@ impl TraceKind {
             Self::User => ("user", ["what", "token", "lba", "blocks", ""]),
         }
     }
+
+    /// Returns the lane of the ladder page; frames and turns have entries of their own, or none.
+    const fn lane(self) -> Option<RecordLane> {
+        Some(match self {
+            Self::Send | Self::Arrive | Self::HostTurn | Self::DeviceTurn => return None,
+            Self::Fate => RecordLane::Fate,
+            Self::Disk | Self::Change | Self::Fault | Self::Splice => RecordLane::Fault,
+            Self::Connect | Self::Response | Self::Error | Self::Close | Self::User => {
+                RecordLane::Application
+            }
+        })
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -73,6 +86,25 @@ struct TraceRecord {
     node: usize,
     what: TraceKind,
     fields: [u64; 5],
+}
+
+impl TraceRecord {
+    /// Describes the record for the ladder page.
+    fn describe(&self) -> RecordDescription {
+        let (name, names) = self.what.names();
+        let fate = usize::try_from(self.fields[0]).ok().and_then(|fate| FATES.get(fate));
+        let named = names.iter().zip(self.fields).filter(|(name, _)| !name.is_empty());
+        let texts: Vec<_> = named.map(|(name, value)| format!("{name}={value}")).collect();
+        RecordDescription {
+            name: match (self.what, fate) {
+                (TraceKind::Fate, Some(fate)) => fate,
+                _ => name.trim_end(),
+            },
+            subject: RecordSubject::None,
+            detail: texts.join(" "),
+            is_refusal: matches!(self.what, TraceKind::Error),
+        }
+    }
 }
 
 impl fmt::Display for TraceRecord {
@@ -101,11 +133,81 @@ pub(crate) struct Trace {
     kept: VecDeque<TraceRecord>,
     /// Keeps all records, not only the last ones.
     whole: bool,
+    /// Entries for the ladder page, if they are wanted. They do not change the hash.
+    recorded: Option<Vec<RunRecordEntry>>,
 }
+
+/// An entry of a recorded run, for the ladder page.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunRecordEntry {
+    /// Time of the entry.
+    pub at: Instant,
+    /// Index of the node, which is a queue of a machine.
+    pub node: usize,
+    /// Position between the parts of the node.
+    pub lane: RecordLane,
+    /// Description of the item.
+    pub item: RecordDescription,
+}
+
+/// The parts of a node, or of the network, between which an item passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecordLane {
+    /// From the host to the device: an operation.
+    Operation,
+    /// From the device to the host: an event.
+    Event,
+    /// From the device to the link: a frame.
+    Sent,
+    /// From the link to the device: a frame.
+    Arrived,
+    /// At the application.
+    Application,
+    /// In the network: the fate of the frame that this node sent last.
+    Fate,
+    /// At the node: a fault, a disk, a file.
+    Fault,
+}
+
+/// Names of the fates of frames, by the number of the fate.
+const FATES: [&str; 8] = [
+    "lost",
+    "lost: queue full",
+    "lost: disconnected",
+    "duplicated",
+    "corrupted",
+    "held back",
+    "marked CE",
+    "lost: too big",
+];
 
 impl Trace {
     pub(crate) const fn new(whole: bool) -> Self {
-        Self { hash: 0x6f75_7462_6f61_7264, count: 0, kept: VecDeque::new(), whole }
+        let kept = VecDeque::new();
+        Self { hash: 0x6f75_7462_6f61_7264, count: 0, kept, whole, recorded: None }
+    }
+
+    /// Starts to keep entries for the ladder page.
+    pub(crate) fn start_recording(&mut self) {
+        self.recorded = Some(Vec::new());
+    }
+
+    /// Returns the entries for the ladder page, in order of time.
+    pub(crate) fn take_recorded(&mut self) -> Vec<RunRecordEntry> {
+        self.recorded.take().unwrap_or_default()
+    }
+
+    /// Keeps an entry for the ladder page. `item` is called only if the run is recorded.
+    pub(crate) fn record(
+        &mut self,
+        at: Instant,
+        node: usize,
+        lane: RecordLane,
+        item: impl FnOnce() -> RecordDescription,
+    ) {
+        if let Some(recorded) = &mut self.recorded {
+            recorded.push(RunRecordEntry { at, node, lane, item: item() });
+        }
     }
 
     /// Adds a record.
@@ -119,7 +221,11 @@ impl Trace {
         if !self.whole && self.kept.len() == KEPT {
             self.kept.pop_front();
         }
-        self.kept.push_back(TraceRecord { at, node, what, fields });
+        let record = TraceRecord { at, node, what, fields };
+        if let Some(lane) = what.lane() {
+            self.record(at, node, lane, || record.describe());
+        }
+        self.kept.push_back(record);
     }
 
     /// Returns the hash over all records so far.

@@ -2,8 +2,9 @@
 //!
 //! 128 streams of 256 KiB messages in records of 16 KiB with AES-128-GCM. Packets are single full
 //! segments, because faults are per packet ([`super::faults`]). Receiving: the shares of records
-//! that the device decrypted entirely, partially and not at all, with the paper's algorithm and with ours. Sending:
-//! the cost of context recovery, as a share of the bytes that cross the modeled PCIe bus.
+//! that the device decrypted entirely, partially and not at all, with the paper's algorithm and
+//! with ours. Sending: the cost of context recovery, as a share of the bytes that cross the modeled
+//! PCIe bus.
 //! Throughput is the lesser of the link's and that of a server with one core of the paper's
 //! testbed.
 

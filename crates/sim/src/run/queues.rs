@@ -5,13 +5,33 @@ use abi::link::RxFrame;
 
 use super::SimRun;
 use crate::events::NodeHalf;
-use crate::node::SimNode;
+use crate::node::{App, SimNode};
 use crate::queues::queue_of_link;
 
 impl SimRun {
     /// Returns the machine of a node.
     pub(super) fn machine_of(&self, node: usize) -> usize {
         if node < self.machines { node } else { self.scenario.front() }
+    }
+
+    /// Returns the names of all nodes: the machine's part, and the queue beyond the first.
+    pub(crate) fn node_names(&self) -> Vec<String> {
+        let name = |node: usize| {
+            let machine = self.machine_of(node);
+            let role = match &self.nodes[node].app {
+                App::Server(_) | App::RemoteServer(_) => "server",
+                App::Proxy(_) => "proxy",
+                App::Client(_) => "client",
+                App::Target(_) => "target",
+                App::User(_) => "initiator",
+                App::Rogue(_) => "rogue",
+            };
+            match node < self.machines {
+                true => format!("{role} {machine}"),
+                false => format!("{role} {machine}, queue {}", node - self.machines + 1),
+            }
+        };
+        (0..self.nodes.len()).map(name).collect()
     }
 
     /// Returns the node of a machine's queue.
