@@ -195,6 +195,27 @@ fn figure_8c_a_missing_header() {
     }
 }
 
+/// As by `netem`: P7 overtakes the packets before it. The search goes on in these.
+#[test]
+fn an_early_packet_does_not_end_the_search_in_those_that_it_overtook() {
+    let (mut flow, p) = figure(3);
+    assert!(flow.deliver(p(1)).is_some());
+    for packet in [7, 2, 3] {
+        assert_eq!(flow.deliver(p(packet)), None);
+    }
+    assert_eq!(flow.requests, [ResyncRequest::Scan { tcpsn: at(1000) }]);
+    flow.answer(at(1000));
+    for packet in [4, 5, 6] {
+        assert!(flow.deliver(p(packet)).is_some(), "P{packet}");
+    }
+    // P7 is missing at its place; P8 has the header at 3000.
+    assert_eq!(flow.deliver(p(8)), None);
+    for packet in 9..=15 {
+        assert!(flow.deliver(p(packet)).is_some(), "P{packet}");
+    }
+    assert_eq!(flow.verified, [NUMBER + 4, NUMBER + 5]);
+}
+
 #[test]
 fn refused_late_and_unknown_answers() {
     let (mut flow, p) = figure(3);

@@ -204,7 +204,10 @@ impl TlsReceiver {
                 self.chain.skip_to_header(walk);
                 self.expected = end;
             }
-        } else if walk.seq.ge(self.search.end) || !self.boundary_lost {
+        } else if walk.seq.ge(self.search.end)
+            || !self.boundary_lost
+            || self.search.rewind(walk.seq)
+        {
             walk.unknown_from = Some(0);
         }
         if let Some(from) = walk.unknown_from {

@@ -174,6 +174,17 @@ impl RecordSearch {
         found
     }
 
+    /// Continues the search at `seq`, before bytes that were searched, if it has found no header
+    /// yet: a packet that overtook others does not end the search in these. Returns whether it
+    /// does.
+    pub(super) const fn rewind(&mut self, seq: SeqNum) -> bool {
+        let scans = matches!(self.phase, RecordSearchPhase::Scan);
+        if scans {
+            (self.end, self.carried) = (seq, 0);
+        }
+        scans
+    }
+
     fn scan_packet(
         &mut self,
         keys: &TlsDeviceKeys,
