@@ -1,11 +1,11 @@
 //! `outboard-lab bench nvme`: NVMe/TCP in software and with offload, in accounted mode (ANO section
-//! 6, figure 10 and table 5).
+//! 6, figures 2 and 10, and table 5).
 //!
 //! Random reads of 4 to 256 KiB at queue depths of 1 to 256 on one connection with both digests.
 //! First the initiator's host: in software, with data placed, with digests checked, with both, and
-//! over TLS in the cumulative order of table 5. Then the target's host: reads served from memory
-//! and from a file, by host and device; writes copied and placed. The software path is the same
-//! stack over crc-fast and aws-lc.
+//! over TLS in the cumulative order of table 5; and its writes, with digests by host and device.
+//! Then the target's host: reads served from memory and from a file, by host and device; writes
+//! copied and placed. The software path is the same stack over crc-fast and aws-lc.
 //!
 //! No device places data without checking digests, so "copy" discards the device's digest results
 //! before the host sees them. For data that the host reads from a file, the host computes the
@@ -157,6 +157,7 @@ fn settings(quick: bool, target_depth: u16) -> Vec<Commands> {
         if quick { (&QUICK.0, &QUICK.1) } else { (&SIZES, &DEPTHS) };
     let reads = [SOFTWARE, COPY, CRC, BOTH, TLS_SOFTWARE, TLS, TLS_COPY, TLS_BOTH];
     let served = [SOFTWARE, CRC, HOST_READ, FILE];
+    let sent = [SOFTWARE, CRC];
     let written = [SOFTWARE, COPY, CRC, BOTH];
     let mut all = Vec::new();
     for &bytes in sizes {
@@ -165,6 +166,7 @@ fn settings(quick: bool, target_depth: u16) -> Vec<Commands> {
             all.extend(reads.map(of(NvmeSide::Initiator, depth)));
             all.extend(served.map(of(NvmeSide::TargetReads, depth)));
         }
+        all.extend(sent.map(of(NvmeSide::InitiatorWrites, target_depth)));
         all.extend(written.map(of(NvmeSide::TargetWrites, target_depth)));
     }
     all
@@ -178,12 +180,17 @@ fn headline(rows: &[NvmeRow], depth: u16, shares: &[Share]) -> Value {
     let ratio = |side, a, b| ratio(cost(side, a), cost(side, b));
     let (reads, served, written) =
         (NvmeSide::Initiator, NvmeSide::TargetReads, NvmeSide::TargetWrites);
+    let writes = NvmeSide::InitiatorWrites;
+    let sent = Commands { side: writes, method: SOFTWARE, bytes: SIZES[3], depth };
+    let sent = find_figures(rows, |&setting| setting == sent);
     let large = shares.iter().find(|share| (share.bytes, share.depth) == (SIZES[3], depth));
     json!({
         "read_ratio_256k": ratio(reads, SOFTWARE, BOTH),
         "read_ratio_256k_copy": ratio(reads, SOFTWARE, COPY),
         "read_ratio_256k_crc": ratio(reads, SOFTWARE, CRC),
         "read_ratio_256k_tls": ratio(reads, TLS_SOFTWARE, TLS_BOTH),
+        "write_ratio_256k": ratio(writes, SOFTWARE, CRC),
+        "write_crc_share_256k": sent.map(NvmeFigures::digest_share),
         "target_read_ratio_256k": ratio(served, HOST_READ, FILE),
         "target_write_ratio_256k": ratio(written, SOFTWARE, BOTH),
         "copy_share_256k": large.map(|share| share.copy),

@@ -26,10 +26,18 @@ use endpoints::{FILE, NvmeBenchApp, NvmeRunParams};
 pub(crate) enum NvmeSide {
     /// The initiator, which reads.
     Initiator,
+    /// The initiator, which writes.
+    InitiatorWrites,
     /// The target, which is read.
     TargetReads,
     /// The target, which is written to.
     TargetWrites,
+}
+
+impl NvmeSide {
+    const fn is_initiator(self) -> bool {
+        matches!(self, Self::Initiator | Self::InitiatorWrites)
+    }
 }
 
 /// Work that the measured machine's device does.
@@ -159,6 +167,11 @@ impl NvmeFigures {
         self.median(|slice| slice.digests)
     }
 
+    /// Returns the share of data digests in the host's cycles.
+    pub(crate) fn digest_share(&self) -> f64 {
+        self.digests_per_command() / self.host_per_command()
+    }
+
     fn device_per_byte(&self) -> f64 {
         self.median(|slice| slice.device) / f64::from(self.commands.bytes)
     }
@@ -181,6 +194,7 @@ impl NvmeFigures {
             .show("host c/req", "host_cycles_per_request", self.host_per_command())
             .show("host c/B", "host_cycles_per_byte", self.host_per_byte())
             .show("digest c/req", "digest_cycles_per_request", self.digests_per_command())
+            .field("digest_share", self.digest_share())
             .show("dev c/B", "device_cycles_per_byte", self.device_per_byte())
             .show("host copies", "host_copies_per_byte", self.copies(HOST_COPIES))
             .show("dev copies", "device_copies_per_byte", self.copies(DEVICE_COPIES))
@@ -195,7 +209,7 @@ impl NvmeFigures {
 pub(crate) fn measure(run: &NvmeRun<'_>) -> Result<NvmeFigures, Failure> {
     let mut pair = build(run)?;
     pair.start();
-    let initiator = run.commands.side == NvmeSide::Initiator;
+    let initiator = run.commands.side.is_initiator();
     let usage = |p: &NvmePair| if initiator { p.client_usage() } else { p.server_usage() };
     let cycles = |p: &NvmePair| match initiator {
         true => (p.client.cycles, p.client.app.digests.cycles()),
@@ -233,6 +247,9 @@ pub(crate) fn took_path(commands: Commands, figures: &NvmeFigures) -> bool {
     let only =
         |wanted: bool, device: &str, host: &str| moved(device) == wanted && moved(host) != wanted;
     match side {
+        NvmeSide::InitiatorWrites => {
+            only(method.crc, "nvme_tx_digests_device", "nvme_tx_digests_host")
+        }
         NvmeSide::TargetReads => {
             only(method.crc, "nvme_tx_digests_device", "nvme_tx_digests_host")
                 && moved("file_fallback_bytes") == (method.file == Some(false))
@@ -256,7 +273,7 @@ fn build(run: &NvmeRun<'_>) -> Result<NvmePair, Failure> {
         memory_link_pair(&MemoryLinkConfig { segmentation, ..testbed::link_config(TRANSMIT_RING) });
     let near = testbed::with_faults(near, run.faults.clone());
     let agreed = NvmeRunParams {
-        write: side == NvmeSide::TargetWrites,
+        write: matches!(side, NvmeSide::TargetWrites | NvmeSide::InitiatorWrites),
         bytes,
         depth,
         connections: run.connections,
@@ -270,8 +287,7 @@ fn build(run: &NvmeRun<'_>) -> Result<NvmePair, Failure> {
         copy: true,
         file: None,
     };
-    let (asks, answers) =
-        if side == NvmeSide::Initiator { (method, other) } else { (other, method) };
+    let (asks, answers) = if side.is_initiator() { (method, other) } else { (other, method) };
     let server = machine(run, 1, answers)?.start(Box::new(far), |host| {
         testbed::listen(host, endpoints::PORT, 1024)?;
         Ok(NvmeBenchApp::target(agreed.clone(), answers.file.is_some()))

@@ -180,6 +180,16 @@ impl QuicBenchApp {
         }
     }
 
+    /// Returns the bytes received of each connection's present object, in the order of connections.
+    pub(crate) fn received_by_connection(&self) -> Vec<u64> {
+        match &self.role {
+            QuicBenchRole::Client(client) => {
+                client.downloads.values().map(|download| download.received).collect()
+            }
+            QuicBenchRole::Server { .. } => Vec::new(),
+        }
+    }
+
     fn connect(&mut self, now: Instant, host: &mut Host) {
         let QuicBenchRole::Client(client) = &self.role else { return };
         if let Err(e) = self.endpoint.connect(now, host, client.server, "server", &client.tls) {

@@ -1,5 +1,5 @@
 //! `outboard-lab bench quic-reorder`: QUIC's throughput under reordering and loss, with and without
-//! reordering by the device (NiQUIC section 2.2, figures 3 and 4).
+//! reordering by the device (NiQUIC sections 2.2 and 2.3, figures 3, 4, 7 and 8).
 //!
 //! First transfers on virtual time ([`transfer`]), whose results do not depend on the machine; then
 //! the data structures in which packets wait, in cycles: the device's direct-mapped window against
@@ -55,6 +55,15 @@ impl QuicReorderFigures {
     fn rate(&self) -> f64 {
         let bytes = self.sum(|t| t.bytes) as f64;
         bytes * 8e9 / self.sum(|t| t.used.elapsed.as_nanos()) as f64
+    }
+
+    /// Returns the rate of the slowest or the fastest connection in Mbit/s, chosen by `of`.
+    fn connection_rate(&self, of: fn(f64, f64) -> f64) -> f64 {
+        let rates = self.transfers.iter().flat_map(|transfer| {
+            let seconds = transfer.used.elapsed.as_nanos() as f64 / 1e9;
+            transfer.connection_bytes.iter().map(move |&bytes| bytes as f64 * 8e-6 / seconds)
+        });
+        rates.reduce(of).unwrap_or(f64::NAN)
     }
 
     fn moved(&self, name: &str) -> u64 {
@@ -134,6 +143,9 @@ fn fields(QuicReorderRow { setting, figures }: &QuicReorderRow) -> Fields {
         .show("by", "by", format!("{:?}", setting.by))
         .show("Mb/s", "mbit_per_s", figures.rate() / 1e6)
         .show("of none", "of_none", figures.rate() / figures.reference_bits_per_s)
+        .field("connections", setting.link.connections)
+        .field("connection_mbit_per_s_min", figures.connection_rate(f64::min))
+        .field("connection_mbit_per_s_max", figures.connection_rate(f64::max))
         .field("packets", figures.packets())
         .show("dropped", "dropped", figures.sum(|t| t.dropped))
         .field("lost", figures.sum(|t| t.lost))
