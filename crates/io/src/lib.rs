@@ -38,6 +38,7 @@ mod queue_events;
 mod queue_steering;
 mod socket_option;
 pub mod tap;
+pub mod thread_stat;
 pub mod vnet;
 pub mod watch;
 pub mod watched_link;

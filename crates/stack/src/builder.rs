@@ -251,10 +251,15 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
             .metrics
             .map(|addr| control::metrics::start(addr, probes.clone(), self.is_alarm));
         let metrics = metrics.transpose()?;
+        let dashboard = self
+            .options
+            .dashboard
+            .map(|addr| control::dashboard::start(addr, probes.clone(), self.is_alarm));
+        let dashboard = dashboard.transpose()?;
         let take_orders = self.make_order_handler.take();
         let orders = take_orders.map(|take| take(threads.senders().to_vec()));
         let control = control.start(probes, orders)?;
-        Ok(Stack::new(clock, &self.options, threads, reopened, (control, metrics)))
+        Ok(Stack::new(clock, &self.options, threads, reopened, (control, metrics, dashboard)))
     }
 
     /// Starts the threads of a queue.

@@ -106,6 +106,10 @@ pub struct StackOptions {
     /// Serve counters in Prometheus text format at http://ADDR:PORT/metrics
     #[arg(long, value_name = "ADDR:PORT")]
     pub metrics: Option<SocketAddr>,
+    /// Serve a web page with live throughput, load, offloads and connections at http://ADDR:PORT/,
+    /// without authentication: use a loopback address
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub dashboard: Option<SocketAddr>,
     /// Write an access log, to standard output if FILE is -; SIGUSR1 and SIGHUP reopen it
     #[arg(long, value_name = "FILE")]
     pub access_log: Option<PathBuf>,

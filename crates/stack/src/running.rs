@@ -14,6 +14,7 @@ use serde_json::Value;
 use signal_hook::consts::{SIGHUP, SIGUSR1};
 
 use crate::builder::Builder;
+use crate::control::dashboard::DashboardThreads;
 use crate::control::metrics::MetricsThread;
 use crate::control::{self, ControlThread, Probe};
 use crate::options::StackOptions;
@@ -45,7 +46,11 @@ pub struct Stack<M = ()> {
     threads: Threads<M>,
     _control: ControlThread,
     metrics: Option<MetricsThread>,
+    dashboard: Option<DashboardThreads>,
 }
+
+/// Threads that answer queries: control socket, metrics, dashboard.
+pub(crate) type ControlThreads = (ControlThread, Option<MetricsThread>, Option<DashboardThreads>);
 
 impl Stack {
     /// Returns a builder with the default options.
@@ -61,7 +66,7 @@ impl<M> Stack<M> {
         options: &StackOptions,
         threads: Threads<M>,
         reopened: Arc<AtomicUsize>,
-        (control, metrics): (ControlThread, Option<MetricsThread>),
+        (control, metrics, dashboard): ControlThreads,
     ) -> Self {
         Self {
             clock,
@@ -71,6 +76,7 @@ impl<M> Stack<M> {
             threads,
             _control: control,
             metrics,
+            dashboard,
         }
     }
 
@@ -90,6 +96,12 @@ impl<M> Stack<M> {
     #[must_use]
     pub fn metrics_addr(&self) -> Option<SocketAddr> {
         self.metrics.as_ref().map(|metrics| metrics.addr)
+    }
+
+    /// Returns the address of the dashboard, `None` if there is none.
+    #[must_use]
+    pub fn dashboard_addr(&self) -> Option<SocketAddr> {
+        self.dashboard.as_ref().map(|dashboard| dashboard.addr)
     }
 
     /// Makes the threads reopen their access logs, whose files may have been renamed.

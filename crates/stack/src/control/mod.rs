@@ -1,9 +1,10 @@
-//! Queries to a running stack: a Unix socket, and Prometheus text format over HTTP.
+//! Queries to a running stack: a Unix socket, Prometheus text format and a dashboard over HTTP.
 //!
-//! [`crate::Builder`] starts both, each with its own thread; `outboard stat` and `outboard ss` are
+//! [`crate::Builder`] starts them, each with a thread of its own; `outboard stat` and `outboard ss` are
 //! clients of the socket. `probe_channel` queries the threads of hosts and devices, `describe`
 //! formats their answers.
 
+pub(crate) mod dashboard;
 mod describe;
 pub(crate) mod metrics;
 mod probe;
