@@ -1,9 +1,10 @@
 //! `outboard-lab bench io-tcp`: IO-TCP's evaluation, in accounted mode.
 //!
-//! 64 to 4,000 connections download files of 10 KB to 1 MB, one after another. Host cycles per byte
-//! and per request if the device reads and sends the files are compared with the same stack reading
-//! them on the host; TCP, checksums and segmentation by the device are the same in both. Then the
-//! effect of the echo and of timestamp correction on a slow disk (IO-TCP sections 3.5 and 5.3).
+//! 64 to 4,000 connections download files of 10 KB to 1 MB, one after another; for two sizes, also
+//! 1 to 16 connections. Host cycles per byte and per request if the device reads and sends the
+//! files are compared with the same stack reading them on the host; TCP, checksums and segmentation
+//! by the device are the same in both. Then the effect of the echo and of timestamp correction on a
+//! slow disk (IO-TCP sections 3.5 and 5.3).
 
 use base::Duration;
 use clap::Args;
@@ -23,6 +24,8 @@ use cli::Failure;
 const SIZES: [u64; 5] = [10_000, 100_000, 300_000, 500_000, 1_000_000];
 /// Numbers of connections.
 const CONNECTIONS: [u32; 4] = [64, 256, 1_000, 4_000];
+/// File sizes and further numbers of connections of IO-TCP's figure 11.
+const FEW_CONNECTIONS: ([u64; 2], [u32; 3]) = ([10_000, 300_000], [1, 4, 16]);
 /// Clock rate of a host core of IO-TCP's testbed, in cycles per second.
 const HOST_CORE_HZ: f64 = 2.2e9;
 /// Runs of each setting; the run with the median host cycles counts.
@@ -79,6 +82,13 @@ impl IoTcpFigures {
         self.bytes as f64 * 1e9 / self.server.elapsed.as_nanos() as f64
     }
 
+    /// Returns the mean time of a request in virtual microseconds: that of link and disk, and no
+    /// cycles.
+    fn request_us(&self, connections: u32) -> f64 {
+        let elapsed_us = self.server.elapsed.as_nanos() as f64 / 1000.0;
+        elapsed_us * f64::from(connections) / self.requests as f64
+    }
+
     /// Returns body bytes per second of a server with one host core of IO-TCP's testbed on this
     /// link.
     fn one_core_rate(&self) -> f64 {
@@ -132,7 +142,14 @@ impl IoTcpArgs {
             if self.quick { (&[300_000], &[64, 1_000]) } else { (&SIZES, &CONNECTIONS) };
         let sizes = self.sizes.as_deref().unwrap_or(all.0);
         let counts = self.connections.as_deref().unwrap_or(all.1);
-        let both = sizes.iter().flat_map(|&size| counts.iter().map(move |&count| (size, count)));
+        let is_whole = !self.quick && self.connections.is_none();
+        let few = |size: &u64| is_whole && FEW_CONNECTIONS.0.contains(size);
+        let of_size = |size: &u64| {
+            let fewer: &[u32] = if few(size) { &FEW_CONNECTIONS.1 } else { &[] };
+            let size = *size;
+            fewer.iter().chain(counts).map(move |&count| (size, count)).collect::<Vec<_>>()
+        };
+        let both = sizes.iter().flat_map(of_size);
         let group = |(size, connections)| {
             let sending = |offload| FileSending { offload, ..FileSending::BY_DEVICE };
             let setting = |offload| IoTcpSetting { size, connections, sending: sending(offload) };
@@ -186,6 +203,7 @@ fn fields(IoTcpRow { setting, figures }: &IoTcpRow) -> Fields {
         .show("conns", "connections", setting.connections)
         .show("path", "path", if setting.sending.offload { "device" } else { "host-read" })
         .field("requests", figures.requests)
+        .field("request_us", figures.request_us(setting.connections))
         .show("host c/B", "host_cycles_per_byte", figures.host_per_byte())
         .show("host c/req", "host_cycles_per_request", per_request)
         .show("dev c/B", "device_cycles_per_byte", cycles.device as f64 / figures.bytes as f64)

@@ -4,9 +4,8 @@
 //! segments, because faults are per packet ([`super::faults`]). Receiving: the shares of records
 //! that the device decrypted entirely, partially and not at all, with the paper's algorithm and
 //! with ours. Sending: the cost of context recovery, as a share of the bytes that cross the modeled
-//! PCIe bus.
-//! Throughput is the lesser of the link's and that of a server with one core of the paper's
-//! testbed.
+//! PCIe bus. Throughput is the lesser of the link's and that of a server with one core of the
+//! paper's testbed.
 
 use abi::crypto::Suite;
 use clap::Args;

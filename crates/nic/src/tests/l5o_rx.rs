@@ -195,7 +195,7 @@ fn figure_8c_a_missing_header() {
     }
 }
 
-/// As by `netem`: P7 overtakes the packets before it. The search goes on in these.
+/// As by `netem`: P7 overtakes the packets before it. The search continues in these.
 #[test]
 fn an_early_packet_does_not_end_the_search_in_those_that_it_overtook() {
     let (mut flow, p) = figure(3);
