@@ -168,10 +168,17 @@ fn headline(rows: &[ShortConnRow]) -> Value {
         found.map(Transactions::host_cycles)
     };
     let all = cycles(ConnOffloadMode::All);
+    // Shares of a connection's cycles: what a run saves (AccelTCP, table 1).
+    let saved = |mode| {
+        ratio(cycles(mode), cycles(ConnOffloadMode::Baseline)).map(|remaining| 1.0 - remaining)
+    };
     json!({
         "ratio_all": ratio(cycles(ConnOffloadMode::Baseline), all),
         "host_cycles_all": all,
         "vs_persistent": ratio(all, cycles(ConnOffloadMode::Persistent)),
+        "connection_share": saved(ConnOffloadMode::Persistent),
+        "setup_share": saved(ConnOffloadMode::Setup),
+        "teardown_share": saved(ConnOffloadMode::Teardown),
     })
 }
 
