@@ -1,7 +1,7 @@
 //! Queries to a running stack: a Unix socket, Prometheus text format and a dashboard over HTTP.
 //!
-//! [`crate::Builder`] starts them, each with a thread of its own; `outboard stat` and `outboard ss` are
-//! clients of the socket. `probe_channel` queries the threads of hosts and devices, `describe`
+//! [`crate::Builder`] starts them, each with a thread of its own; `outboard stat` and `outboard ss`
+//! are clients of the socket. `probe_channel` queries the threads of hosts and devices, `describe`
 //! formats their answers.
 
 pub(crate) mod dashboard;

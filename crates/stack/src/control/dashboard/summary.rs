@@ -1,4 +1,5 @@
-//! Data of the dashboard: rates, shares of offloads and refusals, from two readings of the counters.
+//! Data of the dashboard: rates, shares of offloads and refusals, from two readings of the
+//! counters.
 
 use serde_json::{Map, Value, json};
 
