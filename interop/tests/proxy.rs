@@ -36,13 +36,14 @@ impl ProxyFixture {
     fn fetch(&self, name: &str, times: usize) -> Vec<String> {
         let expected = sha256(&self.files.path().join(name));
         let script = format!(
-            "for i in $(seq {times}); do curl -sf -m 60 -D >(grep -i x-backend >&3) \
+            "for i in $(seq {times}); do curl -sSf -m 60 -D >(grep -i x-backend >&3) \
              http://{}/{name} | sha256sum; done 3>&2",
             interop::ADDR
         );
         let output = run(&mut self.server.command("bash"), &["-c", &script]);
         assert_eq!(output.0.lines().count(), times);
-        output.0.lines().for_each(|line| assert!(line.starts_with(&expected), "{line}"));
+        let is_whole = output.0.lines().all(|line| line.starts_with(&expected));
+        assert!(is_whole, "{}{}{:?}", output.0, output.1, self.server.stat());
         output.1.lines().map(|line| line.trim().to_ascii_lowercase()).collect()
     }
 }
