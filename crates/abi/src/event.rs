@@ -10,7 +10,7 @@ use crate::decompress::Decompressed;
 use crate::l5o::{L5oId, L5oRefused, ResyncRequest, RxMetadata};
 use crate::nvme_tcp::DdpTeardownDone;
 use crate::quic::{self, QuicStatus};
-use crate::setup::{Established, ListenId};
+use crate::setup::{HandshakeSegment, ListenId};
 use crate::splice::{SpliceClosed, SpliceId};
 use crate::teardown::{TeardownDone, TeardownRefused};
 use crate::{FileId, FlowId, PacketBuf, Refusal};
@@ -113,8 +113,9 @@ pub struct ReceivedFrame {
     pub segment_size: u16,
     /// Results of the device's layer-5 contexts on the payload.
     pub metadata: RxMetadata,
-    /// Negotiated options, if this is the first frame of a connection that the device set up.
-    pub established: Option<Established>,
+    /// Set on the first segments of a connection that the device set up. Segments of a connection
+    /// on which the host has sent data are not marked.
+    pub handshake: Option<HandshakeSegment>,
     /// Decryption results, if the frame holds QUIC datagrams that the device decrypted.
     pub quic: Option<Box<quic::QuicDecrypted>>,
     /// Number of [`crate::Op::Teardown`]s of this queue that the device had taken when the frame
@@ -138,7 +139,7 @@ impl ReceivedFrame {
             flow_hash,
             segment_size,
             metadata: RxMetadata::EMPTY,
-            established: None,
+            handshake: None,
             quic: None,
             teardowns_taken: 0,
         }

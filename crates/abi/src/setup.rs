@@ -42,6 +42,17 @@ impl SetupListen {
     pub const ADDRS_MAX: usize = 64;
 }
 
+/// Relation of a segment to a handshake that the device completed, attached to its frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HandshakeSegment {
+    /// The segment is the peer's first one after its SYN, or a copy of it.
+    First(Established),
+    /// The segment acknowledges the device's SYN-ACK, but another one precedes it. If the host does
+    /// not have the connection, that one was lost or is late. It will establish the connection, so
+    /// the host must not send a reset.
+    Later,
+}
+
 /// Options negotiated between the peer and the device, attached to the first frame of a connection.
 /// The initial sequence numbers are that frame's sequence and acknowledgment numbers minus one, and
 /// the timestamp that it echoes is that of the SYN-ACK.

@@ -127,6 +127,9 @@ base::counters! {
         /// host itself sent SYN cookies: guesses, and late segments of closed connections. At a
         /// listener with set-up offload they count in `tcp_no_connection` instead.
         tcp_syn_cookies_failed,
+        /// Segments of a connection that a SYN cookie of the host or of the device will establish,
+        /// dropped because the peer's first segment has not arrived. The peer retransmits them.
+        tcp_first_segment_missing,
         /// SYNs and completed handshakes dropped because the accept queue or the table was full.
         tcp_listen_drops: alarm,
         /// Segments for no connection.

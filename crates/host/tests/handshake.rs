@@ -351,12 +351,15 @@ fn data_after_a_cookie_without_room_is_dropped() {
             t.send(seg!(ACK seq 1 ack 1 data b"GET "));
             t.send(seg!(ACK PSH seq 5 ack 1 data b"/"));
         },
-        &[("tcp_listen_drops", 1)],
+        &[("tcp_listen_drops", 1), ("tcp_first_segment_missing", 1)],
     );
     t.expect_nothing();
     t.host.abort(t.now(), other);
     // The rest of the flight, which arrives when there is room.
-    t.expect_counters(|t| t.send(seg!(ACK PSH seq 6 ack 1 data b"index")), &[]);
+    t.expect_counters(
+        |t| t.send(seg!(ACK PSH seq 6 ack 1 data b"index")),
+        &[("tcp_first_segment_missing", 1)],
+    );
     t.expect_nothing();
     t.expect_counters(
         |t| t.send(seg!(ACK PSH seq 1 ack 1 data b"GET /")),

@@ -56,6 +56,24 @@ fn segment(teardown: &Teardown) -> TcpHeader {
     TcpHeader::parse(&header.as_slice()[header.l4()..]).unwrap().0
 }
 
+/// The device withholds the acknowledgment of its SYN-ACK, and the first segment is lost. Later ones
+/// are dropped: a reset would end a connection that the first one still establishes.
+#[test]
+fn segments_after_a_lost_first_one_cause_no_reset() {
+    let mut t = server();
+    t.expect_counters(
+        |t| {
+            t.device_marks_later(&seg!(ACK seq 5 ack 1 tsval 5000));
+            t.device_marks_later(&seg!(ACK PSH seq 5 ack 1 tsval 5000 data b"pong"));
+        },
+        &[("tcp_first_segment_missing", 2)],
+    );
+    t.expect_nothing();
+    t.device_accepts(&seg!(ACK PSH seq 1 data b"ping"), ScriptedTcpPeer::default_established());
+    t.device_marks_later(&seg!(ACK PSH seq 5 ack 1 tsval 5001 data b"pong"));
+    assert_eq!(t.app_read(), b"pingpong");
+}
+
 /// One request, one response and a close take one event and one operation, and no TCB.
 #[test]
 fn a_transaction_is_one_event_and_one_operation() {

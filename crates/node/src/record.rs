@@ -11,6 +11,7 @@ use core::net::IpAddr;
 
 use abi::l5o::{L5oCreate, L5oId, L5oState};
 use abi::quic::{QuicDirection, QuicId};
+use abi::setup::HandshakeSegment;
 use abi::teardown::Teardown;
 use abi::{Event, FlowId, Op, PacketHeader, ReceivedFrame, Transmit, TransmitPart};
 use wire::frame::{ParsedFrame, parse, protocol};
@@ -244,8 +245,12 @@ pub fn describe_event(event: &Event) -> RecordDescription {
 fn describe_received(received: &ReceivedFrame) -> RecordDescription {
     let mut frame = describe_frame(received.packet.as_slice(), false);
     frame.name = "Received";
-    if received.established.is_some() {
-        frame.detail.push_str(", established by the device");
+    match received.handshake {
+        Some(HandshakeSegment::First(_)) => frame.detail.push_str(", established by the device"),
+        Some(HandshakeSegment::Later) => {
+            frame.detail.push_str(", after a segment that establishes")
+        }
+        None => {}
     }
     if let Some(decrypted) = &received.metadata.decrypted {
         frame.detail.push_str(&format!(

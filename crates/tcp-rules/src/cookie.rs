@@ -2,23 +2,30 @@
 //! AccelTCP section 4.1). Used by the device for each SYN of a port that it listens on, and by the
 //! host when its SYN cache is full. Keeps keys, and nothing about connections.
 //!
-//! The SYN-ACK's sequence number is `epoch (5 bits) | MSS index (3 bits) | MAC (24 bits)`. The MAC
-//! is SipHash-2-4 over the tuple, the peer's initial sequence number, the whole epoch, the index,
-//! and whether there are timestamps. Epochs last 64 s; a cookie is valid in its own epoch and the
-//! next. Each epoch has its own key, derived from a master key that all devices of a host share, so
-//! that any of them can check.
+//! The SYN-ACK's sequence number is `epoch (5 bits) | MSS index (3 bits) | connection MAC (20 bits) |
+//! tuple MAC (4 bits)`. The tuple MAC is SipHash-2-4 over the tuple, the whole epoch, the index, and
+//! whether there are timestamps; the connection MAC also covers the peer's initial sequence number.
+//! Epochs last 64 s; a cookie is valid in its own epoch and the next. Each epoch has its own key,
+//! derived from a master key that all devices of a host share, so that any of them can check.
+//!
+//! *Lost first segments.* Only the peer's first segment has the sequence number from which the
+//! connection MAC can be checked. If it is lost, the peer's next segment still has a valid tuple
+//! MAC. It must not be answered with a reset, because the retransmitted first segment will establish
+//! the connection. A later segment that has the connection MAC by chance would begin a connection
+//! without its first bytes, so this MAC has most of the bits. The tuple MAC has the lowest bits,
+//! which change with each byte that we send, so that segments of past connections rarely have it.
 //!
 //! With timestamps, the SYN-ACK's TSval is the sender's millisecond clock with its low six bits
 //! replaced by window scale, SACK and ECN, as in Linux. It is never ahead of that clock, and at
 //! most 63 ms behind. These six bits have no MAC: a peer that changes them changes only its own
 //! connection. Without timestamps a cookie carries the segment size alone.
 //!
-//! *Guesses.* An attacker who cannot see the SYN-ACK has to guess two values. First the MAC, 24
+//! *Guesses.* An attacker who cannot see the SYN-ACK has to guess two values. First the MACs, 24
 //! bits; epoch and index are not secret. Second TSecr, because its time has to lie in the cookie's
 //! own epoch: 64,063 of 2^32 values, so 16 bits. The clock has a secret offset that differs between
 //! tuples (RFC 7323 section 5.4), so no timestamp reveals another's. One acknowledgment in 2^40
-//! makes a connection: at ten million per second, one in thirty hours (with the MAC alone, one in
-//! two seconds). Peers without timestamps are protected by the MAC alone; the device serves none of
+//! makes a connection: at ten million per second, one in thirty hours (with the MACs alone, one in
+//! two seconds). Peers without timestamps are protected by the MACs alone; the device serves none of
 //! those.
 //!
 //! *Replays.* Within its two epochs a cookie is valid as often as it is returned. The host knows
@@ -37,15 +44,21 @@ pub const MSS: [u16; 8] = [536, 1220, 1300, 1360, 1400, 1440, 1460, 8940];
 const OPTION_BITS: u32 = 6;
 const OPTION_MASK: u32 = (1 << OPTION_BITS) - 1;
 /// The window scale that encodes "none".
-const NO_SCALE: u8 = 15;
+const NO_SCALE: u32 = 15;
 /// Milliseconds in an epoch.
 const EPOCH_MS: u64 = 64_000;
 /// `EPOCH_MS` for 32-bit timestamps.
 const EPOCH_TICKS: u32 = 64_000;
 /// Bits of the epoch in a cookie, after a shift.
 const EPOCH_MASK: u32 = 31;
-/// Bits of the MAC in a cookie.
-const MAC_MASK: u32 = 0x00ff_ffff;
+/// Bits of both MACs in a cookie.
+#[cfg(test)]
+const MACS_MASK: u32 = 0x00ff_ffff;
+/// Bits of the tuple MAC in a cookie.
+const TUPLE_MAC_BITS: u32 = 4;
+const TUPLE_MAC_MASK: u32 = (1 << TUPLE_MAC_BITS) - 1;
+/// Bits of the connection MAC in a cookie, after a shift.
+const CONNECTION_MAC_MASK: u32 = (1 << 20) - 1;
 
 /// Options of the peer's SYN that a cookie and its timestamp carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +91,18 @@ pub struct ReturnedCookie {
     pub irs: SeqNum,
     /// TSecr, if the segment has timestamps.
     pub echo: Option<u32>,
+}
+
+/// Result of checking an acknowledgment for a cookie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CookieVerdict {
+    /// The segment acknowledges no valid cookie.
+    Invalid,
+    /// The segment acknowledges a cookie of this tuple, but does not have the sequence number of
+    /// the peer's first segment.
+    Later,
+    /// The segment is the peer's first, and has a valid cookie with these options.
+    First(CookieOptions),
 }
 
 /// Makes and checks cookies.
@@ -134,10 +159,12 @@ impl SynCookies {
     ) -> Option<SynCookie> {
         let index = MSS.iter().rposition(|&mss| mss <= peer.peer_mss)?;
         let index = u32::try_from(index).ok()?;
-        let made =
-            CookieMacInput { irs, epoch: self.epoch, index, has_timestamps: clock.is_some() };
-        let mac = mac(&self.keys[0], tuple, &made);
-        let number = (low32(self.epoch) & EPOCH_MASK) << 27 | index << 24 | mac;
+        let made = CookieMacInput { epoch: self.epoch, index, has_timestamps: clock.is_some() };
+        let macs = CookieMacs::new(&self.keys[0], tuple, &made);
+        let number = (low32(self.epoch) & EPOCH_MASK) << 27
+            | index << 24
+            | macs.of_connection(irs) << TUPLE_MAC_BITS
+            | macs.of_tuple();
         Some(SynCookie {
             number: SeqNum(number),
             tsval: clock.map(|clock| encode_options(clock, peer)),
@@ -155,11 +182,11 @@ impl SynCookies {
         }
     }
 
-    /// Returns the peer's options if it returned a valid cookie of ours. `clock` returns the clock
-    /// of our timestamps for this peer.
+    /// Checks whether the peer returned a valid cookie of ours. `clock` returns the clock of our
+    /// timestamps for this peer.
     ///
-    /// The MAC is checked first, since it stops guesses: a segment that is no cookie costs one
-    /// hash, and only a valid MAC costs a second, for `clock`.
+    /// The tuple's MAC is checked first, since it stops guesses: a segment that is no cookie costs
+    /// one hash, and one in sixteen of them a second, for `clock`.
     #[must_use]
     pub fn check(
         &self,
@@ -167,30 +194,42 @@ impl SynCookies {
         clock: impl FnOnce() -> u32,
         tuple: &Tuple,
         returned: &ReturnedCookie,
-    ) -> Option<CookieOptions> {
+    ) -> CookieVerdict {
+        self.check_valid(now, clock, tuple, returned).unwrap_or(CookieVerdict::Invalid)
+    }
+
+    fn check_valid(
+        &self,
+        now: Instant,
+        clock: impl FnOnce() -> u32,
+        tuple: &Tuple,
+        returned: &ReturnedCookie,
+    ) -> Option<CookieVerdict> {
         let age = self.age(returned.number)?;
         let number = returned.number.0;
         let (key, epoch) = (self.keys.get(age)?, self.epoch.checked_sub(age as u64)?);
-        let (index, irs) = (number >> 24 & 7, returned.irs);
-        let made = CookieMacInput { irs, epoch, index, has_timestamps: returned.echo.is_some() };
-        if mac(key, tuple, &made) != number & MAC_MASK {
+        let index = number >> 24 & 7;
+        let made = CookieMacInput { epoch, index, has_timestamps: returned.echo.is_some() };
+        let macs = CookieMacs::new(key, tuple, &made);
+        if macs.of_tuple() != number & TUPLE_MAC_MASK {
             return None;
+        }
+        if returned.echo.is_some_and(|echo| !is_of_epoch(now, clock(), echo, epoch)) {
+            return None;
+        }
+        if macs.of_connection(returned.irs) != number >> TUPLE_MAC_BITS & CONNECTION_MAC_MASK {
+            return Some(CookieVerdict::Later);
         }
         let peer_mss = MSS.get(index as usize).copied()?;
-        let Some(echo) = returned.echo else {
-            return Some(CookieOptions { peer_mss, peer_scale: None, sack: false, ecn: false });
-        };
-        if !is_of_epoch(now, clock(), echo, epoch) {
-            return None;
-        }
-        let bits = echo & OPTION_MASK;
-        let scale = u8::try_from(bits & 15).ok().filter(|&scale| scale != NO_SCALE);
-        Some(CookieOptions {
+        // Without timestamps no bits carry options.
+        let bits = returned.echo.map_or(NO_SCALE, |echo| echo & OPTION_MASK);
+        let scale = Some(bits & 15).filter(|&scale| scale != NO_SCALE);
+        Some(CookieVerdict::First(CookieOptions {
             peer_mss,
-            peer_scale: scale,
+            peer_scale: scale.and_then(|scale| u8::try_from(scale).ok()),
             sack: bits >> 4 & 1 != 0,
             ecn: bits >> 5 & 1 != 0,
-        })
+        }))
     }
 
     /// Returns a secret offset of the timestamp clock for a tuple (RFC 7323 section 5.4), for a
@@ -208,30 +247,52 @@ impl core::fmt::Debug for SynCookies {
     }
 }
 
-/// Input of the MAC beside the tuple.
+/// Input of both MACs beside the tuple.
 struct CookieMacInput {
-    irs: SeqNum,
     epoch: u64,
     index: u32,
     /// The SYN-ACK had timestamps: the acknowledgment must have them too (RFC 7323 section 3.2).
     has_timestamps: bool,
 }
 
-fn mac(key: &SipHasher24, tuple: &Tuple, made: &CookieMacInput) -> u32 {
-    let last = made.epoch << 4 | u64::from(made.has_timestamps) << 3 | u64::from(made.index);
-    with_bytes(tuple, |bytes| {
-        let mut message = [0; BYTES_MAX + 12];
-        let (head, tail) = message.split_at_mut(bytes.len());
-        head.copy_from_slice(bytes);
-        tail[..4].copy_from_slice(&made.irs.0.to_be_bytes());
-        tail[4..12].copy_from_slice(&last.to_be_bytes());
-        low32(key.hash(&message[..bytes.len() + 12])) & MAC_MASK
-    })
+/// The MACs of a cookie.
+struct CookieMacs<'a> {
+    key: &'a SipHasher24,
+    /// Hash of tuple and input.
+    hash: u64,
+}
+
+impl<'a> CookieMacs<'a> {
+    fn new(key: &'a SipHasher24, tuple: &Tuple, made: &CookieMacInput) -> Self {
+        let last = made.epoch << 4 | u64::from(made.has_timestamps) << 3 | u64::from(made.index);
+        let hash = with_bytes(tuple, |bytes| {
+            let mut message = [0; BYTES_MAX + 8];
+            let (head, tail) = message.split_at_mut(bytes.len());
+            head.copy_from_slice(bytes);
+            tail[..8].copy_from_slice(&last.to_be_bytes());
+            key.hash(&message[..bytes.len() + 8])
+        });
+        Self { key, hash }
+    }
+
+    /// Returns the tuple MAC.
+    fn of_tuple(&self) -> u32 {
+        low32(self.hash) & TUPLE_MAC_MASK
+    }
+
+    /// Returns the connection MAC. The message is shorter
+    /// than each of the tuple's, so that the two hashes never have the same input.
+    fn of_connection(&self, irs: SeqNum) -> u32 {
+        let mut message = [0; 12];
+        message[..8].copy_from_slice(&self.hash.to_be_bytes());
+        message[8..].copy_from_slice(&irs.0.to_be_bytes());
+        low32(self.key.hash(&message)) & CONNECTION_MAC_MASK
+    }
 }
 
 /// Returns the clock with options in its low bits.
 fn encode_options(clock: u32, peer: &CookieOptions) -> u32 {
-    let scale = u32::from(peer.peer_scale.unwrap_or(NO_SCALE));
+    let scale = peer.peer_scale.map_or(NO_SCALE, u32::from);
     let bits = scale | u32::from(peer.sack) << 4 | u32::from(peer.ecn) << 5;
     let ahead = bits > clock & OPTION_MASK;
     (clock & !OPTION_MASK | bits).wrapping_sub(u32::from(ahead) << OPTION_BITS)
@@ -310,6 +371,18 @@ mod tests {
         port: u16,
         returned: ReturnedCookie,
     ) -> Option<CookieOptions> {
+        match verdict_of(cookies, now, port, returned) {
+            CookieVerdict::First(options) => Some(options),
+            CookieVerdict::Invalid | CookieVerdict::Later => None,
+        }
+    }
+
+    fn verdict_of(
+        cookies: &SynCookies,
+        now: Instant,
+        port: u16,
+        returned: ReturnedCookie,
+    ) -> CookieVerdict {
         cookies.check(now, || clock(cookies, now, port), &tuple(port), &returned)
     }
 
@@ -327,10 +400,10 @@ mod tests {
     fn guessing_the_mac_takes_all_its_bits() {
         let (cookies, now) = at(100_000);
         let (cookie, stamp) = make(&cookies, now, 5, &PEER);
-        let upper = cookie.0 & !MAC_MASK;
+        let upper = cookie.0 & !MACS_MASK;
         let taken = |mac: &u32| check(&cookies, now, SeqNum(upper | mac), stamp).is_some();
-        let hits: alloc::vec::Vec<u32> = (0..=MAC_MASK).filter(taken).collect();
-        assert_eq!(hits, [cookie.0 & MAC_MASK]);
+        let hits: alloc::vec::Vec<u32> = (0..=MACS_MASK).filter(taken).collect();
+        assert_eq!(hits, [cookie.0 & MACS_MASK]);
     }
 
     /// With the right MAC, and every timestamp within minutes of the right one: those of the
@@ -422,10 +495,11 @@ mod tests {
         assert!(cookies.advance(Instant::from_millis(128_000)));
         let (second, _) = make(&cookies, Instant::from_millis(128_000), 5, &PEER);
         assert_eq!((second.0 >> 27) - (first.0 >> 27), 1);
-        assert_ne!(first.0 & MAC_MASK, second.0 & MAC_MASK);
+        assert_ne!(first.0 & MACS_MASK, second.0 & MACS_MASK);
         let [new, old] = &cookies.keys;
-        let made = CookieMacInput { irs: IRS, epoch: 3, index: 5, has_timestamps: true };
-        assert_ne!(mac(new, &tuple(5), &made), mac(old, &tuple(5), &made));
+        let made = CookieMacInput { epoch: 3, index: 5, has_timestamps: true };
+        let hash = |key| CookieMacs::new(key, &tuple(5), &made).hash;
+        assert_ne!(hash(new), hash(old));
         assert_eq!((cookies.age(second), cookies.age(first)), (Some(0), Some(1)));
         assert!(cookies.advance(Instant::from_millis(192_000)));
         assert_eq!(cookies.age(first), None);
@@ -451,6 +525,36 @@ mod tests {
             check(&cookies, Instant::from_millis(ms), cookie, stamp).is_some()
         };
         assert!(good_at(160_000) && good_at(191_999) && !good_at(192_000));
+    }
+
+    /// A segment after the first one has no valid connection MAC, whatever its sequence number. The
+    /// other inputs still count: tuple, time and the acknowledgment number.
+    #[test]
+    fn a_later_segment_is_told_from_a_stranger() {
+        let (cookies, now) = at(100_000);
+        for clock in [None, Some(clock(&cookies, now, 5))] {
+            let cookie = cookies.make(clock, &tuple(5), IRS, &PEER).unwrap();
+            let good = ReturnedCookie { number: cookie.number, irs: IRS, echo: cookie.tsval };
+            let later = |by| ReturnedCookie { irs: IRS + by, ..good };
+            let verdicts = (1..100_000).map(|by| verdict_of(&cookies, now, 5, later(by)));
+            let (later_count, first) =
+                verdicts.fold((0, 0), |(later, first), verdict| match verdict {
+                    CookieVerdict::Later => (later + 1, first),
+                    CookieVerdict::First(_) => (later, first + 1),
+                    CookieVerdict::Invalid => (later, first),
+                });
+            // One sequence number in 2^20 has the connection MAC by chance.
+            assert_eq!(later_count + first, 99_999);
+            assert!(first <= 2, "{first}");
+            for sent in 1..=15 {
+                let sent = ReturnedCookie { number: cookie.number + sent, ..later(9) };
+                assert_eq!(verdict_of(&cookies, now, 5, sent), CookieVerdict::Invalid);
+            }
+            assert_eq!(verdict_of(&cookies, now, 6, later(9)), CookieVerdict::Invalid);
+        }
+        let (number, stamp) = make(&cookies, now, 5, &PEER);
+        let late = ReturnedCookie { number, irs: IRS + 9, echo: Some(stamp + 70_000) };
+        assert_eq!(verdict_of(&cookies, now, 5, late), CookieVerdict::Invalid);
     }
 
     /// RFC 7323 section 3.2: all segments have timestamps or none, so that a cookie with the

@@ -12,7 +12,7 @@ use alloc::collections::BTreeMap;
 
 use abi::{Capabilities, FlowId, Refusal};
 use base::{Duration, Instant, Prng, SeqNum, internal_error};
-use tcp_rules::cookie::{CookieOptions, ReturnedCookie, SynCookies};
+use tcp_rules::cookie::{CookieOptions, CookieVerdict, ReturnedCookie, SynCookies};
 use tcp_rules::paws::TsRecent;
 use tcp_rules::time_wait::TimeWaitVerdict;
 use wire::Tuple;
@@ -35,15 +35,13 @@ use crate::tcp::listen::SynCacheEntry;
 /// Time after the last cookie in which an acknowledgment of no connection is checked for one.
 const COOKIE_LIFE: Duration = Duration::from_secs(128);
 
-/// Time for which segments may arrive that left together with one whose connection found no room.
-const REFUSED_FLIGHT: Duration = Duration::from_secs(1);
-
-/// Result of checking an acknowledgment for a cookie.
-enum CookieCheck {
+/// Result of a segment that may have a cookie.
+enum CookieOutcome {
     /// There is no valid cookie.
-    None,
-    /// The cookie is valid, but there is no room for another connection.
-    NoRoom,
+    Invalid,
+    /// The cookie is valid, but there is no room for another connection, or the segment is not the
+    /// peer's first. As in Linux the segment is dropped, because its retransmission may succeed.
+    Dropped,
     Accepted(SocketId),
 }
 
@@ -59,8 +57,6 @@ pub(crate) struct Accept {
     cookies: SynCookies,
     /// Time at which a cookie was last sent; see [`COOKIE_LIFE`].
     cookie_sent: Option<Instant>,
-    /// Time at which a finished handshake last found no room.
-    refused_at: Option<Instant>,
     /// TLS configurations of the TLS listeners, by listener.
     tls_servers: BTreeMap<u32, TlsServer>,
     /// `Ok` if listeners may have set-up offload, or the reason for a refusal.
@@ -80,7 +76,6 @@ impl Accept {
             cookies: SynCookies::new((prng.next_u64(), prng.next_u64())),
             key: InitialNumbersKey::random(prng),
             cookie_sent: None,
-            refused_at: None,
             tls_servers: BTreeMap::new(),
             setup,
             connections_max: config.connections_max,
@@ -118,13 +113,12 @@ impl Accept {
                 if flags.has(TcpFlags::ACK) && !flags.any(TcpFlags::SYN.with(TcpFlags::RST)) =>
             {
                 match self.accept_cookie(streams, cx, listener, tuple, &segment) {
-                    CookieCheck::Accepted(id) => {
+                    CookieOutcome::Accepted(id) => {
                         streams.deliver(cx, id.index, arrival);
                         return;
                     }
-                    // As in Linux: the peer retransmits; there may be room then.
-                    CookieCheck::NoRoom => {}
-                    CookieCheck::None => reset_unknown(cx, tuple, &arrival),
+                    CookieOutcome::Dropped => {}
+                    CookieOutcome::Invalid => reset_unknown(cx, tuple, &arrival),
                 }
             }
             _ => reset_unknown(cx, tuple, &arrival),
@@ -245,21 +239,25 @@ impl Accept {
         listener: u32,
         tuple: &Tuple,
         segment: &TcpHeader,
-    ) -> CookieCheck {
+    ) -> CookieOutcome {
         if self.cookie_sent.is_none_or(|sent| cx.now.since(sent) > COOKIE_LIFE) {
-            return CookieCheck::None;
+            return CookieOutcome::Invalid;
         }
         let (iss, irs) = (segment.ack - 1, segment.seq - 1);
         let ts = segment.options.timestamps;
         let returned = ReturnedCookie { number: iss, irs, echo: ts.map(|t| t.echo) };
         self.cookies.advance(cx.now);
         let clock = || timestamp(cx.now, self.key.timestamp_offset(cx.config, tuple));
-        let Some(found) = self.cookies.check(cx.now, clock, tuple, &returned) else {
-            if self.has_refused_lately(cx.now) {
-                return CookieCheck::NoRoom;
+        let found = match self.cookies.check(cx.now, clock, tuple, &returned) {
+            CookieVerdict::First(found) => found,
+            CookieVerdict::Later => {
+                cx.out.counters.tcp_first_segment_missing += 1;
+                return CookieOutcome::Dropped;
             }
-            cx.out.counters.tcp_syn_cookies_failed += 1;
-            return CookieCheck::None;
+            CookieVerdict::Invalid => {
+                cx.out.counters.tcp_syn_cookies_failed += 1;
+                return CookieOutcome::Invalid;
+            }
         };
         let options = Negotiated {
             timestamps: cx.config.timestamps && ts.is_some(),
@@ -279,16 +277,10 @@ impl Accept {
             found.peer_scale,
         );
         let Some(id) = self.establish(streams, cx, &entry, None) else {
-            return CookieCheck::NoRoom;
+            return CookieOutcome::Dropped;
         };
         cx.out.counters.tcp_syn_cookies_accepted += 1;
-        CookieCheck::Accepted(id)
-    }
-
-    /// Returns whether a segment without a valid cookie may follow one that had a valid cookie and
-    /// found no room. It is dropped like that one: the peer will retransmit both.
-    fn has_refused_lately(&self, now: Instant) -> bool {
-        self.refused_at.is_some_and(|at| now.since(at) <= REFUSED_FLIGHT)
+        CookieOutcome::Accepted(id)
     }
 
     /// Returns whether a listener has room for another connection.
@@ -310,7 +302,6 @@ impl Accept {
         let listener = *streams.listeners.get(entry.listener)?;
         if !self.admits(streams, entry.listener) {
             cx.out.counters.tcp_listen_drops += 1;
-            self.refused_at = Some(cx.now);
             return None;
         }
         let id = streams.table.next_id();

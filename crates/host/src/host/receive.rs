@@ -4,6 +4,7 @@
 //! before anything else in it is used. Packets for no service are counted.
 
 use abi::link::RxFrame;
+use abi::setup::HandshakeSegment;
 use abi::{Checksum, Op, ReceivedFrame};
 use tcp_rules::black_hole::minimum_mtu;
 use wire::checksum::pseudo_header;
@@ -90,12 +91,21 @@ impl Services {
             metadata: received.metadata,
             ce: ip.ecn == 3,
         };
-        if let Some(established) = received.established {
-            let on = (&tuple, hash);
-            match self.accept.accept_established(streams, cx, established, on, place, arrival) {
-                Some(other) => arrival = other,
-                None => return,
+        match received.handshake {
+            Some(HandshakeSegment::First(established)) => {
+                let on = (&tuple, hash);
+                match self.accept.accept_established(streams, cx, established, on, place, arrival) {
+                    Some(other) => arrival = other,
+                    None => return,
+                }
             }
+            Some(HandshakeSegment::Later) if place.is_none() => {
+                // Not a reset: the retransmitted first segment establishes the connection.
+                cx.out.counters.tcp_first_segment_missing += 1;
+                cx.out.recycle.push_back(arrival.packet);
+                return;
+            }
+            Some(HandshakeSegment::Later) | None => {}
         }
         match place {
             Some(TupleOwner::Connection(index))

@@ -3,6 +3,7 @@
 
 use abi::link::RxFrame;
 use abi::quic::QuicSteering;
+use abi::setup::HandshakeSegment;
 use abi::{Checksum, Event, Op};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -88,7 +89,8 @@ fn connections_are_set_up_whatever_queue_of_the_link_their_segments_take() {
             .deliver(usize::from(port + 1) % QUEUES, &frame(&tuple, &ack(&tuple, &syn_ack), b""));
         let events = devices.events();
         let [(at, queue, Event::Received(received))] = &events[..] else { panic!("{events:?}") };
-        assert!(at == queue && received.established.is_some(), "by the device of the queue");
+        let is_first = matches!(received.handshake, Some(HandshakeSegment::First(_)));
+        assert!(at == queue && is_first, "by the device of the queue");
         established[*at] += 1;
         for (at, _, event) in events {
             let Event::Received(received) = event else { continue };

@@ -1,6 +1,6 @@
 //! Actions of the test as a device that sets up and tears down connections.
 
-use abi::setup::{Established, ListenId, SetupListen};
+use abi::setup::{Established, HandshakeSegment, ListenId, SetupListen};
 use abi::teardown::Teardown;
 use abi::{Event, Op, ReceivedFrame};
 use base::SeqNum;
@@ -52,8 +52,13 @@ impl ScriptedTcpPeer {
         let value = PEER_TS + u32::try_from(self.ms()).unwrap_or(0);
         self.deliver_frame(
             &Seg { tsval: seg.tsval.or(Some(value)), ..seg.clone() },
-            Some(established),
+            Some(HandshakeSegment::First(established)),
         );
+    }
+
+    /// Delivers `seg` as a frame that the device has marked as one after the first.
+    pub fn device_marks_later(&mut self, seg: &Seg) {
+        self.deliver_frame(seg, Some(HandshakeSegment::Later));
     }
 
     /// Sends a segment from the peer. The host receives it, but sends nothing until it is run.
@@ -61,13 +66,13 @@ impl ScriptedTcpPeer {
         self.deliver_frame(seg, None);
     }
 
-    fn deliver_frame(&mut self, seg: &Seg, established: Option<Established>) {
+    fn deliver_frame(&mut self, seg: &Seg, handshake: Option<HandshakeSegment>) {
         let frame = self.build_frame(seg);
         self.peer_nxt += seg.len.unwrap_or(0) + u32::from(seg.flags.has(crate::TcpFlags::FIN));
         let packet = self.pool.copy(&frame).expect("the frame fits a buffer");
         let received = ReceivedFrame::new(packet, self.checksum, 0, 0);
         let received =
-            ReceivedFrame { established, teardowns_taken: self.device_teardowns_taken, ..received };
+            ReceivedFrame { handshake, teardowns_taken: self.device_teardowns_taken, ..received };
         self.host.handle_event(self.now, Event::Received(received));
         while let Some(notice) = self.host.poll_notice() {
             if let Notice::Accepted(_, socket) = notice {

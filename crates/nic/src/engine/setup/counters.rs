@@ -29,6 +29,9 @@ base::counters! {
         /// Acknowledgments with a valid cookie and no payload, withheld from a host that waits for
         /// payload.
         setup_deferred,
+        /// Segments that acknowledge a valid cookie and are not the peer's first. The host drops
+        /// those of connections that it does not have yet (`tcp_first_segment_missing`).
+        setup_later_acks,
         /// Segments with ACK and no valid cookie, passed to the host. Nearly all belong to
         /// established connections; the host counts the others as `tcp_no_connection`.
         setup_passed_acks,

@@ -64,8 +64,8 @@ impl Engine for SetupEngine {
         let room = out.has_run_room();
         match self.receive(now, queue, received.packet.as_slice(), tcp, room) {
             SetupVerdict::Pass => return false,
-            SetupVerdict::Established(established) => {
-                received.established = Some(established);
+            SetupVerdict::Mark(handshake) => {
+                received.handshake = Some(handshake);
                 return false;
             }
             SetupVerdict::Answer(header) => {

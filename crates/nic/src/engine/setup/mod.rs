@@ -7,7 +7,8 @@
 //! returns a valid cookie is passed to the host together with the negotiated options, with or
 //! without payload: if the last segment of the handshake is lost, the first payload establishes the
 //! connection. With `defer_accept`, the host sees only an acknowledgment that has payload or a FIN
-//! (`TCP_DEFER_ACCEPT`).
+//! (`TCP_DEFER_ACCEPT`). If the peer's first segment is lost and a later one arrives, that one is
+//! marked for the host, which drops it instead of answering with a reset.
 //!
 //! Invariants: no memory is used per connection; a segment is answered, annotated, dropped or
 //! passed on, and never changed; a reset establishes no connection. Guessing a valid acknowledgment
@@ -26,10 +27,10 @@ mod listeners;
 
 use core::net::IpAddr;
 
-use abi::setup::{Established, ListenId, SetupLimits, SetupListen};
+use abi::setup::{Established, HandshakeSegment, ListenId, SetupLimits, SetupListen};
 use abi::{PacketHeader, Refusal};
 use base::{Instant, SeqNum, low32};
-use tcp_rules::cookie::{CookieOptions, ReturnedCookie, SynCookies};
+use tcp_rules::cookie::{CookieOptions, CookieVerdict, ReturnedCookie, SynCookies};
 use wire::emit::{EthernetAddrs, IpHeader, tcp_headers};
 use wire::frame::protocol;
 use wire::tcp::{TcpFlags, TcpHeader, TcpOptions, TcpTimestamps};
@@ -58,8 +59,8 @@ pub(crate) enum SetupVerdict {
     Pass,
     /// A SYN, to be answered by this SYN-ACK: headers without checksums.
     Answer(PacketHeader),
-    /// An acknowledgment with a valid cookie: pass to the host with the negotiated options.
-    Established(Established),
+    /// An acknowledgment of a valid cookie: pass to the host with this mark.
+    Mark(HandshakeSegment),
     /// An acknowledgment with a valid cookie and nothing else, to a port that waits for payload:
     /// drop.
     Deferred,
@@ -348,9 +349,16 @@ fn acknowledge(
     };
     let returned = ReturnedCookie { number: ack - 1, irs: seq - 1, echo: Some(echo) };
     let clock = || clock(now, cookies, &at.tuple);
-    let Some(peer) = cookies.check(now, clock, &at.tuple, &returned) else {
-        counters.setup_passed_acks += 1;
-        return SetupVerdict::Pass;
+    let peer = match cookies.check(now, clock, &at.tuple, &returned) {
+        CookieVerdict::First(peer) => peer,
+        CookieVerdict::Later => {
+            counters.setup_later_acks += 1;
+            return SetupVerdict::Mark(HandshakeSegment::Later);
+        }
+        CookieVerdict::Invalid => {
+            counters.setup_passed_acks += 1;
+            return SetupVerdict::Pass;
+        }
     };
     let listen = &listener.listen;
     if listen.defer_accept && tcp.len() == header_len && !segment.flags.has(TcpFlags::FIN) {
@@ -358,12 +366,12 @@ fn acknowledge(
         return SetupVerdict::Deferred;
     }
     counters.setup_established += 1;
-    SetupVerdict::Established(Established {
+    SetupVerdict::Mark(HandshakeSegment::First(Established {
         listener: listen.listener,
         peer_mss: peer.peer_mss,
         peer_scale: peer.peer_scale,
         // The peer may have tampered with the cookie's options: grant no more than was offered.
         sack: peer.sack && listen.sack,
         ecn: peer.ecn && listen.ecn,
-    })
+    }))
 }
