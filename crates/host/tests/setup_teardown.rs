@@ -56,8 +56,8 @@ fn segment(teardown: &Teardown) -> TcpHeader {
     TcpHeader::parse(&header.as_slice()[header.l4()..]).unwrap().0
 }
 
-/// The device withholds the acknowledgment of its SYN-ACK, and the first segment is lost. Later ones
-/// are dropped: a reset would end a connection that the first one still establishes.
+/// The device withholds the acknowledgment of its SYN-ACK, and the first segment is lost. Later
+/// ones are dropped: a reset would end a connection that the first one still establishes.
 #[test]
 fn segments_after_a_lost_first_one_cause_no_reset() {
     let mut t = server();

@@ -2,18 +2,20 @@
 //! AccelTCP section 4.1). Used by the device for each SYN of a port that it listens on, and by the
 //! host when its SYN cache is full. Keeps keys, and nothing about connections.
 //!
-//! The SYN-ACK's sequence number is `epoch (5 bits) | MSS index (3 bits) | connection MAC (20 bits) |
-//! tuple MAC (4 bits)`. The tuple MAC is SipHash-2-4 over the tuple, the whole epoch, the index, and
-//! whether there are timestamps; the connection MAC also covers the peer's initial sequence number.
-//! Epochs last 64 s; a cookie is valid in its own epoch and the next. Each epoch has its own key,
-//! derived from a master key that all devices of a host share, so that any of them can check.
+//! The SYN-ACK's sequence number is `epoch (5 bits) | MSS index (3 bits) | connection MAC (20 bits)
+//! | tuple MAC (4 bits)`. The tuple MAC is SipHash-2-4 over the tuple, the whole epoch, the index,
+//! and whether there are timestamps; the connection MAC also covers the peer's initial sequence
+//! number. Epochs last 64 s; a cookie is valid in its own epoch and the next. Each epoch has its
+//! own key, derived from a master key that all devices of a host share, so that any of them can
+//! check.
 //!
 //! *Lost first segments.* Only the peer's first segment has the sequence number from which the
 //! connection MAC can be checked. If it is lost, the peer's next segment still has a valid tuple
-//! MAC. It must not be answered with a reset, because the retransmitted first segment will establish
-//! the connection. A later segment that has the connection MAC by chance would begin a connection
-//! without its first bytes, so this MAC has most of the bits. The tuple MAC has the lowest bits,
-//! which change with each byte that we send, so that segments of past connections rarely have it.
+//! MAC. It must not be answered with a reset, because the retransmitted first segment will
+//! establish the connection. A later segment that has the connection MAC by chance would begin a
+//! connection without its first bytes, so this MAC has most of the bits. The tuple MAC has the
+//! lowest bits, which change with each byte that we send, so that segments of past connections
+//! rarely have it.
 //!
 //! With timestamps, the SYN-ACK's TSval is the sender's millisecond clock with its low six bits
 //! replaced by window scale, SACK and ECN, as in Linux. It is never ahead of that clock, and at
@@ -25,8 +27,8 @@
 //! own epoch: 64,063 of 2^32 values, so 16 bits. The clock has a secret offset that differs between
 //! tuples (RFC 7323 section 5.4), so no timestamp reveals another's. One acknowledgment in 2^40
 //! makes a connection: at ten million per second, one in thirty hours (with the MACs alone, one in
-//! two seconds). Peers without timestamps are protected by the MACs alone; the device serves none of
-//! those.
+//! two seconds). Peers without timestamps are protected by the MACs alone; the device serves none
+//! of those.
 //!
 //! *Replays.* Within its two epochs a cookie is valid as often as it is returned. The host knows
 //! its present and past connections.
