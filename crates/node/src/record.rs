@@ -248,7 +248,7 @@ fn describe_received(received: &ReceivedFrame) -> RecordDescription {
     match received.handshake {
         Some(HandshakeSegment::First(_)) => frame.detail.push_str(", established by the device"),
         Some(HandshakeSegment::Later) => {
-            frame.detail.push_str(", after a segment that establishes")
+            frame.detail.push_str(", later than the peer's first segment")
         }
         None => {}
     }

@@ -187,7 +187,7 @@ impl SynCookies {
     /// Checks whether the peer returned a valid cookie of ours. `clock` returns the clock of our
     /// timestamps for this peer.
     ///
-    /// The tuple's MAC is checked first, since it stops guesses: a segment that is no cookie costs
+    /// The tuple MAC is checked first, since it stops guesses: a segment that is no cookie costs
     /// one hash, and one in sixteen of them a second, for `clock`.
     #[must_use]
     pub fn check(
@@ -282,8 +282,8 @@ impl<'a> CookieMacs<'a> {
         low32(self.hash) & TUPLE_MAC_MASK
     }
 
-    /// Returns the connection MAC. The message is shorter
-    /// than each of the tuple's, so that the two hashes never have the same input.
+    /// Returns the connection MAC. Its message is shorter than every message with a tuple, so that
+    /// the two hashes never have the same input.
     fn of_connection(&self, irs: SeqNum) -> u32 {
         let mut message = [0; 12];
         message[..8].copy_from_slice(&self.hash.to_be_bytes());
