@@ -59,6 +59,7 @@ impl Benchmark for ProxyLiveArgs {
     fn run(&self, to: &mut BenchReport) -> Result<(), Failure> {
         tools::check_root()?;
         tools::check_programs()?;
+        tools::check(&[("haproxy", "haproxy")])?;
         let lab = ProxyLiveServers::start(&ROWS, self.link, &self.proxy_option)?;
         let servers = lab.servers();
         for &row in &self.rows {

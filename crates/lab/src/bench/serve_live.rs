@@ -10,7 +10,7 @@
 //!
 //! Needs root, for the namespaces' interfaces. All processes that it starts end with it.
 
-mod servers;
+pub(super) mod servers;
 
 use std::collections::BTreeMap;
 
@@ -19,6 +19,7 @@ use serde_json::{Map, Value, json};
 
 use super::experiment::{BenchReport, Benchmark};
 use super::live::comparison::{Measured, Rounds, RunValue, report};
+use super::live::environment::LiveTestbed;
 use super::live::load::{self, LoadRun};
 use super::live::machine::machine;
 use super::live::outboard::LiveLink;
@@ -66,7 +67,7 @@ impl Benchmark for ServeLiveArgs {
     fn run(&self, to: &mut BenchReport) -> Result<(), Failure> {
         tools::check_root()?;
         tools::check_programs()?;
-        let lab = ServeLiveServers::start(&ROWS, self.link, &self.serve_option)?;
+        let lab = ServeLiveServers::start(LiveTestbed::new(&ROWS)?, self.link, &self.serve_option)?;
         let congestion = select_congestion_control(&lab, &self.rows)?;
         let measured = self.rounds.compare(&self.rows, |row, server, seconds, _| {
             if server == 0 {

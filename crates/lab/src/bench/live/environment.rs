@@ -5,6 +5,7 @@
 //! object is dropped, and by the kernel (`PR_SET_PDEATHSIG`) if this program is killed.
 
 use std::ffi::OsStr;
+use std::fmt::{self, Display};
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::Ipv4Addr;
@@ -57,7 +58,10 @@ impl Drop for TempDirGuard {
 
 /// A server under load.
 pub(crate) struct LiveServer {
+    /// Its first process, which holds its namespace.
     pub(crate) process: Process,
+    /// Further processes, of a server that has one for each core.
+    pub(crate) others: Vec<Process>,
     pub(crate) addr: Ipv4Addr,
     /// A process in the client's network namespace, which holds it; `None` if the client uses the
     /// server's namespace.
@@ -69,24 +73,59 @@ impl LiveServer {
         self.process.0.id()
     }
 
+    /// Returns the process numbers of all processes.
+    pub(crate) fn pids(&self) -> impl Iterator<Item = u32> {
+        std::iter::once(&self.process).chain(&self.others).map(|process| process.0.id())
+    }
+
     /// Returns a process in the client's network namespace.
     pub(crate) fn client_namespace(&self) -> u32 {
         self.client.as_ref().map_or_else(|| self.pid(), |client| client.0.id())
     }
 }
 
+/// CPU cores that a program may use. Displayed as taskset(1) reads them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct CoreList(pub(crate) Vec<usize>);
+
+impl Display for CoreList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let cores: Vec<String> = self.0.iter().map(usize::to_string).collect();
+        f.write_str(&cores.join(","))
+    }
+}
+
 /// Temporary folder, and the cores of server and client.
 pub(crate) struct LiveTestbed {
     folder: TempDirGuard,
-    pub(crate) server_core: usize,
-    pub(crate) client_core: usize,
+    pub(crate) server_cores: CoreList,
+    pub(crate) client_cores: CoreList,
 }
 
 impl LiveTestbed {
-    /// Creates the folder, with the served files and the script for wrk.
+    /// Creates the folder, with the served files and the script for wrk, for servers and clients on
+    /// one core each.
     pub(crate) fn new(rows: &[LoadRow]) -> Result<Self, Failure> {
-        let (client_core, server_core) = cores()?;
-        let bed = Self { folder: make_folder()?, server_core, client_core };
+        Self::with_cores(rows, 1)
+    }
+
+    /// Creates the folder, with the served files and the script for wrk. Servers have the last
+    /// `count` cores that this process may use, clients the first `count`.
+    pub(crate) fn with_cores(rows: &[LoadRow], count: usize) -> Result<Self, Failure> {
+        let all = allowed_cores();
+        if count == 0 || all.len() < 2 * count {
+            return Err(Failure::Unavailable(format!(
+                "{} CPU cores are required, half of them for the client; this process may use {}",
+                2 * count.max(1),
+                all.len()
+            )));
+        }
+        let (client_cores, rest) = all.split_at(count);
+        let bed = Self {
+            folder: make_folder(count)?,
+            server_cores: CoreList(rest[rest.len() - count..].to_vec()),
+            client_cores: CoreList(client_cores.to_vec()),
+        };
         let site = bed.site();
         write_files(&site, rows).map_err(|e| cannot_write(&site, &e))?;
         fs::write(bed.script(), WRK_SCRIPT).map_err(|e| cannot_write(&bed.script(), &e))?;
@@ -116,13 +155,13 @@ pub(crate) fn command_in_namespace(pid: u32, name: &str) -> Command {
     command
 }
 
-/// Returns a command that runs a program in a new network namespace, on one core, and is killed if
-/// we die. Each of the wrappers executes the next one, so that the child process is the program
+/// Returns a command that runs a program in a new network namespace, on these cores, and is killed
+/// if we die. Each of the wrappers executes the next one, so that the child process is the program
 /// itself.
-pub(crate) fn in_new_namespace(core: usize, name: &Path) -> Command {
+pub(crate) fn in_new_namespace(cores: &CoreList, name: &Path) -> Command {
     let mut command = program("setpriv");
     command.args(["--pdeathsig", "KILL", "unshare", "--net", "taskset", "--cpu-list"]);
-    command.arg(core.to_string()).arg(name);
+    command.arg(cores.to_string()).arg(name);
     command
 }
 
@@ -132,28 +171,30 @@ pub(crate) fn spawn(command: &mut Command) -> Result<Process, Failure> {
     child.map(Process).map_err(|e| Failure::System(format!("cannot run {name}: {e}")))
 }
 
-/// Returns a core for the client and one for the server: the first and the last that this process
-/// may use.
-fn cores() -> Result<(usize, usize), Failure> {
+/// Returns the cores that this process may use.
+pub(crate) fn allowed_cores() -> Vec<usize> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let list = status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:")).unwrap_or("");
-    let mut ends = list.trim().split([',', '-']).filter_map(|n| n.parse().ok());
-    match (ends.next(), ends.next_back()) {
-        (Some(first), Some(last)) => Ok((first, last)),
-        _ => Err(Failure::Unavailable(
-            "at least two CPU cores are required, one for the server and one for the client"
-                .to_owned(),
-        )),
-    }
+    parse_cores(list)
+}
+
+/// Parses a list of cores and ranges of cores, such as `0-3,8`.
+fn parse_cores(list: &str) -> Vec<usize> {
+    let range = |item: &str| {
+        let (first, last) = item.split_once('-').unwrap_or((item, item));
+        Some(first.parse().ok()?..=last.parse().ok()?)
+    };
+    list.trim().split(',').filter_map(range).flatten().collect()
 }
 
 pub(crate) fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {
     Failure::System(format!("cannot write {}: {error}", path.display()))
 }
 
-fn make_folder() -> Result<TempDirGuard, Failure> {
+/// Creates the folder of a testbed with `count` cores for servers, of which there is one at a time.
+fn make_folder(count: usize) -> Result<TempDirGuard, Failure> {
     use std::os::unix::fs::DirBuilderExt;
-    let path = std::env::temp_dir().join(format!("outboard-live-{}", std::process::id()));
+    let path = std::env::temp_dir().join(format!("outboard-live-{}-{count}", std::process::id()));
     // Fails if the path exists, so that no other user can have prepared it.
     fs::DirBuilder::new().mode(0o700).create(&path).map_err(|e| cannot_write(&path, &e))?;
     Ok(TempDirGuard(path))
@@ -211,7 +252,7 @@ pub(crate) fn start_third_party(
 ) -> Result<Process, Failure> {
     let name = program.file_name().unwrap_or_default().to_string_lossy();
     let log = bed.path().join(format!("{name}.log"));
-    let mut command = in_new_namespace(bed.server_core, program);
+    let mut command = in_new_namespace(&bed.server_cores, program);
     command.args(arguments).stdout(Stdio::null()).stderr(log_file(&log)?);
     let process = spawn(&mut command)?;
     let pid = process.0.id();
@@ -229,12 +270,12 @@ pub(crate) fn link_client_namespace(
     let server = process.0.id();
     link_namespaces(client.0.id(), server, link)?;
     add_address(server, VETH_SERVER, link.server)?;
-    Ok(LiveServer { process, addr: link.server, client: Some(client) })
+    Ok(LiveServer { process, others: Vec::new(), addr: link.server, client: Some(client) })
 }
 
 /// Starts a process that holds a new network namespace.
 pub(crate) fn hold_namespace(bed: &LiveTestbed) -> Result<Process, Failure> {
-    let mut command = in_new_namespace(bed.client_core, Path::new("sleep"));
+    let mut command = in_new_namespace(&bed.client_cores, Path::new("sleep"));
     let holder = spawn(command.arg("infinity"))?;
     let log = bed.path().join("client.log");
     wait_until("a namespace", &log, || has_own_namespace(holder.0.id()))?;

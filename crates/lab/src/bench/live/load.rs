@@ -7,7 +7,7 @@ use std::fs;
 use std::process::Command;
 
 use super::LoadRow;
-use super::environment::{LiveServer, LiveTestbed, command_in_namespace};
+use super::environment::{CoreList, LiveServer, LiveTestbed, command_in_namespace};
 use super::tools::output;
 use cli::Failure;
 
@@ -29,11 +29,11 @@ pub(crate) struct LoadRun {
     pub(crate) errors: String,
     /// CPU seconds of the server, all threads.
     pub(crate) server_s: f64,
-    /// Seconds during which the server's core was busy with any work.
+    /// Seconds during which the server's cores were busy with any work.
     pub(crate) core_s: f64,
     /// Seconds of `core_s` that were spent in interrupts.
     pub(crate) interrupts_s: f64,
-    /// Fraction of the time during which the client's core was busy; near 1, the client is the
+    /// Fraction of the time during which the client's cores were busy; near 1, the client is the
     /// bottleneck.
     pub(crate) client_busy: f64,
     /// Context switches of the server's threads, voluntary and involuntary.
@@ -66,7 +66,8 @@ impl LoadRun {
     }
 }
 
-/// Runs wrk for a number of seconds.
+/// Runs wrk for a number of seconds, with a thread for each of the client's cores and the row's
+/// connections for each of them.
 pub(crate) fn run(
     server: &LiveServer,
     bed: &LiveTestbed,
@@ -74,8 +75,10 @@ pub(crate) fn run(
     seconds: u32,
 ) -> Result<LoadRun, Failure> {
     let mut wrk = command_in_namespace(server.client_namespace(), "taskset");
-    wrk.arg("--cpu-list").arg(bed.client_core.to_string()).args(["wrk", "--threads", "1"]);
-    wrk.arg("--connections").arg(row.connections.to_string());
+    let threads = u32::try_from(bed.client_cores.0.len()).unwrap_or(u32::MAX);
+    wrk.arg("--cpu-list").arg(bed.client_cores.to_string());
+    wrk.arg("wrk").arg("--threads").arg(threads.to_string());
+    wrk.arg("--connections").arg(row.connections.saturating_mul(threads).to_string());
     wrk.arg("--duration").arg(format!("{seconds}s")).arg("--script").arg(bed.script());
     if row.close {
         wrk.args(["--header", "Connection: close"]);
@@ -100,7 +103,8 @@ pub(crate) fn measure(
     run.server_s = after.server_s - before.server_s;
     run.core_s = after.core.busy_s - before.core.busy_s;
     run.interrupts_s = after.core.interrupts_s - before.core.interrupts_s;
-    run.client_busy = (after.client.busy_s - before.client.busy_s) / run.seconds;
+    let client_s = after.client.busy_s - before.client.busy_s;
+    run.client_busy = client_s / run.seconds / bed.client_cores.0.len() as f64;
     run.switches = after.switches - before.switches;
     Ok(run)
 }
@@ -135,8 +139,9 @@ fn parse_wrk(said: &str, row: LoadRow) -> Option<LoadRun> {
     })
 }
 
+/// Time of a core, or of several.
 #[derive(Clone, Copy, Default)]
-struct Core {
+struct CoreTime {
     busy_s: f64,
     interrupts_s: f64,
 }
@@ -144,26 +149,30 @@ struct Core {
 struct Snapshot {
     server_s: f64,
     switches: f64,
-    core: Core,
-    client: Core,
+    core: CoreTime,
+    client: CoreTime,
 }
 
 impl Snapshot {
     fn take(server: &LiveServer, bed: &LiveTestbed) -> Result<Self, Failure> {
-        let pid = server.pid();
         let read = |path: String| {
             let gone = |e| Failure::System(format!("server exited: cannot read {path}: {e}"));
             fs::read_to_string(&path).map_err(gone)
         };
-        let stat = read(format!("/proc/{pid}/stat"))?;
+        let (mut server_s, mut switches) = (0.0, 0.0);
+        for pid in server.pids() {
+            let stat = read(format!("/proc/{pid}/stat"))?;
+            server_s += process_time(&stat).unwrap_or_default();
+            let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+            let statuses = threads.filter_map(|t| fs::read_to_string(t.path().join("status")).ok());
+            switches += statuses.map(|status| context_switches(&status)).sum::<f64>();
+        }
         let cores = read("/proc/stat".to_owned())?;
-        let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-        let statuses = threads.filter_map(|t| fs::read_to_string(t.path().join("status")).ok());
         Ok(Self {
-            server_s: process_time(&stat).unwrap_or_default(),
-            switches: statuses.map(|status| context_switches(&status)).sum(),
-            core: core_time(&cores, bed.server_core).unwrap_or_default(),
-            client: core_time(&cores, bed.client_core).unwrap_or_default(),
+            server_s,
+            switches,
+            core: cores_time(&cores, &bed.server_cores),
+            client: cores_time(&cores, &bed.client_cores),
         })
     }
 }
@@ -176,13 +185,23 @@ fn process_time(stat: &str) -> Option<f64> {
     Some((ticks(14)? + ticks(15)?) / TICKS_PER_S)
 }
 
+/// Returns the sum of the times of these cores.
+fn cores_time(stat: &str, cores: &CoreList) -> CoreTime {
+    let mut sum = CoreTime::default();
+    for core in cores.0.iter().filter_map(|&core| core_time(stat, core)) {
+        sum.busy_s += core.busy_s;
+        sum.interrupts_s += core.interrupts_s;
+    }
+    sum
+}
+
 /// Parses a core's line of /proc/stat: user nice system idle iowait irq softirq steal.
-fn core_time(stat: &str, core: usize) -> Option<Core> {
+fn core_time(stat: &str, core: usize) -> Option<CoreTime> {
     let name = format!("cpu{core} ");
     let line = stat.lines().find_map(|line| line.strip_prefix(&name))?;
     let ticks: Vec<f64> = line.split_whitespace().filter_map(|n| n.parse().ok()).collect();
     let &[user, nice, system, _, _, irq, softirq, ..] = &ticks[..] else { return None };
-    Some(Core {
+    Some(CoreTime {
         busy_s: (user + nice + system + irq + softirq) / TICKS_PER_S,
         interrupts_s: (irq + softirq) / TICKS_PER_S,
     })
@@ -225,6 +244,8 @@ mod tests {
         let core = core_time(cores, 1).unwrap();
         assert_eq!((core.busy_s, core.interrupts_s), (4.0, 1.0));
         assert!(core_time(cores, 2).is_none());
+        let twice = cores_time(cores, &CoreList(vec![1, 1, 2]));
+        assert_eq!((twice.busy_s, twice.interrupts_s), (8.0, 2.0));
         let status = "Name:\tx\nvoluntary_ctxt_switches:\t3\nnonvoluntary_ctxt_switches:\t4\n";
         assert_eq!(context_switches(status), 7.0);
     }

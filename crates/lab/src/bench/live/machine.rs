@@ -20,8 +20,8 @@ pub(crate) fn machine(bed: &LiveTestbed, programs: &[&str]) -> Value {
         "cpu": model.map(|(_, name)| name),
         "kernel": read("/proc/sys/kernel/osrelease").trim(),
         "cores": std::thread::available_parallelism().map_or(0, std::num::NonZero::get),
-        "server_core": bed.server_core,
-        "client_core": bed.client_core,
+        "server_cores": bed.server_cores.0,
+        "client_cores": bed.client_cores.0,
         "outboard": env!("CARGO_PKG_VERSION"),
     });
     for name in programs {

@@ -12,8 +12,9 @@ use clap::ValueEnum;
 use serde_json::Value;
 
 use super::environment::{
-    LiveServer, LiveTestbed, Process, VethLink, command_in_namespace, hold_namespace,
-    in_new_namespace, link_namespaces, log_file, spawn, wait_for_line, write_certificate,
+    CoreList, LiveServer, LiveTestbed, Process, VETH_SERVER, VethLink, command_in_namespace,
+    hold_namespace, in_new_namespace, link_namespaces, log_file, spawn, wait_for_line,
+    write_certificate,
 };
 use super::tools::{check, output, program};
 use cli::Failure;
@@ -73,17 +74,27 @@ fn link_empty_namespaces(
 /// Makes the client's kernel compute checksums and segment: on virtual Ethernet it leaves both to
 /// the receiver, and XDP sockets cannot do them.
 fn complete_packets(client: u32) -> Result<(), Failure> {
-    check(&[("ethtool", "ethtool")])?;
     let mut ethtool = command_in_namespace(client, "ethtool");
     output(ethtool.args(["-K", "client", "tx", "off", "tso", "off", "gso", "off"])).map(drop)
 }
 
-/// Returns a command that runs a program in the network namespace of a process, on one core, and is
-/// killed if we die.
-pub(crate) fn in_namespace_of(pid: u32, core: usize, name: &Path) -> Command {
+/// Gives both interfaces a queue for each core of the server: an XDP socket receives from one queue
+/// of the interface.
+fn set_queues(bed: &LiveTestbed, veth: &LinkedNamespaces) -> Result<(), Failure> {
+    let count = bed.server_cores.0.len().to_string();
+    for (process, name) in [(&veth.client, "client"), (&veth.server, VETH_SERVER)] {
+        let mut ethtool = command_in_namespace(process.0.id(), "ethtool");
+        output(ethtool.args(["-L", name, "rx", &count, "tx", &count]))?;
+    }
+    Ok(())
+}
+
+/// Returns a command that runs a program in the network namespace of a process, on these cores, and
+/// is killed if we die.
+pub(crate) fn in_namespace_of(pid: u32, cores: &CoreList, name: &Path) -> Command {
     let mut command = program("setpriv");
     command.args(["--pdeathsig", "KILL", "nsenter", &format!("--net=/proc/{pid}/ns/net")]);
-    command.args(["taskset", "--cpu-list", &core.to_string()]).arg(name);
+    command.args(["taskset", "--cpu-list", &cores.to_string()]).arg(name);
     command
 }
 
@@ -99,11 +110,13 @@ pub(crate) fn start_outboard(
     let log = bed.path().join(format!("{name}.log"));
     let veth = link.has_veth().then(|| link_empty_namespaces(bed, addresses)).transpose()?;
     if let (LiveLink::Xdp, Some(veth)) = (link, &veth) {
+        check(&[("ethtool", "ethtool")])?;
         complete_packets(veth.client.0.id())?;
+        set_queues(bed, veth)?;
     }
     let mut command = match &veth {
-        Some(veth) => in_namespace_of(veth.server.0.id(), bed.server_core, &program),
-        None => in_new_namespace(bed.server_core, &program),
+        Some(veth) => in_namespace_of(veth.server.0.id(), &bed.server_cores, &program),
+        None => in_new_namespace(&bed.server_cores, &program),
     };
     command.args(arguments).arg("--control").arg(bed.path().join(name));
     command.args(["--link", link.argument(), "--addr", &format!("{}/24", addresses.server)]);
@@ -112,7 +125,8 @@ pub(crate) fn start_outboard(
     // The `try:` line is the last one that it prints before it serves.
     wait_for_line(&mut process, "try:", "outboard", &log)?;
     // From here on our program holds the server's namespace.
-    Ok(LiveServer { process, addr: addresses.server, client: veth.map(|veth| veth.client) })
+    let client = veth.map(|veth| veth.client);
+    Ok(LiveServer { process, others: Vec::new(), addr: addresses.server, client })
 }
 
 /// Starts `outboard serve` with HTTP/3 and these options, like [`start_outboard`]. Also returns the

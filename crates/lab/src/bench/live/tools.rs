@@ -6,9 +6,8 @@ use std::process::{Command, Stdio};
 
 use cli::Failure;
 
-/// Programs, and the Debian packages that contain them.
-const PROGRAMS: [(&str, &str); 8] = [
-    ("haproxy", "haproxy"),
+/// Programs that most benchmarks need, and the Debian packages that contain them.
+const PROGRAMS: [(&str, &str); 7] = [
     ("nginx", "nginx-light"),
     ("wrk", "wrk"),
     ("ip", "iproute2"),

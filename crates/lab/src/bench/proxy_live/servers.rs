@@ -77,7 +77,7 @@ fn start_backend(bed: &LiveTestbed, name: &str, namespace: u32) -> Result<Proces
     let log = folder.join("log");
     let config = write_nginx_config(&folder, &backend_config(&bed.site()))?;
     let mut command = command_in_namespace(namespace, "taskset");
-    command.arg("--cpu-list").arg(bed.client_core.to_string());
+    command.arg("--cpu-list").arg(bed.client_cores.to_string());
     command.args(["setpriv", "--pdeathsig", "KILL", "nginx", "-e"]).arg(&log);
     command.arg("-c").arg(&config).stdout(Stdio::null()).stderr(log_file(&log)?);
     let process = spawn(&mut command)?;

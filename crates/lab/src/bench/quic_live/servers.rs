@@ -56,7 +56,7 @@ impl QuicLiveServers {
         let bed = LiveTestbed::new(rows)?;
         let (outboard, files) = start_http3(&bed, NAME, options, (link, OUTBOARD))?;
         let log = bed.path().join("quinn.log");
-        let mut command = in_new_namespace(bed.server_core, &server);
+        let mut command = in_new_namespace(&bed.server_cores, &server);
         command.arg("0.0.0.0:443").arg(bed.site()).args(files);
         command.stdout(Stdio::piped()).stderr(log_file(&log)?);
         let mut process = spawn(&mut command)?;
@@ -73,7 +73,7 @@ impl QuicLiveServers {
         seconds: u32,
     ) -> Result<LoadRun, Failure> {
         let mut command = command_in_namespace(server.client_namespace(), "taskset");
-        command.arg("--cpu-list").arg(self.bed.client_core.to_string()).arg(&self.client);
+        command.arg("--cpu-list").arg(self.bed.client_cores.to_string()).arg(&self.client);
         command.arg(format!("{}:443", server.addr)).arg(format!("/{}", row.name));
         command.args([row.connections, row.streams, seconds].map(|n| n.to_string()));
         load::measure(&mut command, server, &self.bed, row)

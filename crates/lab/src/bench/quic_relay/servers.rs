@@ -91,7 +91,7 @@ impl QuicRelayServers {
     fn inside(&self, server: &LiveServer, program: &Path) -> std::process::Command {
         let mut command = command_in_namespace(server.pid(), "setpriv");
         command.args(["--pdeathsig", "KILL", "taskset", "--cpu-list"]);
-        command.arg(self.bed.client_core.to_string()).arg(program);
+        command.arg(self.bed.client_cores.to_string()).arg(program);
         command
     }
 
@@ -142,7 +142,7 @@ fn parse(said: &str) -> Option<PullResult> {
 /// Starts a server over kernel UDP; its client runs in the same namespace.
 fn start_udp(bed: &LiveTestbed, name: &Path, words: &[&str]) -> Result<LiveServer, Failure> {
     let process = start_third_party(bed, name, words, has_udp_port)?;
-    Ok(LiveServer { process, addr: Ipv4Addr::LOCALHOST, client: None })
+    Ok(LiveServer { process, others: Vec::new(), addr: Ipv4Addr::LOCALHOST, client: None })
 }
 
 /// Returns whether UDP port 443 is in use in the namespace of a process.

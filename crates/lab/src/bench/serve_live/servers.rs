@@ -5,30 +5,37 @@
 //!
 //! [`outboard`]: crate::bench::live::outboard
 
+use std::fs;
 use std::net::Ipv4Addr;
 use std::path::Path;
+use std::process::Stdio;
 
 use crate::bench::live::LoadRow;
 use crate::bench::live::environment::{
-    CERT, KEY, LiveServer, LiveTestbed, NGINX_FILES, VethLink, command_in_namespace, is_listening,
-    link_client_namespace, start_third_party, write_certificate, write_nginx_config,
+    CERT, KEY, LiveServer, LiveTestbed, NGINX_FILES, Process, VethLink, cannot_write,
+    command_in_namespace, is_listening, link_client_namespace, log_file, spawn, start_third_party,
+    wait_until, write_certificate, write_nginx_config,
 };
-use crate::bench::live::outboard::{LiveLink, OUTBOARD, start_outboard};
+use crate::bench::live::outboard::{LiveLink, OUTBOARD, in_namespace_of, start_outboard};
 use crate::bench::live::tools::output;
 use cli::Failure;
 
 const NGINX: VethLink =
     VethLink { client: Ipv4Addr::new(10, 78, 0, 1), server: Ipv4Addr::new(10, 78, 0, 2) };
 
+/// Names of the control sockets of our servers.
+const HTTP: &str = "http";
+const HTTPS: &str = "https";
+
 /// nginx and its link.
-pub(super) struct Nginx {
+pub(crate) struct Nginx {
     server: LiveServer,
     /// The system's default congestion control.
     congestion: String,
 }
 
 impl Nginx {
-    pub(super) const fn server(&self) -> &LiveServer {
+    pub(crate) const fn server(&self) -> &LiveServer {
         &self.server
     }
 
@@ -48,43 +55,48 @@ impl Nginx {
 }
 
 /// All processes, and the folder.
-pub(super) struct ServeLiveServers {
+pub(crate) struct ServeLiveServers {
     // Dropped in this order: the servers before their folder.
     plain: LiveServer,
     /// A second instance, in a namespace of its own, that serves HTTPS.
     secure: LiveServer,
-    pub(super) nginx: Nginx,
-    pub(super) bed: LiveTestbed,
+    pub(crate) nginx: Nginx,
+    pub(crate) bed: LiveTestbed,
 }
 
 impl ServeLiveServers {
-    /// Writes the files, starts all servers and waits until they listen.
-    pub(super) fn start(
-        rows: &[LoadRow],
+    /// Starts all servers on the cores of the testbed and waits until they listen.
+    pub(crate) fn start(
+        bed: LiveTestbed,
         link: LiveLink,
         serve_options: &[String],
     ) -> Result<Self, Failure> {
-        let bed = LiveTestbed::new(rows)?;
         let (cert, key) = write_certificate(bed.path())?;
         let site = bed.site().to_string_lossy().into_owned();
         let start = |name: &str, options: &[String]| {
             let arguments = [&["serve".to_owned(), site.clone()], options].concat();
             start_outboard(&bed, name, &arguments, (link, OUTBOARD))
         };
-        let plain = start("http", serve_options)?;
+        let plain = start(HTTP, serve_options)?;
         let tls = ["--tls", "--tls-cert", &cert, "--tls-key", &key].map(str::to_owned);
-        let secure = start("https", &[&tls[..], serve_options].concat())?;
+        let secure = start(HTTPS, &[&tls[..], serve_options].concat())?;
         let nginx = start_nginx(&bed)?;
         Ok(Self { plain, secure, nginx, bed })
     }
 
+    /// Returns our servers, with the names of their control sockets.
+    pub(crate) fn ours(&self) -> [(&'static str, &LiveServer); 2] {
+        [(HTTP, &self.plain), (HTTPS, &self.secure)]
+    }
+
     /// Returns our server for a row.
-    pub(super) const fn outboard(&self, row: LoadRow) -> &LiveServer {
+    pub(crate) const fn outboard(&self, row: LoadRow) -> &LiveServer {
         if row.tls { &self.secure } else { &self.plain }
     }
 }
 
-/// Starts nginx over HTTP and HTTPS. Without kernel TLS it cannot use sendfile over TLS, so it
+/// Starts nginx over HTTP and HTTPS, with a process for each core; the processes listen with
+/// `SO_REUSEPORT`. Without kernel TLS it cannot use sendfile over TLS, so it
 /// reads files in chunks of 256 KiB and sends records of 16 KiB.
 fn start_nginx(bed: &LiveTestbed) -> Result<Nginx, Failure> {
     let (folder, site) = (bed.path().display(), bed.site());
@@ -103,9 +115,39 @@ fn start_nginx(bed: &LiveTestbed) -> Result<Nginx, Failure> {
     // It listens on any address, so it is ready before its interface exists.
     let process =
         start_third_party(bed, Path::new("nginx"), arguments, |pid| is_listening(pid, 80))?;
-    let server = link_client_namespace(bed, process, NGINX)?;
+    let mut server = link_client_namespace(bed, process, NGINX)?;
+    for index in 1..bed.server_cores.0.len() {
+        server.others.push(start_further_nginx(bed, server.pid(), index, &http)?);
+    }
     let sysctl = "/proc/sys/net/ipv4/tcp_congestion_control";
     let congestion =
         output(command_in_namespace(server.pid(), "cat").arg(sysctl))?.trim().to_owned();
     Ok(Nginx { server, congestion })
+}
+
+/// Starts another process of nginx in the namespace of the first one.
+fn start_further_nginx(
+    bed: &LiveTestbed,
+    namespace: u32,
+    index: usize,
+    http: &str,
+) -> Result<Process, Failure> {
+    let folder = bed.path().join(format!("nginx-{index}"));
+    fs::create_dir(&folder).map_err(|e| cannot_write(&folder, &e))?;
+    let log = folder.join("log");
+    let config = write_nginx_config(&folder, http)?;
+    let mut command = in_namespace_of(namespace, &bed.server_cores, Path::new("nginx"));
+    command.arg("-e").arg(&log).arg("-c").arg(&config);
+    command.stdout(Stdio::null()).stderr(log_file(&log)?);
+    let process = spawn(&mut command)?;
+    let name = process.0.id();
+    wait_until("nginx", &log, || has_listener(name))?;
+    Ok(process)
+}
+
+/// Returns whether a process has its listening sockets: nginx opens its event queue after them.
+fn has_listener(pid: u32) -> bool {
+    let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let targets = open.filter_map(|file| fs::read_link(file.path()).ok());
+    targets.into_iter().any(|target| target.to_string_lossy().contains("[eventpoll]"))
 }

@@ -21,8 +21,8 @@ use super::experiment::{
 };
 use super::live::LoadRow;
 use super::live::environment::{
-    LiveServer, LiveTestbed, Process, command_in_namespace, hold_namespace, log_file, spawn,
-    wait_for_line,
+    CoreList, LiveServer, LiveTestbed, Process, command_in_namespace, hold_namespace, log_file,
+    spawn, wait_for_line,
 };
 use super::live::load::{self, LoadRun};
 use super::live::outboard::in_namespace_of;
@@ -160,18 +160,19 @@ impl ForwardingTestbed {
     fn measure(&self, kind: ForwarderKind, seconds: u32) -> Result<LoadRun, Failure> {
         let program = std::env::current_exe()
             .map_err(|e| Failure::System(format!("cannot determine this program's path: {e}")))?;
-        let command = |core, role| {
-            let mut command = in_namespace_of(self.holder.0.id(), core, &program);
+        let command = |cores: &CoreList, role| {
+            let mut command = in_namespace_of(self.holder.0.id(), cores, &program);
             command.args(["bench", "splice-frames", role, kind.name()]);
             command
         };
         let log = self.bed.path().join("forwarder.log");
-        let mut forwarder = command(self.bed.server_core, "--forward");
+        let mut forwarder = command(&self.bed.server_cores, "--forward");
         forwarder.stdout(Stdio::piped()).stderr(log_file(&log)?);
         let mut process = spawn(&mut forwarder)?;
         wait_for_line(&mut process, "ready", kind.name(), &log)?;
-        let server = LiveServer { process, addr: Ipv4Addr::UNSPECIFIED, client: None };
-        let mut sender = command(self.bed.client_core, "--send-to");
+        let server =
+            LiveServer { process, others: Vec::new(), addr: Ipv4Addr::UNSPECIFIED, client: None };
+        let mut sender = command(&self.bed.client_cores, "--send-to");
         sender.arg("--seconds").arg(seconds.to_string());
         let row = LoadRow::new(kind.name(), FRAME_BYTES, 1);
         load::measure(&mut sender, &server, &self.bed, row)
