@@ -12,6 +12,7 @@ use crate::nvme_tcp::DdpTeardownDone;
 use crate::quic::{self, QuicStatus};
 use crate::setup::{HandshakeSegment, ListenId};
 use crate::splice::{SpliceClosed, SpliceId};
+use crate::steering::SteeringReason;
 use crate::teardown::{TeardownDone, TeardownRefused};
 use crate::{FileId, FlowId, PacketBuf, Refusal};
 
@@ -122,6 +123,8 @@ pub struct ReceivedFrame {
     /// arrived (modulo 2^32). The host learns from it which handed-over connections the device did
     /// not know yet.
     pub teardowns_taken: u32,
+    /// Why another queue's device handed the frame over, if one did.
+    pub steered: SteeringReason,
 }
 
 impl ReceivedFrame {
@@ -142,6 +145,7 @@ impl ReceivedFrame {
             handshake: None,
             quic: None,
             teardowns_taken: 0,
+            steered: SteeringReason::Current,
         }
     }
 

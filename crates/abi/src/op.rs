@@ -15,6 +15,7 @@ use crate::nvme_tcp::{DdpSetup, PduRange};
 use crate::quic::{QuicAdd, QuicId, QuicProtect, QuicRekey, QuicRouteChange};
 use crate::setup::{ListenId, SetupListen};
 use crate::splice::{Splice, SpliceId};
+use crate::steering::SegmentHandOver;
 use crate::teardown::Teardown;
 
 /// The host's number for a connection. The device only compares it and repeats it in events.
@@ -121,6 +122,9 @@ pub enum Op {
     /// [`Op::Teardown`] of its connection, and the device has taken it by now; or the host has
     /// reassembled it from fragments.
     Return(RxFrame),
+    /// Hands a segment over to the device of another queue, whose host may have its connection. Not
+    /// answered.
+    HandOver(SegmentHandOver),
     /// Takes over two connections and relays between them. Answered by [`crate::Event::Spliced`].
     Splice(Box<Splice>),
     /// Starts relaying. Carries the frames that the host received before [`crate::Event::Spliced`]

@@ -1,26 +1,116 @@
 //! Steering of flows to queues: the hash of a flow's tuple selects the host that owns the flow.
 //!
-//! All devices and hosts of a stack have the same seed, so they agree on the queue of each tuple,
-//! wherever a frame arrives. A device with a queue of its own hands frames of other queues over to
-//! their devices; a host opens connections only from ports whose hash leads to its own queue.
-//! [`crate::quic::QuicSteering`] does the same for QUIC datagrams, by connection ID.
+//! All devices and hosts of a stack share one [`FlowSteering`], so they agree on the queue of each
+//! tuple, wherever a frame arrives. A device with a queue of its own hands frames of other queues
+//! over to their devices; a host opens connections only from ports whose hash leads to its own
+//! queue. [`crate::quic::QuicSteering`] does the same for QUIC datagrams, by connection ID.
+//!
+//! # Moving an entry
+//!
+//! As in RSS, the hash selects an entry of an indirection table, and the entry names the queue. An
+//! entry of TCP flows can be moved to another queue ([`FlowSteering::move_entry`]). Its connections
+//! stay with the hosts that have them: SYNs go to the new queue, and so does every other segment
+//! first. If the new queue's host has no connection for a segment, the device hands it over to the
+//! entry's former queue, and remembers the flow ([`SteeringReason::Former`]). If the former queue's
+//! host does not have it either, the segment comes back ([`SteeringReason::Returned`]), and the new
+//! queue's host answers it. So no segment is answered by a host while another one has its
+//! connection, and none is handed over without end.
+//!
+//! An entry can be moved again once its former queue has none of its flows
+//! ([`FlowSteering::release`]). UDP datagrams and fragments have no state that could be searched
+//! for: they are not moved.
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 
 use core::net::Ipv4Addr;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use base::Prng;
 use wire::rss::Toeplitz;
 use wire::{Endpoint, Tuple};
 
+use crate::link::RxFrame;
+
 /// Greatest number of queues over which ports in sequence are known to be spread, a power of two.
 const SPREAD_MAX: u32 = 128;
 
+/// Maximum number of entries of the indirection table.
+const ENTRIES_MAX: u32 = 512;
+
+/// Bits of an entry that hold its queue; the former queue plus one is above them.
+const QUEUE_BITS: u32 = 16;
+
+/// Queues whose hosts may have the flows of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowOwners {
+    /// The queue of new flows.
+    pub current: usize,
+    /// The queue of which older flows may be left; `None` if there are none.
+    pub former: Option<usize>,
+}
+
+impl FlowOwners {
+    /// Returns the owners of flows that are not moved.
+    #[must_use]
+    pub const fn only(current: usize) -> Self {
+        Self { current, former: None }
+    }
+
+    const fn from_entry(entry: u32) -> Self {
+        let former = (entry >> QUEUE_BITS) as usize;
+        Self { current: (entry & 0xffff) as usize, former: former.checked_sub(1) }
+    }
+
+    const fn to_entry(self) -> u32 {
+        let former = match self.former {
+            Some(queue) => queue as u32 + 1,
+            None => 0,
+        };
+        former << QUEUE_BITS | self.current as u32
+    }
+}
+
+/// Reason for which a device hands a frame over to the device of another queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum SteeringReason {
+    /// The table names the queue.
+    #[default]
+    Current,
+    /// The host of the current queue has no connection for the segment.
+    Former,
+    /// Neither has the host of the former queue: the current one answers the segment.
+    Returned,
+}
+
+/// A frame on its way to the device of another queue.
+#[derive(Debug)]
+pub struct SteeredFrame {
+    /// The frame as received.
+    pub frame: RxFrame,
+    /// Why it is handed over.
+    pub reason: SteeringReason,
+}
+
+/// A segment that a host has no connection for, while another queue's host may have one.
+#[derive(Debug)]
+pub struct SegmentHandOver {
+    /// The queue whose device gets the segment.
+    pub queue: usize,
+    /// The flow.
+    pub tuple: Tuple,
+    /// The segment, with [`SteeringReason::Former`] or [`SteeringReason::Returned`].
+    pub frame: SteeredFrame,
+}
+
 /// Selects the queue of a flow by the RSS hash of its tuple.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct FlowSteering {
     rss: Toeplitz,
     queues: u32,
+    /// The indirection table. Its length is a multiple of the number of queues, so that it agrees
+    /// with [`Self::fixed_queue`] until an entry is moved.
+    entries: Box<[AtomicU32]>,
 }
 
 impl FlowSteering {
@@ -32,31 +122,16 @@ impl FlowSteering {
     /// would be on half of the queues. Such keys are not used.
     #[must_use]
     pub fn new(seed: u64, queues: usize) -> Self {
-        let queues = u32::try_from(queues).unwrap_or(u32::MAX).max(1);
+        let queues = u32::try_from(queues).unwrap_or(u32::MAX).clamp(1, u32::from(u16::MAX) - 1);
+        let count = (ENTRIES_MAX / queues).max(1) * queues;
+        let entries: Box<[AtomicU32]> = (0..count).map(|n| AtomicU32::new(n % queues)).collect();
         let mut prng = Prng::new(seed);
         loop {
-            let steering = Self { rss: Toeplitz::random(&mut prng), queues };
-            if steering.spreads_ports_in_sequence() {
-                return steering;
+            let rss = Toeplitz::random(&mut prng);
+            if spreads_ports_in_sequence(&rss, queues) {
+                return Self { rss, queues, entries };
             }
         }
-    }
-
-    /// Returns whether ports in sequence, four times as many as there are queues, lead to all
-    /// queues, for local ports and for remote ports. Each queue's share of them is then equal if
-    /// the number of queues is a power of two.
-    fn spreads_ports_in_sequence(&self) -> bool {
-        let values =
-            self.queues.checked_next_power_of_two().map_or(SPREAD_MAX, |n| n.min(SPREAD_MAX));
-        let end = |port| Endpoint { addr: Ipv4Addr::UNSPECIFIED.into(), port };
-        let spreads = |tuple: &dyn Fn(u16) -> Tuple| {
-            let ports = 0..u16::try_from(4 * values).unwrap_or(u16::MAX);
-            let seen =
-                ports.fold(0_u128, |seen, port| seen | 1 << (self.hash(&tuple(port)) % values));
-            seen.count_ones() == values
-        };
-        spreads(&|port| Tuple { local: end(0), remote: end(port) })
-            && spreads(&|port| Tuple { local: end(port), remote: end(0) })
     }
 
     /// Returns the hash of a tuple, whose `local` side is the stack's.
@@ -65,16 +140,74 @@ impl FlowSteering {
         self.rss.hash(tuple)
     }
 
-    /// Returns the queue that a hash leads to.
+    /// Returns the queue of UDP datagrams and fragments with this hash, which are not moved.
     #[must_use]
-    pub const fn queue_of_hash(&self, hash: u32) -> usize {
+    pub const fn fixed_queue(&self, hash: u32) -> usize {
         (hash % self.queues) as usize
     }
 
-    /// Returns the queue that a tuple leads to.
+    /// Returns the number of entries of the table.
+    #[must_use]
+    pub const fn entries(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Returns the entry of the TCP flows with this hash.
+    #[must_use]
+    pub const fn entry_of(&self, hash: u32) -> usize {
+        hash as usize % self.entries.len()
+    }
+
+    /// Returns the queues of an entry.
+    ///
+    /// # Panics
+    /// Panics if there is no such entry.
+    #[must_use]
+    pub fn owners_of_entry(&self, entry: usize) -> FlowOwners {
+        FlowOwners::from_entry(self.entries[entry].load(Ordering::Acquire))
+    }
+
+    /// Returns the queues of TCP flows with this hash.
+    #[must_use]
+    pub fn owners(&self, hash: u32) -> FlowOwners {
+        self.owners_of_entry(self.entry_of(hash))
+    }
+
+    /// Returns the queue to which SYNs of a tuple lead.
     #[must_use]
     pub fn queue_of(&self, tuple: &Tuple) -> usize {
-        self.queue_of_hash(self.hash(tuple))
+        self.owners(self.hash(tuple)).current
+    }
+
+    /// Moves an entry to the queue `to`. Returns false if it is there already, if there is no such
+    /// queue, or if flows of a former queue may be left.
+    ///
+    /// # Panics
+    /// Panics if there is no such entry.
+    pub fn move_entry(&self, entry: usize, to: usize) -> bool {
+        let before = self.owners_of_entry(entry);
+        if before.former.is_some() || before.current == to || to >= self.queues() {
+            return false;
+        }
+        let after = FlowOwners { current: to, former: Some(before.current) };
+        self.replace(entry, before, after)
+    }
+
+    /// Ends the move of an entry, none of whose flows is left at the queue `former`. Returns false
+    /// if that is not the entry's former queue.
+    ///
+    /// # Panics
+    /// Panics if there is no such entry.
+    pub fn release(&self, entry: usize, former: usize) -> bool {
+        let before = self.owners_of_entry(entry);
+        before.former == Some(former)
+            && self.replace(entry, before, FlowOwners::only(before.current))
+    }
+
+    fn replace(&self, entry: usize, before: FlowOwners, after: FlowOwners) -> bool {
+        let (before, after) = (before.to_entry(), after.to_entry());
+        let entry = &self.entries[entry];
+        entry.compare_exchange(before, after, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
     /// Returns the number of queues.
@@ -90,7 +223,22 @@ impl FlowSteering {
     }
 }
 
-/// The queue whose flows a host owns.
+/// Returns whether ports in sequence, four times as many as there are queues, lead to all queues,
+/// for local ports and for remote ports. Each queue's share of them is then equal if the number of
+/// queues is a power of two.
+fn spreads_ports_in_sequence(rss: &Toeplitz, queues: u32) -> bool {
+    let values = queues.checked_next_power_of_two().map_or(SPREAD_MAX, |n| n.min(SPREAD_MAX));
+    let end = |port| Endpoint { addr: Ipv4Addr::UNSPECIFIED.into(), port };
+    let spreads = |tuple: &dyn Fn(u16) -> Tuple| {
+        let ports = 0..u16::try_from(4 * values).unwrap_or(u16::MAX);
+        let seen = ports.fold(0_u128, |seen, port| seen | 1 << (rss.hash(&tuple(port)) % values));
+        seen.count_ones() == values
+    };
+    spreads(&|port| Tuple { local: end(0), remote: end(port) })
+        && spreads(&|port| Tuple { local: end(port), remote: end(0) })
+}
+
+/// The queue of a device and its host.
 #[derive(Clone, Debug)]
 pub struct OwnQueue {
     /// Steering of all queues.
@@ -100,10 +248,12 @@ pub struct OwnQueue {
 }
 
 impl OwnQueue {
-    /// Returns whether a tuple leads to this queue.
+    /// Returns whether a tuple leads to this queue, and no other queue's host can have its
+    /// connection.
     #[must_use]
     pub fn owns(&self, tuple: &Tuple) -> bool {
-        self.steering.queue_of(tuple) == self.index
+        let owners = self.steering.owners(self.steering.hash(tuple));
+        owners == FlowOwners::only(self.index)
     }
 }
 
@@ -151,5 +301,28 @@ mod tests {
         }
         assert!(seen.iter().all(|&n| n > 60), "{seen:?}");
         assert_eq!(FlowSteering::new(7, 0).queues(), 1);
+    }
+
+    #[test]
+    fn an_entry_moves_once_its_former_queue_has_released_it() {
+        for queues in [1, 2, 3, 7, 512, 600] {
+            let steering = FlowSteering::new(7, queues);
+            assert!((0..5000).all(|hash| {
+                steering.owners(hash) == FlowOwners::only(steering.fixed_queue(hash))
+            }));
+        }
+        let steering = Arc::new(FlowSteering::new(7, 3));
+        let hash = 3 * 1000 + 1;
+        let entry = steering.entry_of(hash);
+        assert!(!steering.move_entry(entry, 1) && !steering.move_entry(entry, 3));
+        assert!(steering.move_entry(entry, 2));
+        assert_eq!(steering.owners(hash), FlowOwners { current: 2, former: Some(1) });
+        assert_eq!(steering.fixed_queue(hash), 1);
+        assert!(!steering.move_entry(entry, 0) && !steering.release(entry, 0));
+        assert!(steering.release(entry, 1) && !steering.release(entry, 1));
+        assert!(steering.move_entry(entry, 0));
+        assert_eq!(steering.owners(hash), FlowOwners { current: 0, former: Some(2) });
+        let others = (0..steering.entries()).filter(|&other| other != entry);
+        assert!(others.into_iter().all(|n| steering.owners_of_entry(n).former.is_none()));
     }
 }

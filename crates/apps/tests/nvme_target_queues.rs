@@ -253,7 +253,7 @@ fn target_machine(own: OwnQueue, disk: SharedDisk) -> TestMachine<SharedDisk> {
         l5o: Some(L5oConfig::new(Arc::new(Provider))),
         file: Some(FileConfig::default()),
         queues: own.steering.queues(),
-        own_queue: Some(own.index),
+        own_queue: Some(own.clone()),
         rss_seed: SEED,
         ..DeviceConfig::new([2, 0, 0, 0, 0, SERVER])
     };

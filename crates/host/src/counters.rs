@@ -329,6 +329,8 @@ base::counters! {
         /// Frames returned to the device because they arrived before it had taken over their
         /// connection.
         hand_over_frames_returned,
+        /// Segments of no connection, handed over to another queue that may have it.
+        tcp_handed_over,
         /// Connections that the device refused to tear down.
         hand_over_refused,
         /// Refused tear-downs whose connection could only be reset.

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use abi::steering::{FlowSteering, OwnQueue};
+use abi::steering::{FlowOwners, FlowSteering, OwnQueue, SteeringReason};
 use base::{Duration, Instant};
 use outboard_host::SocketError;
 use testkit::{ScriptedTcpPeer, seg};
@@ -512,5 +512,86 @@ fn active_opens_use_ports_that_lead_to_their_own_queue() {
             let local = t.host.local(socket).expect("it is open");
             assert_eq!(steering.queue_of(&Tuple { local, remote }), index);
         }
+    }
+}
+
+/// A server whose queue 1 has, or had, the entry of its peer's flows; the other queue is 0.
+fn server_of_moved_entry(moved_to: usize) -> ScriptedTcpPeer {
+    let steering = Arc::new(FlowSteering::new(3, 2));
+    let from = 1 - moved_to;
+    // The hash of the peer's frames is 0, whose entry belongs to queue 0 at first.
+    let entry = steering.entry_of(0);
+    if from == 1 {
+        assert!(steering.move_entry(entry, 1) && steering.release(entry, 0));
+    }
+    assert!(steering.move_entry(entry, moved_to));
+    ScriptedTcpPeer::server_with(|config| config.own_queue = Some(OwnQueue { steering, index: 1 }))
+}
+
+/// The new queue's host has no connection for a segment: the former queue's host may have.
+#[test]
+fn segments_of_no_connection_go_to_the_former_queue() {
+    let mut t = server_of_moved_entry(1);
+    t.send(seg!(ACK seq 5 ack 77 len 100));
+    t.send(seg!(RST seq 5));
+    t.send(seg!(SYN ACK seq 5 ack 9));
+    assert_eq!(t.take_handed_over(), [(0, SteeringReason::Former); 3]);
+    t.expect_nothing();
+    // A SYN is a new connection's, whatever the former queue has.
+    t.send(seg!(SYN mss 1460));
+    t.expect(seg!(SYN ACK seq 0 ack 1 mss 1460));
+    // Segments of an older connection on this tuple must not be reset by the new one's state.
+    t.send(seg!(ACK seq 5000 ack 77_000 len 100));
+    t.send(seg!(RST seq 5000));
+    assert_eq!(t.take_handed_over(), [(0, SteeringReason::Former); 2]);
+    t.expect_nothing();
+    t.send(seg!(ACK));
+    assert!(t.accepted().is_some());
+    assert_eq!((t.take_handed_over().len(), t.count("tcp_handed_over")), (0, 5));
+}
+
+/// A segment that the former queue's host does not know either is answered here.
+#[test]
+fn segments_that_return_from_the_former_queue_are_answered() {
+    let mut t = server_of_moved_entry(1);
+    t.steered = SteeringReason::Returned;
+    t.send(seg!(ACK seq 5 ack 77 len 100));
+    t.expect(seg!(RST));
+    assert!(t.take_handed_over().is_empty());
+}
+
+/// The former queue's host returns what it has no connection for, and keeps its connections.
+#[test]
+fn the_former_queue_returns_segments_of_no_connection() {
+    let mut t = server_of_moved_entry(0);
+    t.steered = SteeringReason::Former;
+    t.send(seg!(ACK seq 5 ack 77 len 100));
+    assert_eq!(t.take_handed_over(), [(0, SteeringReason::Returned)]);
+    t.expect_nothing();
+    // A SYN that was on its way when the entry was moved.
+    t.steered = SteeringReason::Current;
+    t.send(seg!(SYN mss 1460));
+    assert_eq!(t.take_handed_over(), [(0, SteeringReason::Returned)]);
+    t.expect_nothing();
+}
+
+/// Ports of moved entries are not used: the former queue may have a connection on the same tuple.
+#[test]
+fn active_opens_use_no_ports_of_moved_entries() {
+    let steering = Arc::new(FlowSteering::new(3, 2));
+    let moved = |steering: &FlowSteering| {
+        (0..steering.entries()).filter(|&entry| entry % 8 == 1).for_each(|entry| {
+            assert!(steering.move_entry(entry, 0));
+        });
+    };
+    moved(&steering);
+    let own = OwnQueue { steering: Arc::clone(&steering), index: 0 };
+    let mut t = ScriptedTcpPeer::server_with(|config| config.own_queue = Some(own));
+    for last in 2..40 {
+        let remote = Endpoint { addr: [10, 77, 0, last].into(), port: 80 };
+        let socket = t.host.connect(Instant::ZERO, remote).expect("a port is free");
+        let local = t.host.local(socket).expect("it is open");
+        let owners = steering.owners(steering.hash(&Tuple { local, remote }));
+        assert_eq!(owners, FlowOwners::only(0));
     }
 }

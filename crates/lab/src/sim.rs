@@ -211,7 +211,7 @@ struct Totals {
 }
 
 /// Counters of the summary, with their descriptions: injected faults, and their effects.
-const SUMMARY_COUNTERS: [(&str, &str); 167] = [
+const SUMMARY_COUNTERS: [(&str, &str); 170] = [
     ("responses", "responses, verified byte by byte"),
     ("bytes", "bytes read by clients"),
     ("errors", "connections that failed"),
@@ -250,6 +250,9 @@ const SUMMARY_COUNTERS: [(&str, &str); 167] = [
     ("file_memory_waits", "transmits that waited for device memory"),
     ("worlds_with_queues", "runs with several queues"),
     ("rx_steered_in", "frames handed over between devices"),
+    ("steering_entries_moved", "entries of the steering that moved"),
+    ("rx_steered_former", "segments of older flows, handed over to the former queue"),
+    ("rx_steered_returned", "segments that the former queue handed back"),
     ("setup_accepted", "connections that devices set up"),
     ("quasi_tcbs_promoted", "of those, quasi-TCBs promoted"),
     ("handed_over", "connections torn down by devices"),

@@ -9,6 +9,7 @@ use abi::FileLimits;
 use abi::aligned::PAGE_BYTES;
 use abi::crypto::CryptoProvider;
 use abi::l5o::ResyncMode;
+use abi::steering::OwnQueue;
 use alloc::sync::Arc;
 
 /// Value of [`DeviceConfig::transmit_bytes_max`] for long transmits: four frames of 64 KiB (the
@@ -29,12 +30,13 @@ const BLOCK_PAGES_MAX: usize = 256;
 pub struct DeviceConfig {
     /// Ethernet address of the device. Frames to other unicast addresses are dropped.
     pub mac: [u8; 6],
-    /// Queues of hosts, at least one. RSS spreads received flows over them.
+    /// Queues of hosts, at least one, if this device serves all of them. RSS spreads received flows
+    /// over them.
     pub queues: usize,
     /// The device's own queue, if each queue has a device: received frames of other queues are
     /// handed over to their devices before any engine sees them ([`crate::Device::poll_steered`]).
     /// `None` if this device serves all queues.
-    pub own_queue: Option<usize>,
+    pub own_queue: Option<OwnQueue>,
     /// The file engine; `None` disables it.
     pub file: Option<FileConfig>,
     /// The layer-5 engine; `None` disables it.

@@ -1,5 +1,6 @@
 //! Counters of the pipeline. Each engine has its own, in its folder.
 
+use abi::steering::SteeringReason;
 use abi::{Checksum, ReceivedFrame};
 
 /// Concatenates the alarm names of the parts of one engine.
@@ -76,6 +77,25 @@ base::counters! {
         rx_steered_in,
         /// Dropped: the device of the frame's queue had no room for it.
         rx_steered_dropped,
+        /// Part of `rx_steered_out`: segments of older flows, for the former queue of an entry that
+        /// was moved.
+        rx_steered_former,
+        /// Part of `rx_steered_out`: segments that the former queue's host has no connection for,
+        /// back to the current queue.
+        rx_steered_returned,
+    }
+}
+
+impl SteeringCounters {
+    /// Adds `change` to the counters of frames that are handed over for this reason.
+    pub(crate) const fn count_out(&mut self, reason: SteeringReason, change: u64) {
+        self.rx_steered_out = self.rx_steered_out.wrapping_add(change);
+        let counter = match reason {
+            SteeringReason::Current => return,
+            SteeringReason::Former => &mut self.rx_steered_former,
+            SteeringReason::Returned => &mut self.rx_steered_returned,
+        };
+        *counter = counter.wrapping_add(change);
     }
 }
 

@@ -10,8 +10,10 @@ mod workers;
 
 use abi::disk::{DiskCompletion, DiskRequest};
 use abi::link::{LinkCaps, RxFrame, TxFrame};
+use abi::steering::FlowSteering;
 use abi::{Capabilities, DeviceLoad, Event, Op, PacketPool, ReceivedFrame, Refusal};
 use alloc::collections::VecDeque;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use base::{Duration, Instant, internal_error};
 
@@ -116,10 +118,16 @@ impl Device {
     #[must_use]
     pub fn new(config: DeviceConfig, link: LinkCaps) -> Self {
         let transmit_bytes_max = config.transmit_bytes_max.max(RUN_BYTES_MAX);
-        let config = DeviceConfig { queues: config.queues.max(1), transmit_bytes_max, ..config };
+        let own = config.own_queue.clone();
+        let queues = own.as_ref().map_or(config.queues.max(1), |own| own.steering.queues());
+        let config = DeviceConfig { queues, transmit_bytes_max, ..config };
+        let flow_steering = own.as_ref().map_or_else(
+            || Arc::new(FlowSteering::new(config.rss_seed, queues)),
+            |own| Arc::clone(&own.steering),
+        );
         let pool = PacketPool::new(config.pool_buffers_max);
         Self {
-            receiver: RxPipeline::new(config.mac, config.queues, config.rss_seed)
+            receiver: RxPipeline::new(config.mac, flow_steering)
                 .with_quic_steering(config.quic_steering),
             timestamp_guard: config.correct_timestamps.then(TimestampGuard::new),
             flows: FlowTable::new(config.rss_seed),
@@ -127,7 +135,7 @@ impl Device {
             egress: Egress::new(config.queues, config.queue_events_max, link, pool),
             crypto: None,
             held: HeldFrames::default(),
-            steering: Steering::new(config.own_queue, config.queues),
+            steering: Steering::new(own.map(|own| own.index), queues, config.rss_seed),
             run_bytes_max: config.run_bytes_max.max(RUN_BYTES_MAX),
             unsent: VecDeque::new(),
             next_queue: 0,
@@ -195,7 +203,7 @@ impl Device {
     }
 
     fn handle_parsed(&mut self, now: Instant, arrived: ParsedRxFrame) {
-        let ParsedRxFrame { queue, mut received, transport } = arrived;
+        let ParsedRxFrame { queue, mut received, transport, .. } = arrived;
         if matches!(transport, RxTransport::Other) && self.config.own_queue.is_none() {
             self.copy_to_other_queues(queue, &received);
         }
@@ -252,6 +260,7 @@ impl Device {
                 self.returned += 1;
                 self.handle_frame(now, frame);
             }
+            Op::HandOver(segment) => self.hand_over(segment),
             Op::Quiesce => self.quiesce(now, queue),
             op => {
                 if self.engines.handle_op(now, queue, op, &mut self.egress).is_some() {
@@ -410,7 +419,7 @@ impl Device {
         self.unsent.clear();
         self.flows.clear();
         self.steering.clear(&mut self.egress);
-        self.egress.reset(self.config.own_queue);
+        self.egress.reset(self.config.own_queue.as_ref().map(|own| own.index));
         self.engines.reset(&mut self.egress);
         // The event of a change may have been lost.
         if self.link_has_changed {

@@ -1,6 +1,7 @@
 //! The device's half of the driver.
 
 use abi::link::{LinkTxStatus, RxFrame, TxFrame};
+use abi::steering::SteeredFrame;
 use abi::{Event, Op, PacketBuf, PacketPool};
 use base::Instant;
 use nic::Device;
@@ -45,7 +46,7 @@ pub trait DevicePorts: DiskPort {
     ///
     /// # Errors
     /// Returns the frame if that device has no room for it.
-    fn push_steered(&mut self, _queue: usize, frame: RxFrame) -> Result<(), RxFrame> {
+    fn push_steered(&mut self, _queue: usize, frame: SteeredFrame) -> Result<(), SteeredFrame> {
         Err(frame)
     }
 
@@ -53,7 +54,7 @@ pub trait DevicePorts: DiskPort {
     fn wake_device(&mut self, _queue: usize) {}
 
     /// Returns the next frame that another device has handed over, and the queue of that device.
-    fn pop_steered(&mut self) -> Option<(usize, RxFrame)> {
+    fn pop_steered(&mut self) -> Option<(usize, SteeredFrame)> {
         None
     }
 

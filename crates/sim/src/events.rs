@@ -66,6 +66,8 @@ pub(crate) enum SimEvent {
     Change,
     /// A node's device is reset and loses its state.
     Reset(usize),
+    /// Entries of the steering of a machine with several queues are moved.
+    MoveEntries,
     /// A node's device loses a transmit context.
     LoseContext(usize),
     /// A node is disconnected (true) or reconnected (false).

@@ -5,7 +5,10 @@
 //! Everything is drawn here, in one place and one order; during the run only occurrences within
 //! these bounds are drawn.
 
+use std::sync::Arc;
+
 use abi::l5o::ResyncMode;
+use abi::steering::FlowSteering;
 use apps::content;
 use apps::proxy::ProxyMode;
 use base::{Duration, Prng};
@@ -342,6 +345,10 @@ pub(crate) struct Scenario {
     pub(crate) late_answers: bool,
     /// Number of queues of the machine to which clients connect.
     pub(crate) queues: usize,
+    /// Steering of flows to these queues. A run has its own, because it moves entries.
+    pub(crate) steering: Arc<FlowSteering>,
+    /// Number of times that entries of the steering are moved.
+    pub(crate) steering_moves: u64,
     /// The node whose program terminates in the middle and starts again.
     pub(crate) terminates: Option<usize>,
     /// Sequence numbers and the like that begin just below their limits.
@@ -419,6 +426,8 @@ impl Scenario {
             late_answers: false,
             numbers: None,
             queues: 1,
+            steering: queues::steering(seed, 1),
+            steering_moves: 0,
             terminates: None,
         };
         scenario.shape(storage);
@@ -486,6 +495,7 @@ impl Scenario {
             Some(_) => queues::draw_of_target(self.seed),
             None => queues::draw(self.seed),
         };
+        self.steering_moves = if self.queues > 1 { queues::draw_moves(self.seed) } else { 0 };
     }
 
     /// Returns the number of queues of a machine.

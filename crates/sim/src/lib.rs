@@ -321,6 +321,7 @@ fn counters_of(sim: &mut SimRun) -> BTreeMap<&'static str, u64> {
     add("worlds_with_bbr", u64::from(sim.scenario.has_bbr()));
     let queues = sim.scenario.queues_of(sim.scenario.front());
     add("worlds_with_queues", u64::from(queues > 1));
+    add("steering_entries_moved", sim.entries_moved);
     counters
 }
 

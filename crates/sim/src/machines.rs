@@ -169,7 +169,7 @@ pub(crate) fn server(
     if let Some(remote) = &scenario.remote {
         remote.configure_host(&mut config);
     }
-    queue.configure(scenario.seed, &mut device, &mut config);
+    queue.configure(&scenario.steering, &mut device, &mut config);
     let steering = queue.quic_steering(scenario.seed, quic::SERVER_PORT);
     device.quic_steering = steering;
     let device = Device::new(device, net.link_caps());

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use abi::disk::{DiskCompletion, DiskRequest};
 use abi::link::{LinkTxStatus, RxFrame, TxFrame};
 use abi::splice::{Splice, SpliceId};
+use abi::steering::SteeredFrame;
 use abi::{Event, Op, PacketBuf, PacketPool};
 use apps::content::ContentServer;
 use apps::nvme::target::NvmeTarget;
@@ -89,7 +90,7 @@ pub(crate) struct TurnEnv<'a> {
     /// Number of frames that the device of each queue of the machine has room for.
     pub(crate) steering_room: Vec<usize>,
     /// Frames for the devices of other queues, and free buffers in return for theirs.
-    pub(crate) steered: Vec<(usize, RxFrame)>,
+    pub(crate) steered: Vec<(usize, SteeredFrame)>,
     pub(crate) spares: Vec<(usize, PacketBuf)>,
 }
 
@@ -104,7 +105,7 @@ struct NodeRings {
     /// Frames that have arrived.
     received: VecDeque<SimLinkFrame>,
     /// Frames that other devices of the machine have handed over, with their queues.
-    steered: VecDeque<(usize, RxFrame)>,
+    steered: VecDeque<(usize, SteeredFrame)>,
     device_disk: VecDeque<DiskCompletion>,
     host_disk: VecDeque<DiskCompletion>,
     slots: usize,
@@ -230,7 +231,7 @@ impl SimNode {
     }
 
     /// Queues a frame that the device of another queue has received.
-    pub(crate) fn take_steered(&mut self, from: usize, frame: RxFrame) {
+    pub(crate) fn take_steered(&mut self, from: usize, frame: SteeredFrame) {
         self.rings.steered.push_back((from, frame));
     }
 
@@ -611,7 +612,7 @@ impl DevicePorts for SimDevicePorts<'_, '_> {
         self.turned.ring = true;
     }
 
-    fn push_steered(&mut self, queue: usize, frame: RxFrame) -> Result<(), RxFrame> {
+    fn push_steered(&mut self, queue: usize, frame: SteeredFrame) -> Result<(), SteeredFrame> {
         match self.around.steering_room.get_mut(queue) {
             Some(room) if *room > 0 => *room -= 1,
             _ => return Err(frame),
@@ -620,7 +621,7 @@ impl DevicePorts for SimDevicePorts<'_, '_> {
         Ok(())
     }
 
-    fn pop_steered(&mut self) -> Option<(usize, RxFrame)> {
+    fn pop_steered(&mut self) -> Option<(usize, SteeredFrame)> {
         let frame = self.rings.steered.pop_front()?;
         self.turned.taken[0] += 1;
         Some(frame)

@@ -249,7 +249,7 @@ pub(crate) fn machine(
         tcp: numbers::tcp(scenario, node, &proxied.tcp, ahead),
         ..host::HostConfig::default()
     };
-    queue.configure(scenario.seed, &mut device, &mut config);
+    queue.configure(&scenario.steering, &mut device, &mut config);
     let device = Device::new(device, net.link_caps());
     let mut host = Host::new(config, &device.capabilities(), rng.next_u64());
     let config = ProxyConfig {

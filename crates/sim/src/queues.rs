@@ -4,7 +4,8 @@
 //! In some scenarios the machine to which clients connect has two or three queues. Each is a
 //! [`crate::node::SimNode`]; the first has the machine's index, the others follow all machines. The
 //! network delivers a frame to a queue that another hash than the devices' selects, as a TAP does,
-//! so the devices hand most frames over. [`crate::run`] carries them.
+//! so the devices hand most frames over. [`crate::run`] carries them. In half of these scenarios
+//! entries of the steering's table move to other queues while connections are open.
 
 use std::sync::Arc;
 
@@ -32,20 +33,20 @@ impl SimQueue {
     /// The queue of a machine with one.
     pub(crate) const ONLY: Self = Self { index: 0, count: 1 };
 
-    /// Configures the device and the host of the queue in the run of `seed`.
-    pub(crate) fn configure(self, seed: u64, device: &mut DeviceConfig, host: &mut HostConfig) {
+    /// Configures the device and the host of the queue. `steering` is that of all queues of the run.
+    pub(crate) fn configure(
+        self,
+        steering: &Arc<FlowSteering>,
+        device: &mut DeviceConfig,
+        host: &mut HostConfig,
+    ) {
         if self.count == 1 {
             return;
         }
-        let seed = Prng::new(seed ^ SALT).next_u64();
-        device.queues = self.count;
-        device.own_queue = Some(self.index);
-        device.rss_seed = seed;
+        let own = OwnQueue { steering: Arc::clone(steering), index: self.index };
+        device.own_queue = Some(own.clone());
         host.answers = self.index == 0;
-        host.own_queue = Some(OwnQueue {
-            steering: Arc::new(FlowSteering::new(seed, self.count)),
-            index: self.index,
-        });
+        host.own_queue = Some(own);
     }
 
     /// Returns the steering of QUIC datagrams to `port`, if there are several queues.
@@ -54,6 +55,36 @@ impl SimQueue {
         let key = seed ^ (SALT << 8);
         Some(QuicSteering { port, id_bytes: quic::CID_BYTES, key, queues })
     }
+}
+
+/// Returns the steering of a machine with `count` queues, in the run of `seed`.
+pub(crate) fn steering(seed: u64, count: usize) -> Arc<FlowSteering> {
+    Arc::new(FlowSteering::new(Prng::new(seed ^ SALT).next_u64(), count))
+}
+
+/// Draws how often entries are moved in the run of `seed`.
+pub(crate) fn draw_moves(seed: u64) -> u64 {
+    let r = &mut Prng::new(seed ^ SALT ^ 3);
+    if r.chance(0.5) { r.range(1, 4) } else { 0 }
+}
+
+/// Returns the generator of the moves in the run of `seed`.
+pub(crate) fn moves_generator(seed: u64) -> Prng {
+    Prng::new(seed ^ SALT ^ 4)
+}
+
+/// Moves a random share of the entries, each to a random queue. Returns the number of entries that
+/// were moved.
+pub(crate) fn move_entries(steering: &FlowSteering, r: &mut Prng) -> u64 {
+    let share = 1.0 / r.range(1, 4) as f64;
+    let mut moved = 0;
+    for entry in 0..steering.entries() {
+        if r.chance(share) {
+            moved +=
+                u64::from(steering.move_entry(entry, r.below(steering.queues() as u64) as usize));
+        }
+    }
+    moved
 }
 
 /// Draws the number of queues of the front machine, from a generator of its own.

@@ -33,7 +33,7 @@ use crate::net::SimNet;
 use crate::node::{App, NodeTurnResult, SimNode, TurnEnv};
 use crate::numbers;
 use crate::proxy_scenario;
-use crate::queues::SimQueue;
+use crate::queues::{self as machine_queues, SimQueue};
 use crate::remote_scenario;
 use crate::report::RunReport;
 use crate::storage::{StorageScenario, machines};
@@ -80,6 +80,9 @@ pub(crate) struct SimRun {
     /// A QUIC datagram that crossed the network, for attackers to copy.
     seen_quic: Vec<u8>,
     pub(crate) events: u64,
+    /// Generator of the moves of steering entries.
+    moves: Prng,
+    pub(crate) entries_moved: u64,
     /// Pairs that the proxy had spliced when the faults ended.
     pub(crate) spliced_before: u64,
     /// Counters of machines that were killed or terminated, summed.
@@ -88,8 +91,10 @@ pub(crate) struct SimRun {
 
 impl SimRun {
     /// Builds the initial state of a scenario.
-    pub(crate) fn new(scenario: Scenario, options: &RunOptions) -> Self {
-        let mut rng = Prng::new(scenario.seed);
+    pub(crate) fn new(mut scenario: Scenario, options: &RunOptions) -> Self {
+        scenario.steering = machine_queues::steering(scenario.seed, scenario.queues);
+        let (mut rng, moves) =
+            (Prng::new(scenario.seed), machine_queues::moves_generator(scenario.seed));
         tls::begin(scenario.seed);
         let clients = scenario.crowd.clients;
         let target = usize::from(scenario.remote.is_some());
@@ -145,6 +150,8 @@ impl SimRun {
             quic_encrypted_before: None,
             seen_quic: Vec::new(),
             events: 0,
+            moves,
+            entries_moved: 0,
             spliced_before: 0,
             stopped_counters: BTreeMap::new(),
             scenario,
@@ -227,6 +234,10 @@ impl SimRun {
             let further = if node as usize == front { reset % front_queues } else { 0 };
             let node = if further > 0 { nodes + further - 1 } else { node };
             queue.push(at(r), SimEvent::Reset(node as usize));
+        }
+        let moves = if front_queues > 1 { scenario.steering_moves } else { 0 };
+        for _ in 0..moves {
+            queue.push(at(&mut self.moves), SimEvent::MoveEntries);
         }
         for _ in 0..self.scenario.net.partitions {
             let (client, from) = (r.range(1, clients) as usize, at(r));
@@ -311,6 +322,11 @@ impl SimRun {
                     self.nodes[node].reset_device();
                     self.wake_soon(node, NodeHalf::Device);
                 }
+            }
+            SimEvent::MoveEntries => {
+                let moved = machine_queues::move_entries(&self.scenario.steering, &mut self.moves);
+                self.entries_moved += moved;
+                self.note(self.scenario.front(), TraceKind::Fault, [7, moved, 1, 0, 0]);
             }
             SimEvent::LoseContext(node) => {
                 self.note(node, TraceKind::Fault, [6, node as u64, 1, 0, 0]);

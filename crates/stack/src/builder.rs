@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
+use abi::steering::FlowSteering;
 use base::Instant;
 use cli::Failure;
 use host::{Application, AutoAddrEvent, AutoAddrs, Host, NetworkAddrs};
@@ -232,7 +233,7 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
             (None, None) => open_links(&self.options, &clock)?,
         };
         let queues = ring_mesh(links.len())?;
-        let reopened = Arc::default();
+        let (reopened, steering) = (Arc::default(), self.options.flow_steering());
         let mut threads = Threads::new(clock, self.options.shares_thread());
         let addrs = auto.as_ref().map(|auto| auto.network().clone());
         let (addr_events, received) = channel();
@@ -240,7 +241,7 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
             // The first queue runs the clients; it tells the others of changes.
             let auto = auto.take().map(|auto| (auto, addr_events.clone()));
             let addrs = HostAddrs { now: clock.now(), addrs: addrs.as_ref(), auto };
-            self.start_queue(&mut threads, queue, (link, addrs), &reopened)?;
+            self.start_queue(&mut threads, queue, (link, addrs), (&reopened, &steering))?;
         }
         if addrs.is_some() {
             start_addr_thread(received, threads.senders().to_vec())?;
@@ -268,11 +269,12 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
         threads: &mut Threads<M>,
         queue: QueueRings,
         (link, addrs): (Box<dyn Link>, HostAddrs<'_>),
-        reopened: &Arc<AtomicUsize>,
+        (reopened, steering): (&Arc<AtomicUsize>, &Arc<FlowSteering>),
     ) -> Result<(), Failure> {
         let index = queue.device.index;
-        let mut device_config = self.options.device_config(index);
-        let mut host_config = self.options.host_config(index);
+        let own_queue = self.options.own_queue(index, steering);
+        let mut device_config = self.options.device_config(own_queue.clone());
+        let mut host_config = self.options.host_config(own_queue);
         if let Some(mac) = link.link_address() {
             device_config.mac = mac;
         }

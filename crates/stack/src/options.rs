@@ -308,12 +308,17 @@ impl StackOptions {
         mac
     }
 
+    /// Returns a queue, if there are several, with the steering of all of them.
+    pub(crate) fn own_queue(&self, index: usize, steering: &Arc<FlowSteering>) -> Option<OwnQueue> {
+        (self.queues > 1).then(|| OwnQueue { steering: Arc::clone(steering), index })
+    }
+
     /// Returns the configuration of a queue's device, without the engines that need a disk or
     /// crypto.
-    pub(crate) fn device_config(&self, queue: usize) -> DeviceConfig {
+    pub(crate) fn device_config(&self, own_queue: Option<OwnQueue>) -> DeviceConfig {
         DeviceConfig {
             queues: usize::from(self.queues),
-            own_queue: (self.queues > 1).then_some(queue),
+            own_queue,
             file: None,
             decompress: self.offload.decompress.then(nic::DecompressConfig::default),
             transmit_bytes_max: nic::LONG_TRANSMIT_BYTES,
@@ -327,16 +332,14 @@ impl StackOptions {
         Arc::new(FlowSteering::new(self.rss_seed, usize::from(self.queues)))
     }
 
-    /// Returns the configuration of the host of a queue.
-    pub(crate) fn host_config(&self, queue: usize) -> host::HostConfig {
+    /// Returns the configuration of the host of a queue; the first one answers for all.
+    pub(crate) fn host_config(&self, own_queue: Option<OwnQueue>) -> host::HostConfig {
         let asked = |on: bool| if on { Ok(()) } else { Err(Refusal::Disabled) };
-        let own_queue =
-            (self.queues > 1).then(|| OwnQueue { steering: self.flow_steering(), index: queue });
         let mut config = host::HostConfig {
             addrs: self.addrs(),
             gateways: self.gateway.clone(),
             connections_max: self.tcp_connections_max(),
-            answers: queue == 0,
+            answers: own_queue.as_ref().is_none_or(|own| own.index == 0),
             own_queue,
             file_offload: asked(self.offload.file),
             setup_offload: asked(self.offload.setup),
@@ -501,7 +504,7 @@ mod tests {
     fn defaults_are_those_of_an_empty_command_line() {
         let options = StackOptions::default();
         assert_eq!((options.queues, options.drain, options.offload), (1, 30, Offloads::ALL));
-        let mac = options.device_config(0).mac;
+        let mac = options.device_config(None).mac;
         assert_eq!(mac, [0x02, b'o', b'b', 77, 0, 2], "derived from 10.77.0.2");
     }
 
@@ -522,7 +525,7 @@ mod tests {
         for (defer, hystart) in [(Switch::On, Switch::Off), (Switch::Off, Switch::On)] {
             let options =
                 StackOptions { tcp_defer: defer, tcp_hystart: hystart, ..StackOptions::default() };
-            let tcp = options.host_config(0).tcp;
+            let tcp = options.host_config(None).tcp;
             let expected = (defer == Switch::On, hystart == Switch::On);
             assert_eq!((tcp.defer, tcp.hystart), expected);
         }
@@ -537,25 +540,27 @@ mod tests {
         ];
         for (mtu_probing, expected) in modes {
             let options = StackOptions { mtu_probing, ..StackOptions::default() };
-            assert_eq!(options.host_config(0).tcp.mtu_probing, expected);
+            assert_eq!(options.host_config(None).tcp.mtu_probing, expected);
         }
-        let by_default = StackOptions::default().host_config(0).tcp.mtu_probing;
+        let by_default = StackOptions::default().host_config(None).tcp.mtu_probing;
         assert_eq!(by_default, host::MtuProbing::default());
     }
 
     #[test]
     fn each_queue_has_a_host_and_a_device_of_its_own() {
         let options = StackOptions { queues: 2, ..StackOptions::default() };
-        let config = options.host_config(1);
+        let steering = options.flow_steering();
+        let own = |index| options.own_queue(index, &steering);
+        let config = options.host_config(own(1));
         assert_eq!(config.teardown_offload, Ok(()));
         assert_eq!(config.splice_offload, Ok(()));
         assert_eq!(config.setup_offload, Ok(()));
-        assert!(!config.answers && options.host_config(0).answers);
+        assert!(!config.answers && options.host_config(own(0)).answers);
         assert_eq!(config.own_queue.map(|own| (own.index, own.steering.queues())), Some((1, 2)));
-        assert_eq!(options.device_config(1).own_queue, Some(1));
+        assert_eq!(options.device_config(own(1)).own_queue.map(|own| own.index), Some(1));
         let single = StackOptions::default();
-        assert!(single.host_config(0).own_queue.is_none());
-        assert_eq!(single.device_config(0).own_queue, None);
+        assert!(single.own_queue(0, &single.flow_steering()).is_none());
+        assert!(single.host_config(None).answers);
     }
 
     #[test]

@@ -113,7 +113,7 @@ impl<D: TestDisk> TestMachine<D> {
         seed: u64,
         disk: D,
     ) -> Self {
-        let own = device.own_queue.unwrap_or(0);
+        let own = device.own_queue.as_ref().map_or(0, |own| own.index);
         let device = Device::new(device, link);
         let host = HostHalf::new(Host::new(config, &device.capabilities(), seed));
         let queues = MachineQueues { own, ..MachineQueues::default() };

@@ -8,6 +8,7 @@
 mod app_and_disk;
 mod non_tcp;
 mod setup_teardown;
+mod steering;
 
 use core::net::IpAddr;
 use std::collections::VecDeque;
@@ -15,6 +16,7 @@ use std::collections::VecDeque;
 use abi::disk::DiskRequest;
 use abi::setup::SetupLimits;
 use abi::splice::SpliceLimits;
+use abi::steering::SteeringReason;
 use abi::teardown::TeardownLimits;
 use abi::{
     Capabilities, Checksum, Event, FileExtent, FileFault, FileId, FileKind, FileLimits, FileOpened,
@@ -97,6 +99,8 @@ pub struct ScriptedTcpPeer {
     /// Number of teardowns that the device has taken, reported to the host with each received
     /// frame.
     pub device_teardowns_taken: u32,
+    /// Why another queue's device handed over the frames that are sent from now on.
+    pub steered: SteeringReason,
     /// Operations other than transmits, in order.
     pub other_ops: VecDeque<Op>,
     /// Pending requests to the host's own disk.
@@ -209,6 +213,7 @@ impl ScriptedTcpPeer {
             sent: VecDeque::new(),
             non_tcp_frames: VecDeque::new(),
             device_teardowns_taken: 0,
+            steered: SteeringReason::Current,
             other_ops: VecDeque::new(),
             disk: VecDeque::new(),
             disk_closes: 0,
@@ -465,7 +470,8 @@ impl ScriptedTcpPeer {
     pub fn inject(&mut self, frame: &[u8]) {
         let packet = self.pool.copy(frame).expect("the frame fits a buffer");
         let received = ReceivedFrame::new(packet, self.checksum, 0, 0);
-        let received = ReceivedFrame { teardowns_taken: self.device_teardowns_taken, ..received };
+        let teardowns_taken = self.device_teardowns_taken;
+        let received = ReceivedFrame { teardowns_taken, steered: self.steered, ..received };
         self.handle_device_event(Event::Received(received));
     }
 

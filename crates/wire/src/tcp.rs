@@ -9,6 +9,12 @@ use crate::TCP_BYTES;
 pub struct TcpFlags(pub u8);
 
 impl TcpFlags {
+    /// Returns whether the segment opens a connection: a SYN without ACK, RST and FIN.
+    #[must_use]
+    pub const fn open_connection(self) -> bool {
+        self.has(Self::SYN) && !self.any(Self::ACK.with(Self::RST).with(Self::FIN))
+    }
+
     /// No more data from the sender.
     pub const FIN: Self = Self(0x01);
     /// Synchronize sequence numbers.

@@ -105,10 +105,10 @@ impl Accept {
         let segment = arrival.segment;
         let flags = segment.flags;
         let listener = streams.listeners.find(tuple);
-        let syn = flags.has(TcpFlags::SYN)
-            && !flags.any(TcpFlags::ACK.with(TcpFlags::RST).with(TcpFlags::FIN));
         match listener {
-            Some(listener) if syn => self.handle_syn(streams, cx, listener, tuple, &segment, None),
+            Some(listener) if flags.open_connection() => {
+                self.handle_syn(streams, cx, listener, tuple, &segment, None)
+            }
             Some(listener)
                 if flags.has(TcpFlags::ACK) && !flags.any(TcpFlags::SYN.with(TcpFlags::RST)) =>
             {
@@ -385,6 +385,18 @@ impl Accept {
             }
         }
         cx.out.recycle.push_back(arrival.packet);
+    }
+
+    /// Returns whether a segment may be one of an entry of the SYN cache: a SYN, the
+    /// acknowledgment of the SYN-ACK, or the reset of this connection.
+    pub(crate) fn is_for_half_open(streams: &Streams, slot: u32, segment: &TcpHeader) -> bool {
+        streams.table.syn_cache.get(slot).is_none_or(|entry| {
+            if segment.flags.has(TcpFlags::RST) {
+                segment.seq == entry.irs + 1
+            } else {
+                !segment.flags.has(TcpFlags::ACK) || segment.ack == entry.iss + 1
+            }
+        })
     }
 
     /// Retransmits SYN-ACKs, and drops half-open connections whose retries are exhausted.

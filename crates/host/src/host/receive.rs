@@ -5,7 +5,9 @@
 
 use abi::link::RxFrame;
 use abi::setup::HandshakeSegment;
+use abi::steering::{SegmentHandOver, SteeredFrame, SteeringReason};
 use abi::{Checksum, Op, ReceivedFrame};
+use core::ops::Range;
 use tcp_rules::black_hole::minimum_mtu;
 use wire::checksum::pseudo_header;
 use wire::frame::{FrameHeaderError, IpPacket, ParsedFrame, protocol};
@@ -13,6 +15,7 @@ use wire::tcp::TcpHeader;
 use wire::{Endpoint, Tuple};
 
 use super::Services;
+use crate::accept::Accept;
 use crate::api::SocketError;
 use crate::l5p::L5pConnection;
 use crate::net::icmp::{IcmpErrorKind, IcmpTcpError};
@@ -83,6 +86,15 @@ impl Services {
             cx.out.ops.push_back(Op::Return(RxFrame { packet, checksum, segment_size }));
             return;
         }
+        if let Some((queue, reason)) = self.other_owner(&received, &segment, place) {
+            let ReceivedFrame { packet, checksum, segment_size, .. } = received;
+            let frame = RxFrame { packet, checksum, segment_size };
+            let frame = SteeredFrame { frame, reason };
+            cx.out.counters.tcp_handed_over += 1;
+            cx.out.ops.push_back(Op::HandOver(SegmentHandOver { queue, tuple, frame }));
+            return;
+        }
+        let streams = &mut self.streams;
         let mut arrival = RxTcpSegment {
             segment,
             packets: packets_in(payload.len(), received.segment_size),
@@ -125,6 +137,37 @@ impl Services {
         }
     }
 
+    /// Returns the queue that gets a segment for which this host has no connection, and the reason:
+    /// another queue's host may have one, because the entry of the segment's flow was moved
+    /// ([`abi::steering`]).
+    #[inline]
+    fn other_owner(
+        &self,
+        received: &ReceivedFrame,
+        segment: &TcpHeader,
+        place: Option<TupleOwner>,
+    ) -> Option<(usize, SteeringReason)> {
+        let own = self.own_queue.as_ref()?;
+        let has_connection = match place {
+            None => false,
+            Some(TupleOwner::HalfOpen(slot)) => {
+                Accept::is_for_half_open(&self.streams, slot, segment)
+            }
+            Some(TupleOwner::Connection(_) | TupleOwner::TimeWait(_)) => true,
+        };
+        let begins = matches!(received.handshake, Some(HandshakeSegment::First(_)));
+        if has_connection || begins || received.steered == SteeringReason::Returned {
+            return None;
+        }
+        let owners = own.steering.owners(received.flow_hash);
+        if owners.current != own.index {
+            return Some((owners.current, SteeringReason::Returned));
+        }
+        // The current queue's host answers SYNs.
+        let former = owners.former.filter(|_| !segment.flags.open_connection())?;
+        Some((former, SteeringReason::Former))
+    }
+
     /// Handles an ICMP error. It is ignored unless it refers to bytes in flight (RFC 5927).
     fn handle_icmp_error(&mut self, cx: &mut TcpEnv<'_>, error: &IcmpTcpError) {
         let streams = &mut self.streams;
@@ -148,7 +191,7 @@ fn check_tcp(
     out: &mut Outbox,
     received: &ReceivedFrame,
     ip: &IpPacket,
-) -> Option<(TcpHeader, Tuple, core::ops::Range<usize>)> {
+) -> Option<(TcpHeader, Tuple, Range<usize>)> {
     let frame = received.packet.as_slice();
     let counters = &mut out.counters;
     if !out.net.is_ours(ip.destination) {

@@ -6,14 +6,24 @@
 //! it. So one device sees all frames of a flow. Of a frame that belongs to no flow (ARP, ICMP)
 //! every device gets a copy. A device has events for the host of its own queue only.
 //!
+//! An entry of the steering's table may be moved to another queue ([`abi::steering`]). The device of
+//! the new queue then has a set of the older flows, whose segments it hands over to the former
+//! queue; the hosts add to it and remove from it ([`abi::Op::HandOver`]). The former queue's device
+//! has the same set, for segments that it receives from the link itself. A flow that is missing in
+//! a set costs a detour by the hosts, and so does one that is there wrongly.
+//!
 //! A buffer changes its owner with its frame. In exchange the driver returns a free buffer of the
 //! same size to the device that received the frame, so that no pool runs dry.
 
 use abi::link::RxFrame;
+use abi::steering::{SegmentHandOver, SteeredFrame, SteeringReason};
 use abi::{PacketBuf, ReceivedFrame};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use base::{Instant, internal_error};
+use hashbrown::HashTable;
+use tcp_rules::tuple::hash_tuple;
+use wire::Tuple;
 
 use super::Device;
 use crate::counters::SteeringCounters;
@@ -23,6 +33,50 @@ use crate::pipeline::rx::{ParsedRxFrame, RxTransport};
 /// Frames that may wait for the driver, for each queue: more than a driver takes from the link
 /// between two polls.
 const WAITING_MAX: usize = 256;
+/// Maximum number of older flows in a device's set. A new set is begun when it is full; the hosts
+/// fill it again.
+const OLDER_FLOWS_MAX: usize = 65_536;
+
+/// Flows of moved entries that stayed with the former queue.
+#[derive(Debug)]
+struct OlderFlows {
+    tuples: HashTable<Tuple>,
+    seed: u64,
+}
+
+impl OlderFlows {
+    fn contains(&self, tuple: &Tuple) -> bool {
+        !self.tuples.is_empty()
+            && self.tuples.find(hash_tuple(self.seed, tuple), |t| t == tuple).is_some()
+    }
+
+    fn insert(&mut self, tuple: &Tuple) {
+        if self.contains(tuple) {
+            return;
+        }
+        if self.tuples.len() >= OLDER_FLOWS_MAX {
+            self.tuples.clear();
+        }
+        let seed = self.seed;
+        let hash = |tuple: &Tuple| hash_tuple(seed, tuple);
+        self.tuples.insert_unique(hash(tuple), *tuple, hash);
+    }
+
+    fn remove(&mut self, tuple: &Tuple) {
+        if let Ok(found) = self.tuples.find_entry(hash_tuple(self.seed, tuple), |t| t == tuple) {
+            found.remove();
+        }
+    }
+
+    /// Follows a segment that is handed over for this reason.
+    fn learn(&mut self, tuple: &Tuple, reason: SteeringReason) {
+        match reason {
+            SteeringReason::Current => {}
+            SteeringReason::Former => self.insert(tuple),
+            SteeringReason::Returned => self.remove(tuple),
+        }
+    }
+}
 
 /// Frames for other devices.
 #[derive(Debug)]
@@ -30,15 +84,39 @@ pub(super) struct Steering {
     /// The device's own queue; `None` if it serves all.
     own: Option<usize>,
     /// Waiting frames of each queue.
-    waiting: Vec<VecDeque<RxFrame>>,
+    waiting: Vec<VecDeque<SteeredFrame>>,
+    older_flows: OlderFlows,
     pub(super) counters: SteeringCounters,
 }
 
 impl Steering {
-    pub(super) fn new(own: Option<usize>, queues: usize) -> Self {
+    /// Creates the steering of a device. `seed` is that of its hash tables.
+    pub(super) fn new(own: Option<usize>, queues: usize, seed: u64) -> Self {
         let mut waiting = Vec::new();
         waiting.resize_with(own.map_or(0, |_| queues), VecDeque::new);
-        Self { own, waiting, counters: SteeringCounters::default() }
+        let older_flows = OlderFlows { tuples: HashTable::new(), seed };
+        Self { own, waiting, older_flows, counters: SteeringCounters::default() }
+    }
+
+    /// Returns the queue that processes a segment of an entry that was moved from the queue
+    /// `former`. Only the current queue sees all segments of the entry, and the former one those
+    /// that the link delivers to it.
+    fn route_moved(
+        &mut self,
+        own: usize,
+        former: usize,
+        arrived: &ParsedRxFrame,
+    ) -> (usize, SteeringReason) {
+        let current = (arrived.queue, SteeringReason::Current);
+        let Some(tuple) = arrived.tcp_tuple() else { return current };
+        if own != former && own != arrived.queue {
+            return current;
+        }
+        if arrived.is_syn() {
+            self.older_flows.remove(tuple);
+            return current;
+        }
+        if self.older_flows.contains(tuple) { (former, SteeringReason::Former) } else { current }
     }
 
     /// Returns whether the device serves a queue.
@@ -48,9 +126,10 @@ impl Steering {
 
     /// Drops the waiting frames.
     pub(super) fn clear(&mut self, egress: &mut Egress) {
-        for frame in self.waiting.iter_mut().flat_map(|queue| queue.drain(..)) {
-            egress.recycle(frame.packet);
+        for steered in self.waiting.iter_mut().flat_map(|queue| queue.drain(..)) {
+            egress.recycle(steered.frame.packet);
         }
+        self.older_flows.tuples.clear();
     }
 }
 
@@ -64,12 +143,25 @@ impl Device {
             self.copy_to_other_devices(own, &arrived.received);
             arrived.queue = own;
         }
-        if arrived.queue == own {
+        let (queue, reason) = match arrived.former {
+            None => (arrived.queue, SteeringReason::Current),
+            Some(former) => self.steering.route_moved(own, former, &arrived),
+        };
+        if queue == own {
+            arrived.queue = own;
             return Some(arrived);
         }
         let ReceivedFrame { packet, checksum, segment_size, .. } = arrived.received;
-        self.queue_for(arrived.queue, RxFrame { packet, checksum, segment_size });
+        let frame = RxFrame { packet, checksum, segment_size };
+        self.queue_for(queue, SteeredFrame { frame, reason });
         None
+    }
+
+    /// Passes on a segment that the host has no connection for.
+    pub(super) fn hand_over(&mut self, segment: SegmentHandOver) {
+        let SegmentHandOver { queue, tuple, frame } = segment;
+        self.steering.older_flows.learn(&tuple, frame.reason);
+        self.queue_for(queue, frame);
     }
 
     /// Queues a copy of a frame that belongs to no flow for each other device.
@@ -77,49 +169,51 @@ impl Device {
         let &ReceivedFrame { checksum, segment_size, .. } = received;
         for other in (0..self.queues()).filter(|&other| other != own) {
             let Some(packet) = self.egress.pool.copy(received.packet.as_slice()) else { return };
-            self.queue_for(other, RxFrame { packet, checksum, segment_size });
+            let frame = RxFrame { packet, checksum, segment_size };
+            self.queue_for(other, SteeredFrame { frame, reason: SteeringReason::Current });
         }
     }
 
     /// Queues a frame for the device of another queue, or drops it.
-    fn queue_for(&mut self, queue: usize, frame: RxFrame) {
+    fn queue_for(&mut self, queue: usize, steered: SteeredFrame) {
         let waiting = self.steering.waiting.get_mut(queue);
         match waiting.filter(|waiting| waiting.len() < WAITING_MAX) {
             Some(waiting) => {
-                self.steering.counters.rx_steered_out += 1;
-                waiting.push_back(frame);
+                self.steering.counters.count_out(steered.reason, 1);
+                waiting.push_back(steered);
             }
             None => {
                 self.steering.counters.rx_steered_dropped += 1;
-                self.egress.recycle(frame.packet);
+                self.egress.recycle(steered.frame.packet);
             }
         }
     }
 
     /// Returns the next received frame for the device of another queue.
     #[inline]
-    pub fn poll_steered(&mut self, queue: usize) -> Option<RxFrame> {
+    pub fn poll_steered(&mut self, queue: usize) -> Option<SteeredFrame> {
         self.steering.waiting.get_mut(queue)?.pop_front()
     }
 
     /// Drops a frame that the device of its queue has no room for.
-    pub fn drop_steered(&mut self, frame: RxFrame) {
-        self.steering.counters.rx_steered_out -= 1;
+    pub fn drop_steered(&mut self, steered: SteeredFrame) {
+        self.steering.counters.count_out(steered.reason, 1_u64.wrapping_neg());
         self.steering.counters.rx_steered_dropped += 1;
-        self.egress.recycle(frame.packet);
+        self.egress.recycle(steered.frame.packet);
     }
 
     /// Processes a frame that another device received. Returns a free buffer of the same size for
     /// that device.
-    pub fn handle_steered(&mut self, now: Instant, frame: RxFrame) -> Option<PacketBuf> {
+    pub fn handle_steered(&mut self, now: Instant, steered: SteeredFrame) -> Option<PacketBuf> {
+        let SteeredFrame { frame, reason } = steered;
         let spare = self.egress.pool.take(frame.packet.footprint());
-        match self.receiver.handle(frame) {
-            Ok(mut arrived) if self.accepts(&arrived) => {
+        let parsed = self.receiver.handle(frame);
+        match parsed {
+            Ok(arrived) if self.accepts(&arrived, reason) => {
                 self.steering.counters.rx_steered_in += 1;
-                arrived.queue = self.steering.own.unwrap_or(arrived.queue);
-                self.handle_own(now, arrived);
+                self.handle_accepted(now, arrived, reason);
             }
-            // All devices have the same keys, so the other one found this device's queue.
+            // All devices have the same steering, so the other one found this device's queue.
             Ok(ParsedRxFrame { received: ReceivedFrame { packet, .. }, .. }) | Err(packet) => {
                 let counter = &mut self.egress.internal.nic_internal_errors;
                 internal_error!(*counter, "a frame of another queue was handed over");
@@ -129,8 +223,34 @@ impl Device {
         spare
     }
 
-    /// Returns whether a frame of another device is one for this device.
-    fn accepts(&self, frame: &ParsedRxFrame) -> bool {
-        self.steering.serves(frame.queue) || matches!(frame.transport, RxTransport::Other)
+    /// Returns whether a frame of another device is one for this device. The frame's entry may have
+    /// been moved while the frame was on its way.
+    fn accepts(&self, frame: &ParsedRxFrame, reason: SteeringReason) -> bool {
+        reason != SteeringReason::Current
+            || self.steering.serves(frame.queue)
+            || frame.former.is_some()
+            || matches!(frame.transport, RxTransport::Other)
+    }
+
+    fn handle_accepted(
+        &mut self,
+        now: Instant,
+        mut arrived: ParsedRxFrame,
+        reason: SteeringReason,
+    ) {
+        let own = self.steering.own.unwrap_or(arrived.queue);
+        arrived.received.steered = reason;
+        match (arrived.tcp_tuple(), reason) {
+            (Some(_), SteeringReason::Current) if arrived.former.is_some() => {
+                if let Some(arrived) = self.steer(arrived) {
+                    self.handle_own(now, arrived);
+                }
+                return;
+            }
+            (Some(tuple), reason) => self.steering.older_flows.learn(tuple, reason),
+            (None, _) => {}
+        }
+        arrived.queue = own;
+        self.handle_own(now, arrived);
     }
 }

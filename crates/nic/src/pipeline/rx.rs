@@ -9,8 +9,9 @@ use core::ops::Range;
 
 use abi::link::RxFrame;
 use abi::quic::QuicSteering;
-use abi::steering::FlowSteering;
+use abi::steering::{FlowOwners, FlowSteering};
 use abi::{Checksum, PacketBuf, ReceivedFrame};
+use alloc::sync::Arc;
 use base::SeqNum;
 use wire::checksum::{ChecksumSum, pseudo_header};
 use wire::frame::{FrameHeaderError, IpPacket, ParsedFrame, parse, protocol};
@@ -24,7 +25,7 @@ use crate::counters::RxCounters;
 #[derive(Debug)]
 pub(crate) struct RxPipeline {
     mac: [u8; 6],
-    flows: FlowSteering,
+    flows: Arc<FlowSteering>,
     quic: Option<QuicSteering>,
     pub(crate) counters: RxCounters,
 }
@@ -47,8 +48,27 @@ impl RxFacts {
 pub(crate) struct ParsedRxFrame {
     /// Queue of the frame's flow.
     pub(crate) queue: usize,
+    /// Queue that may have the flow if it is an older one.
+    pub(crate) former: Option<usize>,
     pub(crate) received: ReceivedFrame,
     pub(crate) transport: RxTransport,
+}
+
+impl ParsedRxFrame {
+    /// Returns the tuple of a TCP segment.
+    pub(crate) const fn tcp_tuple(&self) -> Option<&Tuple> {
+        match &self.transport {
+            RxTransport::Tcp(at) => Some(&at.tuple),
+            _ => None,
+        }
+    }
+
+    /// Returns whether the frame is a SYN that opens a connection.
+    pub(crate) fn is_syn(&self) -> bool {
+        let RxTransport::Tcp(at) = &self.transport else { return false };
+        let flags = self.received.packet.as_slice().get(at.l4 + 13).copied().map(TcpFlags);
+        flags.is_some_and(TcpFlags::open_connection)
+    }
 }
 
 /// A received frame as passed to engines.
@@ -101,14 +121,9 @@ pub(crate) struct TransportPosition {
 }
 
 impl RxPipeline {
-    /// Creates a receiver for `mac` that spreads flows over `queues` queues.
-    pub(crate) fn new(mac: [u8; 6], queues: usize, seed: u64) -> Self {
-        Self {
-            mac,
-            flows: FlowSteering::new(seed, queues),
-            quic: None,
-            counters: RxCounters::default(),
-        }
+    /// Creates a receiver for `mac` that spreads flows by `flows`.
+    pub(crate) fn new(mac: [u8; 6], flows: Arc<FlowSteering>) -> Self {
+        Self { mac, flows, quic: None, counters: RxCounters::default() }
     }
 
     /// Steers QUIC datagrams to the queues that their connection IDs lead to.
@@ -143,9 +158,12 @@ impl RxPipeline {
             }
         };
         let RxFacts { checksum, flow_hash, transport } = facts;
-        let queue = self.flows.queue_of_hash(flow_hash);
+        let owners = match transport {
+            RxTransport::Tcp(_) => self.flows.owners(flow_hash),
+            _ => FlowOwners::only(self.flows.fixed_queue(flow_hash)),
+        };
         let received = ReceivedFrame::new(packet, checksum, flow_hash, segment_size);
-        Ok(ParsedRxFrame { queue, received, transport })
+        Ok(ParsedRxFrame { queue: owners.current, former: owners.former, received, transport })
     }
 
     /// Returns whether the destination is the device or a group address (IEEE 802.3 section 3.2.3:
@@ -304,6 +322,10 @@ mod tests {
 
     const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
+    fn receiver_of(queues: usize) -> RxPipeline {
+        RxPipeline::new(MAC, Arc::new(FlowSteering::new(1, queues)))
+    }
+
     fn walk(receiver: &RxPipeline, delivered: &DeliveryCounters) -> Vec<(&'static str, u64)> {
         let mut out = vec![];
         receiver.counters.visit(&mut |n, v| out.push((n, v)));
@@ -315,7 +337,7 @@ mod tests {
 
     /// Passes in one frame and returns the result and the counters that changed.
     fn one(bytes: &[u8], by_link: Checksum) -> (Option<(usize, ReceivedFrame)>, Moved) {
-        let mut receiver = RxPipeline::new(MAC, 4, 1);
+        let mut receiver = receiver_of(4);
         let mut delivered = DeliveryCounters::default();
         let before = walk(&receiver, &delivered);
         let mut frame = rx_frame(&mut PacketPool::new(1), bytes);
@@ -373,7 +395,7 @@ mod tests {
     #[test]
     fn a_merged_run_is_delivered_whole() {
         let bytes = packet(4, protocol::TCP, &[7; 10_000]);
-        let mut receiver = RxPipeline::new(MAC, 4, 1);
+        let mut receiver = receiver_of(4);
         let mut frame = rx_frame(&mut PacketPool::new(1), &bytes);
         (frame.checksum, frame.segment_size) = (Checksum::Good, 1448);
         let received = receiver.handle(frame).unwrap().received;
@@ -424,7 +446,7 @@ mod tests {
 
     #[test]
     fn flows_spread_over_queues_and_stay() {
-        let mut receiver = RxPipeline::new(MAC, 4, 1);
+        let mut receiver = receiver_of(4);
         let mut pool = PacketPool::new(1);
         let mut seen = [0; 4];
         for port in 1..=200_u16 {
@@ -442,7 +464,7 @@ mod tests {
     fn a_connection_id_leads_to_one_queue_from_everywhere() {
         let port = 0x0101; // As `packet` has it.
         let steering = QuicSteering { port, id_bytes: 8, key: 5, queues: 4 };
-        let mut receiver = RxPipeline::new(MAC, 4, 1).with_quic_steering(Some(steering));
+        let mut receiver = receiver_of(4).with_quic_steering(Some(steering));
         let mut pool = PacketPool::new(1);
         let mut seen = [0; 4];
         for id in 0..50_u64 {
@@ -473,8 +495,8 @@ mod tests {
             };
             (1..50).map(&mut queue_of).collect::<Vec<_>>()
         };
-        let plain = queues(RxPipeline::new(MAC, 4, 1));
-        assert_eq!(queues(RxPipeline::new(MAC, 4, 1).with_quic_steering(Some(other))), plain);
+        let plain = queues(receiver_of(4));
+        assert_eq!(queues(receiver_of(4).with_quic_steering(Some(other))), plain);
         assert!(plain.iter().any(|queue| *queue != plain[0]));
     }
 

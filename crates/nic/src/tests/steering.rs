@@ -4,14 +4,17 @@
 use abi::link::RxFrame;
 use abi::quic::QuicSteering;
 use abi::setup::HandshakeSegment;
+use abi::steering::{FlowSteering, OwnQueue, SegmentHandOver, SteeredFrame, SteeringReason};
 use abi::{Checksum, Event, Op};
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use base::Instant;
 use base::counters::collect_counters;
 use testkit::PLAIN_LINK;
+use wire::Tuple;
 use wire::frame::protocol;
-use wire::tcp::TcpHeader;
+use wire::tcp::{TcpFlags, TcpHeader};
 
 use super::frames::{MAC, bytes_of, packet, rx_frame};
 use super::rig::Rig;
@@ -24,11 +27,16 @@ const QUEUES: usize = 3;
 struct Devices(Vec<Rig>);
 
 impl Devices {
-    fn new(steering: Option<QuicSteering>) -> Self {
-        let device = |own| {
+    fn new(quic_steering: Option<QuicSteering>) -> Self {
+        let steering = Arc::new(FlowSteering::new(DeviceConfig::new(MAC).rss_seed, QUEUES));
+        Self::with(&steering, quic_steering)
+    }
+
+    fn with(steering: &Arc<FlowSteering>, quic_steering: Option<QuicSteering>) -> Self {
+        let device = |index| {
             let mut config = DeviceConfig::new(MAC);
-            (config.queues, config.own_queue, config.file) = (QUEUES, Some(own), None);
-            config.quic_steering = steering;
+            config.own_queue = Some(OwnQueue { steering: Arc::clone(steering), index });
+            (config.file, config.quic_steering) = (None, quic_steering);
             let mut rig = Rig::with(config, PLAIN_LINK);
             rig.now = Instant::from_millis(100_000);
             rig
@@ -41,14 +49,57 @@ impl Devices {
         let (rig, now) = (&mut self.0[at], Instant::from_millis(100_000));
         let arrived = rx_frame(rig.device.pool(), bytes);
         rig.device.handle_frame(now, arrived);
-        for queue in 0..QUEUES {
-            while let Some(frame) = self.0[at].device.poll_steered(queue) {
-                assert_ne!(queue, at);
-                let spare = self.0[queue].device.handle_steered(now, frame).unwrap();
-                self.0[at].device.pool().put(spare);
+        self.carry(now);
+    }
+
+    /// Carries frames between the devices until none is left.
+    fn carry(&mut self, now: Instant) {
+        let pairs = (0..QUEUES).flat_map(|from| (0..QUEUES).map(move |to| (from, to)));
+        let mut carried = true;
+        while core::mem::take(&mut carried) {
+            for (from, to) in pairs.clone() {
+                while let Some(frame) = self.0[from].device.poll_steered(to) {
+                    assert_ne!(from, to);
+                    let spare = self.0[to].device.handle_steered(now, frame).unwrap();
+                    self.0[from].device.pool().put(spare);
+                    carried = true;
+                }
             }
         }
         self.0.iter_mut().for_each(Rig::collect);
+    }
+
+    /// Returns the queues that get a frame which the link delivers to the device `at`, with the
+    /// reason that their hosts learn; frees the frame.
+    fn receivers(&mut self, at: usize, bytes: &[u8]) -> Vec<(usize, SteeringReason)> {
+        self.deliver(at, bytes);
+        let mut to = Vec::new();
+        for (queue, _, event) in self.events() {
+            let Event::Received(received) = event else { panic!("{event:?}") };
+            to.push((queue, received.steered));
+            self.0[queue].device.pool().put(received.packet);
+        }
+        to
+    }
+
+    /// Hands a segment over for the host of the queue `from`; returns the queues that get it.
+    fn hand_over(
+        &mut self,
+        (from, to): (usize, usize),
+        reason: SteeringReason,
+        (tuple, bytes): (Tuple, &[u8]),
+    ) -> Vec<(usize, SteeringReason)> {
+        let rig = &mut self.0[from];
+        let frame = SteeredFrame { frame: rx_frame(rig.device.pool(), bytes), reason };
+        rig.op(from, Op::HandOver(SegmentHandOver { queue: to, tuple, frame }));
+        self.carry(Instant::from_millis(100_000));
+        let mut got = Vec::new();
+        for (queue, _, event) in self.events() {
+            let Event::Received(received) = event else { panic!("{event:?}") };
+            got.push((queue, received.steered));
+            self.0[queue].device.pool().put(received.packet);
+        }
+        got
     }
 
     fn count(&self, name: &str) -> Vec<u64> {
@@ -154,8 +205,8 @@ fn what_the_link_knows_of_a_frame_is_handed_over_with_it() {
         devices.0[0].device.handle_frame(Instant::ZERO, arrived);
         for queue in 1..QUEUES {
             let Some(frame) = devices.0[0].device.poll_steered(queue) else { continue };
-            assert_eq!((frame.checksum, frame.segment_size), (Checksum::Partial, 1448));
-            assert_eq!(frame.packet.as_slice(), bytes);
+            assert_eq!((frame.frame.checksum, frame.frame.segment_size), (Checksum::Partial, 1448));
+            assert_eq!(frame.frame.packet.as_slice(), bytes);
             let spare = devices.0[queue].device.handle_steered(Instant::ZERO, frame).unwrap();
             assert!(spare.footprint() > 5000, "of the same size");
         }
@@ -205,4 +256,71 @@ fn frames_that_no_driver_takes_are_bounded() {
     }
     let left = collect_counters(|f| rig.device.visit(f));
     assert!(left.contains(&("pool_out", 0)), "{left:?}");
+}
+
+/// [`abi::steering`]: connections stay with their host when their entry is moved, new ones begin at
+/// the other, and the devices learn from the hosts which is which.
+#[test]
+fn flows_of_a_moved_entry_stay_with_the_former_queue() {
+    use SteeringReason::{Current, Former, Returned};
+
+    let steering = Arc::new(FlowSteering::new(9, QUEUES));
+    let mut devices = Devices::with(&steering, None);
+    let tuple = tuple(4, 77);
+    let open = frame(&tuple, &syn(&tuple), b"");
+    let mut header = syn(&tuple);
+    header.flags = TcpFlags::ACK;
+    let data = frame(&tuple, &header, b"data");
+    let old = steering.queue_of(&tuple);
+    let (new, third) = ((old + 1) % QUEUES, (old + 2) % QUEUES);
+    assert_eq!(devices.receivers(third, &data), [(old, Current)]);
+    assert!(steering.move_entry(steering.entry_of(steering.hash(&tuple)), new));
+    for at in [old, new, third] {
+        assert_eq!(devices.receivers(at, &data), [(new, Current)], "the new queue's host decides");
+        assert_eq!(devices.receivers(at, &open), [(new, Current)]);
+    }
+    // It has no connection for the segment. From now on the devices know.
+    let segment = (tuple, &data[..]);
+    assert_eq!(devices.hand_over((new, old), Former, segment), [(old, Former)]);
+    assert_eq!(devices.receivers(third, &data), [(old, Former)]);
+    assert_eq!(devices.receivers(new, &data), [(old, Former)]);
+    assert_eq!(devices.receivers(old, &data), [(old, Current)], "without a detour");
+    // Neither has the former one: both forget.
+    assert_eq!(devices.hand_over((old, new), Returned, segment), [(new, Returned)]);
+    assert_eq!(devices.receivers(third, &data), [(new, Current)]);
+    assert_eq!(devices.receivers(old, &data), [(new, Current)]);
+    // A SYN ends the old connection's claim on the tuple.
+    devices.hand_over((new, old), Former, segment);
+    assert_eq!(devices.receivers(third, &open), [(new, Current)]);
+    assert_eq!(devices.receivers(third, &data), [(new, Current)]);
+    // A device that was reset learns again.
+    devices.hand_over((new, old), Former, segment);
+    devices.0[new].device.reset();
+    devices.0[new].events.clear();
+    devices.0[new].collect();
+    devices.events();
+    assert_eq!(devices.receivers(third, &data), [(new, Current)]);
+    assert_eq!(devices.count("rx_steered_returned").iter().sum::<u64>(), 1);
+    assert!(devices.count("rx_steered_former")[new] >= 5);
+    assert_eq!(devices.count("nic_internal_errors"), [0; QUEUES]);
+    assert_eq!(devices.count("pool_out"), [0; QUEUES]);
+}
+
+/// A frame that was on its way when its entry was moved is steered again.
+#[test]
+fn frames_on_their_way_follow_a_moved_entry() {
+    let steering = Arc::new(FlowSteering::new(9, QUEUES));
+    let mut devices = Devices::with(&steering, None);
+    let tuple = tuple(6, 77);
+    let old = steering.queue_of(&tuple);
+    let (new, third) = ((old + 1) % QUEUES, (old + 2) % QUEUES);
+    let now = Instant::from_millis(100_000);
+    let rig = &mut devices.0[third];
+    let arrived = rx_frame(rig.device.pool(), &frame(&tuple, &syn(&tuple), b""));
+    rig.device.handle_frame(now, arrived);
+    assert!(steering.move_entry(steering.entry_of(steering.hash(&tuple)), new));
+    devices.carry(now);
+    let to: Vec<_> = devices.events().into_iter().map(|(at, queue, _)| (at, queue)).collect();
+    assert_eq!(to, [(new, new)]);
+    assert_eq!(devices.count("nic_internal_errors"), [0; QUEUES]);
 }

@@ -2,11 +2,13 @@
 
 use abi::disk::{DiskCompletion, DiskRequest};
 use abi::link::LinkCaps;
+use abi::steering::{FlowSteering, OwnQueue};
 use abi::{
     Event, FileAccess, FileFault, FileId, FileKind, FileLimits, FlowId, Op, Refusal,
     TransmitOutcome,
 };
 use alloc::string::String;
+use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 use base::Instant;
@@ -481,7 +483,8 @@ fn hosts_learn_of_another_mtu() {
     all.sort_unstable();
     assert_eq!(all, [(0, 1500), (1, 1500)]);
     // A device of one queue tells its own host only.
-    let config = DeviceConfig { queues: 2, own_queue: Some(1), ..DeviceConfig::new(MAC) };
+    let own = OwnQueue { steering: Arc::new(FlowSteering::new(1, 2)), index: 1 };
+    let config = DeviceConfig { own_queue: Some(own), ..DeviceConfig::new(MAC) };
     let mut rig = Rig::with(config, PLAIN_LINK);
     rig.device.handle_link_change(1200);
     rig.collect();

@@ -1,7 +1,7 @@
 //! Machines with several queues: their nodes, and the frames that their devices hand over.
 
 use abi::PacketBuf;
-use abi::link::RxFrame;
+use abi::steering::SteeredFrame;
 
 use super::SimRun;
 use crate::events::NodeHalf;
@@ -70,7 +70,7 @@ impl SimRun {
     pub(super) fn hand_over(
         &mut self,
         node: usize,
-        frames: Vec<(usize, RxFrame)>,
+        frames: Vec<(usize, SteeredFrame)>,
         spares: Vec<(usize, PacketBuf)>,
     ) {
         let (machine, queue) = (self.machine_of(node), self.nodes[node].queue.index);

@@ -82,7 +82,7 @@ pub(crate) fn machine(
         tcp: numbers::tcp(scenario, node, tcp, ahead),
         ..HostConfig::default()
     };
-    queue.configure(scenario.seed, &mut device_config, &mut config);
+    queue.configure(&scenario.steering, &mut device_config, &mut config);
     let device = Device::new(device_config, net.link_caps());
     let host = Host::new(config, &device.capabilities(), rng.next_u64());
     (device, host)

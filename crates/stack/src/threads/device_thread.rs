@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use abi::disk::{DiskCompletion, DiskRequest};
 use abi::link::{RxFrame, TxFrame};
+use abi::steering::SteeredFrame;
 use abi::{Event, Op, PacketBuf, PacketPool};
 use base::{Duration, Instant};
 use io::clock::MonotonicClock;
@@ -193,7 +194,7 @@ impl DevicePorts for DeviceThreadPorts {
         self.queue.host_waker.wake_if_asleep();
     }
 
-    fn push_steered(&mut self, queue: usize, frame: RxFrame) -> Result<(), RxFrame> {
+    fn push_steered(&mut self, queue: usize, frame: SteeredFrame) -> Result<(), SteeredFrame> {
         self.queue.steering.frames_out[queue].push(frame)
     }
 
@@ -201,7 +202,7 @@ impl DevicePorts for DeviceThreadPorts {
         self.queue.steering.wakers[queue].wake_if_asleep();
     }
 
-    fn pop_steered(&mut self) -> Option<(usize, RxFrame)> {
+    fn pop_steered(&mut self) -> Option<(usize, SteeredFrame)> {
         self.queue.steering.pop_frame()
     }
 

@@ -8,8 +8,8 @@
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
-use abi::link::RxFrame;
 use abi::ring::{RingConsumer, RingProducer, RingWaker, ring};
+use abi::steering::SteeredFrame;
 use abi::{Event, Op, PacketBuf};
 use io::notify::Notifier;
 
@@ -103,9 +103,9 @@ pub(crate) struct DeviceRings {
 /// A device thread's ends of the rings to and from the other device threads, by queue.
 pub(crate) struct SteeringRings {
     /// Received frames for other devices.
-    pub(crate) frames_out: Vec<RingProducer<RxFrame>>,
+    pub(crate) frames_out: Vec<RingProducer<SteeredFrame>>,
     /// Frames that other devices received.
-    frames_in: Vec<RingConsumer<RxFrame>>,
+    frames_in: Vec<RingConsumer<SteeredFrame>>,
     /// Free buffers in exchange for those of `frames_in`.
     pub(crate) spares_out: Vec<RingProducer<PacketBuf>>,
     /// Free buffers in exchange for those of `frames_out`.
@@ -117,7 +117,7 @@ pub(crate) struct SteeringRings {
 
 impl SteeringRings {
     /// Returns the next frame that another device received, and that device's queue.
-    pub(crate) fn pop_frame(&mut self) -> Option<(usize, RxFrame)> {
+    pub(crate) fn pop_frame(&mut self) -> Option<(usize, SteeredFrame)> {
         let queues = self.frames_in.len();
         for offset in 0..queues {
             let from = (self.next + offset) % queues;
@@ -234,12 +234,15 @@ fn steering_mesh(wakers: &[ThreadWaker]) -> Vec<SteeringRings> {
 #[cfg(test)]
 mod tests {
     use abi::Checksum;
+    use abi::link::RxFrame;
+    use abi::steering::SteeringReason;
 
     use super::*;
 
-    fn frame(byte: u8) -> RxFrame {
+    fn frame(byte: u8) -> SteeredFrame {
         let packet = abi::PacketPool::new(1).copy(&[byte]).unwrap();
-        RxFrame { packet, checksum: Checksum::Good, segment_size: 0 }
+        let frame = RxFrame { packet, checksum: Checksum::Good, segment_size: 0 };
+        SteeredFrame { frame, reason: SteeringReason::Current }
     }
 
     #[test]
@@ -254,10 +257,10 @@ mod tests {
         assert!(!queues[0].device.has_work() && queues[1].device.has_work());
         let rings = &mut queues[1].device.steering;
         let taken: Vec<_> = std::iter::from_fn(|| rings.pop_frame())
-            .map(|(from, frame)| (from, frame.packet.as_slice()[0]))
+            .map(|(from, frame)| (from, frame.frame.packet.as_slice()[0]))
             .collect();
         assert_eq!(taken, [(0, 0), (2, 2), (0, 0), (2, 2)], "in turn");
-        rings.spares_out[2].push(frame(9).packet).unwrap();
+        rings.spares_out[2].push(frame(9).frame.packet).unwrap();
         assert!(queues[0].device.steering.pop_spare().is_none());
         assert_eq!(queues[2].device.steering.pop_spare().unwrap().as_slice(), [9]);
     }
