@@ -125,6 +125,10 @@ pub enum Op {
     /// Hands a segment over to the device of another queue, whose host may have its connection. Not
     /// answered.
     HandOver(SegmentHandOver),
+    /// Releases entries of the flow steering that were moved away from this queue
+    /// ([`crate::steering::FlowSteering::release`]): the host has no connections in them. The device
+    /// releases those in which it has none either. Not answered.
+    ReleaseEntries(Box<[usize]>),
     /// Takes over two connections and relays between them. Answered by [`crate::Event::Spliced`].
     Splice(Box<Splice>),
     /// Starts relaying. Carries the frames that the host received before [`crate::Event::Spliced`]

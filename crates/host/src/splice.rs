@@ -135,6 +135,11 @@ impl Splices {
         self.retry_at
     }
 
+    /// Returns the tuples of all connections that the device relays.
+    pub(crate) fn tuples(&self) -> impl Iterator<Item = &Tuple> {
+        self.live_tuples.iter()
+    }
+
     /// Returns whether the device relays a connection with this tuple.
     pub(crate) fn relays_tuple(&self, tuple: &Tuple) -> bool {
         self.live_tuples.contains(tuple)

@@ -1,8 +1,10 @@
 //! Connection establishment: RFC 9293 section 3.5, RFC 7323 section 2, RFC 2018 section 2, RFC
 //! 4987.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use abi::Op;
 use abi::steering::{FlowOwners, FlowSteering, OwnQueue, SteeringReason};
 use base::{Duration, Instant};
 use outboard_host::SocketError;
@@ -594,4 +596,45 @@ fn active_opens_use_no_ports_of_moved_entries() {
         let owners = steering.owners(steering.hash(&Tuple { local, remote }));
         assert_eq!(owners, FlowOwners::only(0));
     }
+}
+
+/// An entry is released when no connection of its former queue's host is left in it, and not
+/// before the cookies of that host have expired.
+#[test]
+fn a_moved_entry_is_released_without_connections() {
+    let info = ScriptedTcpPeer::server().established().info();
+    let tuple = Tuple { local: info.local, remote: info.remote };
+    let steering = (3..).map(|seed| FlowSteering::new(seed, 2)).find(|s| s.queue_of(&tuple) == 0);
+    let steering = Arc::new(steering.expect("half of the keys"));
+    let own = OwnQueue { steering: Arc::clone(&steering), index: 0 };
+    let mut t = ScriptedTcpPeer::server_with(|config| config.own_queue = Some(own)).established();
+    let used = steering.entry_of(steering.hash(&tuple));
+    let moved = [used, (used + 2) % steering.entries(), (used + 4) % steering.entries()];
+    assert!(moved.iter().all(|&entry| steering.move_entry(entry, 1)));
+    let released_at = |t: &mut ScriptedTcpPeer, ms| {
+        t.at_ms(ms);
+        let mut released = Vec::new();
+        for _ in 0..2 {
+            t.host.release_moved_entries(Instant::from_millis(ms));
+            t.pump();
+            for op in t.other_ops.drain(..) {
+                if let Op::ReleaseEntries(entries) = op {
+                    released.extend(entries);
+                }
+            }
+        }
+        released
+    };
+    assert_eq!(released_at(&mut t, 1000), []);
+    assert_eq!(released_at(&mut t, 138_000), [], "cookies may return");
+    let unused: BTreeSet<usize> = moved.into_iter().filter(|&n| n != used).collect();
+    assert_eq!(released_at(&mut t, 139_001).into_iter().collect::<BTreeSet<_>>(), unused);
+    for entry in unused {
+        assert!(steering.release(entry, 0));
+    }
+    t.app_close();
+    t.expect(seg!(FIN ACK));
+    t.send(seg!(FIN ACK seq 1 ack 2));
+    assert_eq!(released_at(&mut t, 140_000), [], "in TIME-WAIT");
+    assert_eq!(released_at(&mut t, 240_000), [used]);
 }

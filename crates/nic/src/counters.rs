@@ -83,6 +83,9 @@ base::counters! {
         /// Part of `rx_steered_out`: segments that the former queue's host has no connection for,
         /// back to the current queue.
         rx_steered_returned,
+        /// Entries of the steering that were moved away from this queue, and in which no connection
+        /// of it is left.
+        rx_steered_entries_released,
     }
 }
 

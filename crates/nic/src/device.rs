@@ -261,6 +261,7 @@ impl Device {
                 self.handle_frame(now, frame);
             }
             Op::HandOver(segment) => self.hand_over(segment),
+            Op::ReleaseEntries(entries) => self.release_entries(&entries),
             Op::Quiesce => self.quiesce(now, queue),
             op => {
                 if self.engines.handle_op(now, queue, op, &mut self.egress).is_some() {

@@ -103,6 +103,9 @@ pub fn describe_op(op: &Op) -> RecordDescription {
             let text = format!("to queue {}, {:?}", segment.queue, segment.frame.reason);
             ("HandOver", RecordSubject::Tuple(segment.tuple), text)
         }
+        Op::ReleaseEntries(entries) => {
+            ("ReleaseEntries", None, format!("{} entries", entries.len()))
+        }
         Op::Splice(splice) => {
             let peer = splice.sides[1].tuple;
             let text = format!("{:?} with {} - {}", splice.id, peer.local, peer.remote);

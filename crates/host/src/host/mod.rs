@@ -22,6 +22,7 @@
 
 mod addresses;
 mod connect;
+mod moved_entries;
 mod nvme;
 mod receive;
 mod shutdown;
@@ -58,6 +59,7 @@ use crate::stream::teardown_offload::TeardownOffloadState;
 use crate::tcp::conn::TcpEnv;
 use crate::udp::UdpSockets;
 
+use moved_entries::MovedEntries;
 use shutdown::ShutdownStage;
 
 /// A host stack.
@@ -120,6 +122,7 @@ pub(crate) struct Services {
     ending: ShutdownStage,
     /// The queue that active opens must lead to.
     own_queue: Option<OwnQueue>,
+    moved_entries: MovedEntries,
     /// Local ports of active opens.
     ports: RangeInclusive<u16>,
     /// Local ports tried for active opens, over all peers.
@@ -162,6 +165,7 @@ impl Host {
                 reassembly: Reassembly::default(),
                 ending: ShutdownStage::default(),
                 own_queue: config.own_queue,
+                moved_entries: MovedEntries::default(),
                 ports: config.ports,
                 ports_tried: 0,
             },
@@ -173,6 +177,16 @@ impl Host {
     pub(crate) fn context_and_services(&mut self, now: Instant) -> (TcpEnv<'_>, &mut Services) {
         let cx = TcpEnv { now, config: &self.config, out: &mut self.out, files: &mut self.files };
         (cx, &mut self.services)
+    }
+
+    /// Looks for entries of the flow steering that were moved away from this host's queue and have
+    /// no connections of it left, and asks the device to release them ([`abi::steering`]). To be
+    /// called about ten times a second while entries are moved; each call does a bounded part of
+    /// the work.
+    pub fn release_moved_entries(&mut self, now: Instant) {
+        let Services { own_queue, streams, splices, moved_entries, .. } = &mut self.services;
+        let Some(own) = own_queue else { return };
+        self.out.ops.extend(moved_entries.look(now, own, &streams.table, splices));
     }
 
     /// Handles an event of the device.

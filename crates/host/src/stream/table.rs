@@ -541,6 +541,24 @@ impl SocketTable {
         route.hash == hash && self.tuple_at(route.place).as_ref() == Some(tuple)
     }
 
+    /// Returns the tuple at a place, if there is one, and the next place: all half-open
+    /// connections, then all sockets, then all tuples in TIME-WAIT. Returns `None` at the end.
+    pub(crate) fn place_and_next(&self, place: TupleOwner) -> Option<(Option<Tuple>, TupleOwner)> {
+        let next = match place {
+            TupleOwner::HalfOpen(slot) if self.syn_cache.is_beyond(slot) => {
+                return Some((None, TupleOwner::Connection(0)));
+            }
+            TupleOwner::Connection(index) if index as usize >= self.slots.len() => {
+                return Some((None, TupleOwner::TimeWait(0)));
+            }
+            TupleOwner::TimeWait(slot) if self.time_wait.is_beyond(slot) => return None,
+            TupleOwner::HalfOpen(slot) => TupleOwner::HalfOpen(slot + 1),
+            TupleOwner::Connection(index) => TupleOwner::Connection(index + 1),
+            TupleOwner::TimeWait(slot) => TupleOwner::TimeWait(slot + 1),
+        };
+        Some((self.tuple_at(place), next))
+    }
+
     fn tuple_at(&self, place: TupleOwner) -> Option<Tuple> {
         match place {
             TupleOwner::Connection(index) => {

@@ -150,6 +150,11 @@ impl SynCache {
         self.next_at = Some(self.next_at.map_or(at, |next| next.min(at)));
     }
 
+    /// Returns whether no slot with this or a greater number has an entry.
+    pub(crate) const fn is_beyond(&self, slot: u32) -> bool {
+        slot as usize >= self.entries.len()
+    }
+
     pub(crate) fn get(&self, slot: u32) -> Option<&SynCacheEntry> {
         self.entries.get(slot as usize)?.as_ref()
     }

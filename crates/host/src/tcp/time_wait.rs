@@ -61,6 +61,11 @@ impl HostTimeWaitTable {
         (key.index(), evicted)
     }
 
+    /// Returns whether no slot with this or a greater number has an entry.
+    pub(crate) fn is_beyond(&self, slot: u32) -> bool {
+        slot >= self.entries.slot_count()
+    }
+
     /// Returns the number of entries.
     pub(crate) const fn len(&self) -> usize {
         self.entries.len()

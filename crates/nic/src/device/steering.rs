@@ -16,9 +16,9 @@
 //! same size to the device that received the frame, so that no pool runs dry.
 
 use abi::link::RxFrame;
-use abi::steering::{SegmentHandOver, SteeredFrame, SteeringReason};
+use abi::steering::{OwnQueue, SegmentHandOver, SteeredFrame, SteeringReason};
 use abi::{PacketBuf, ReceivedFrame};
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeSet, VecDeque};
 use alloc::vec::Vec;
 use base::{Instant, internal_error};
 use hashbrown::HashTable;
@@ -155,6 +155,20 @@ impl Device {
         let frame = RxFrame { packet, checksum, segment_size };
         self.queue_for(queue, SteeredFrame { frame, reason });
         None
+    }
+
+    /// Releases those of the entries in which no engine has a connection.
+    pub(super) fn release_entries(&mut self, entries: &[usize]) {
+        let Some(OwnQueue { steering, index }) = &self.config.own_queue else { return };
+        let mut in_use = BTreeSet::new();
+        self.engines.visit_connections(&mut |tuple| {
+            in_use.insert(steering.entry_of(steering.hash(tuple)));
+        });
+        for &entry in entries.iter().filter(|&&entry| entry < steering.entries()) {
+            if !in_use.contains(&entry) && steering.release(entry, *index) {
+                self.steering.counters.rx_steered_entries_released += 1;
+            }
+        }
     }
 
     /// Passes on a segment that the host has no connection for.

@@ -6,6 +6,7 @@
 use abi::link::TxFrame;
 use abi::{Capabilities, Op, PacketHeader};
 use base::Instant;
+use wire::Tuple;
 
 use super::count::CountEngine;
 use super::decompress::DecompressEngine;
@@ -111,6 +112,13 @@ macro_rules! engines {
             ) {
                 $(if let Some(engine) = &mut self.$name {
                     Engine::on_frame_sent(engine, now, frame, packets, bytes);
+                })*
+            }
+
+            /// Calls `f` for each connection that an engine has taken over.
+            pub(crate) fn visit_connections(&self, f: &mut dyn FnMut(&Tuple)) {
+                $(if let Some(engine) = &self.$name {
+                    Engine::visit_connections(engine, f);
                 })*
             }
 

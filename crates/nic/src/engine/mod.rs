@@ -14,6 +14,7 @@ use abi::link::{FramePayloads, TxFrame};
 use abi::{Capabilities, Event, FileExtent, FileFault, FlowId, Op, PacketHeader, Transmit};
 use base::Instant;
 use smallvec::SmallVec;
+use wire::Tuple;
 
 use structures::slab::SlabKey;
 
@@ -81,6 +82,9 @@ pub(crate) trait Engine: Sized {
 
     /// Handles a frame that is about to leave, as `packets` packets with `bytes` bytes on the wire.
     fn on_frame_sent(&mut self, _now: Instant, _frame: &TxFrame, _packets: u64, _bytes: u64) {}
+
+    /// Calls `f` for each connection that the engine has taken over from its host.
+    fn visit_connections(&self, _f: &mut dyn FnMut(&Tuple)) {}
 
     /// Undoes [`Engine::on_frame_sent`] for a frame that was too long for the link: it leaves in
     /// shorter frames, each announced again.

@@ -4,7 +4,9 @@
 use abi::link::RxFrame;
 use abi::quic::QuicSteering;
 use abi::setup::HandshakeSegment;
-use abi::steering::{FlowSteering, OwnQueue, SegmentHandOver, SteeredFrame, SteeringReason};
+use abi::steering::{
+    FlowOwners, FlowSteering, OwnQueue, SegmentHandOver, SteeredFrame, SteeringReason,
+};
 use abi::{Checksum, Event, Op};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -19,6 +21,7 @@ use wire::tcp::{TcpFlags, TcpHeader};
 use super::frames::{MAC, bytes_of, packet, rx_frame};
 use super::rig::Rig;
 use super::setup::{ack, frame, listen, syn, tuple};
+use super::teardown::teardown_of;
 use crate::DeviceConfig;
 
 const QUEUES: usize = 3;
@@ -323,4 +326,29 @@ fn frames_on_their_way_follow_a_moved_entry() {
     let to: Vec<_> = devices.events().into_iter().map(|(at, queue, _)| (at, queue)).collect();
     assert_eq!(to, [(new, new)]);
     assert_eq!(devices.count("nic_internal_errors"), [0; QUEUES]);
+}
+
+/// [`Op::ReleaseEntries`]: an entry is not released while the device closes a connection in it.
+#[test]
+fn entries_with_connections_of_the_device_are_not_released() {
+    let steering = Arc::new(FlowSteering::new(9, QUEUES));
+    let mut devices = Devices::with(&steering, None);
+    // The connection belongs to the first device with this key.
+    let (old, new) = (0, 1);
+    let rig = &mut devices.0[old];
+    rig.op(old, Op::Teardown(Box::new(teardown_of(&[]))));
+    let mut tuples = Vec::new();
+    rig.device.engines.visit_connections(&mut |tuple| tuples.push(*tuple));
+    let [tuple] = tuples[..] else { panic!("{tuples:?}") };
+    assert_eq!(steering.queue_of(&tuple), old);
+    let used = steering.entry_of(steering.hash(&tuple));
+    let unused = (used + QUEUES) % steering.entries();
+    assert!([used, unused].into_iter().all(|entry| steering.move_entry(entry, new)));
+    rig.op(old, Op::ReleaseEntries([used, unused, usize::MAX].into()));
+    assert_eq!(steering.owners_of_entry(used), FlowOwners { current: new, former: Some(old) });
+    assert_eq!(steering.owners_of_entry(unused), FlowOwners::only(new));
+    rig.device.reset();
+    rig.op(old, Op::ReleaseEntries([used].into()));
+    assert_eq!(steering.owners_of_entry(used), FlowOwners::only(new));
+    assert_eq!(rig.counter("rx_steered_entries_released"), 2);
 }

@@ -2,6 +2,7 @@
 
 use abi::{Capabilities, Event, Op, Refusal};
 use base::Instant;
+use wire::Tuple;
 
 use super::SpliceEngine;
 use super::counters::SpliceCounters;
@@ -15,6 +16,10 @@ impl Engine for SpliceEngine {
 
     fn from_config(config: &DeviceConfig) -> Option<Self> {
         config.splice.clone().map(|splice| Self::new(splice, config.mac, config.rss_seed))
+    }
+
+    fn visit_connections(&self, f: &mut dyn FnMut(&Tuple)) {
+        self.tuples().for_each(|tuple| f(&tuple));
     }
 
     fn add_capabilities(&self, capabilities: &mut Capabilities) {

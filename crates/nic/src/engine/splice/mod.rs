@@ -174,6 +174,11 @@ impl SpliceEngine {
         *self = Self { counters, ..fresh };
     }
 
+    /// Returns the tuples of all pairs.
+    pub(crate) fn tuples(&self) -> impl Iterator<Item = Tuple> {
+        self.pairs.iter().flat_map(|(_, pair)| pair.tuples())
+    }
+
     /// Describes the pairs, in no particular order.
     pub(crate) fn infos(&self, now: Instant) -> impl Iterator<Item = SpliceInfo> + '_ {
         self.pairs.iter().map(move |(_, pair)| pair.info(now))

@@ -240,11 +240,17 @@ impl SplicedPair {
         way.fin_acked && back.fin_acked
     }
 
+    /// Returns the tuples of both connections.
+    pub(super) fn tuples(&self) -> [Tuple; 2] {
+        let [a, b] = &self.directions;
+        [a.tuple, b.tuple]
+    }
+
     /// Describes the pair for operators.
     pub(super) fn info(&self, now: Instant) -> SpliceInfo {
         let [a, b] = &self.directions;
         SpliceInfo {
-            tuples: [a.tuple, b.tuple],
+            tuples: self.tuples(),
             state: match self.phase {
                 SplicedPairPhase::Waiting(_) => "BEGINNING",
                 SplicedPairPhase::Live => "SPLICED",

@@ -4,6 +4,7 @@ use abi::teardown::{Teardown, TeardownRefused};
 use abi::{Capabilities, Event, Refusal};
 use alloc::boxed::Box;
 use base::Instant;
+use wire::Tuple;
 
 use super::counters::TeardownCounters;
 use super::{TeardownAction, TeardownEngine, TeardownVerdict};
@@ -44,6 +45,10 @@ impl Engine for TeardownEngine {
         let most = config.transmit_bytes_max.max(RUN_BYTES_MAX);
         let bytes_max = teardown.bytes_max.min(most);
         Some(Self::new(TeardownConfig { bytes_max, ..teardown }, config.rss_seed))
+    }
+
+    fn visit_connections(&self, f: &mut dyn FnMut(&Tuple)) {
+        self.tuples().for_each(|tuple| f(&tuple));
     }
 
     fn add_capabilities(&self, capabilities: &mut Capabilities) {

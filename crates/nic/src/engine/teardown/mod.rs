@@ -39,6 +39,7 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use base::{Duration, Instant, internal_error};
+use wire::Tuple;
 use wire::tcp::TcpHeader;
 
 use self::counters::TeardownCounters;
@@ -125,6 +126,11 @@ impl TeardownEngine {
     /// Returns whether the engine has no connections.
     pub(crate) const fn is_idle(&self) -> bool {
         self.table.len() == 0
+    }
+
+    /// Returns the tuples of all connections.
+    pub(crate) fn tuples(&self) -> impl Iterator<Item = Tuple> {
+        self.table.tuples()
     }
 
     /// Takes over a connection on a link whose packets have at most `mtu` bytes above Ethernet.

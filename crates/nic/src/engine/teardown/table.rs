@@ -158,6 +158,11 @@ impl<T> ClosureTable<T> {
         Some((&mut record.flow, ClosurePeer { profile, remote }))
     }
 
+    /// Returns the tuples of all connections.
+    pub(super) fn tuples(&self) -> impl Iterator<Item = Tuple> {
+        self.records.iter().filter_map(|record| Some(self.peer(record)?.tuple()))
+    }
+
     /// Upper bound of all indices; of those below, some have no connection.
     pub(super) fn places(&self) -> u32 {
         u32::try_from(self.records.len()).unwrap_or(u32::MAX)
