@@ -150,3 +150,64 @@ fn frames_of_any_link_are_handed_over() {
         stat.expect_zero(&["rx_steered_dropped", "nic_internal_errors"]);
     }
 }
+
+/// Opens connections, loads one of them until the file `flag` exists, and then uses the old
+/// connections and new ones.
+const KEPT_CONNECTIONS: &str = r#"
+import hashlib, http.client, os, sys
+flag, want = sys.argv[1:]
+
+def connect():
+    return http.client.HTTPConnection("10.77.0.2", timeout=60)
+
+def fetch(connection):
+    connection.request("GET", "/a.bin")
+    assert hashlib.sha256(connection.getresponse().read()).hexdigest() == want
+
+kept = [connect() for _ in range(40)]
+for connection in kept:
+    fetch(connection)
+while not os.path.exists(flag):
+    fetch(kept[0])
+for connection in kept:
+    fetch(connection)
+for _ in range(40):
+    new = connect()
+    fetch(new)
+    new.close()
+for connection in kept:
+    fetch(connection)
+    connection.close()
+"#;
+
+/// A queue that is busier than the other gives up entries of the steering: its connections stay,
+/// new ones begin at the other queue.
+#[test]
+fn new_connections_go_to_the_queue_that_is_less_busy() {
+    let (files, scratch) = (Files::new(TMP), Files::new(TMP));
+    let sum = sha256(&files.fill("a.bin", 50_000));
+    let flag = scratch.path().join("flag");
+    let server = TestServer::start(files.path(), &["--queues", "2", "--balance", "1"]);
+    let mut client = server.command("timeout");
+    client.args(["100", "/usr/bin/python3", "-c", KEPT_CONNECTIONS]).arg(&flag).arg(&sum);
+    std::thread::scope(|scope| {
+        let used = scope.spawn(move || run(&mut client));
+        // Three measurements of a second, and the client's own time limit.
+        while server.stat().get("steering_entries_moved_away") == 0 && !used.is_finished() {}
+        std::fs::write(&flag, "").expect("the folder exists");
+        let _ = expect_success(&used.join().expect("no panic"));
+    });
+    wait_for_closes(&server);
+    let stat = server.stat();
+    let entries = QUEUES.map(|queue| stat.get(&format!("host.q{queue}.steering_entries")));
+    let opened = QUEUES.map(|queue| stat.get(&format!("host.q{queue}.tcp_passive_opens")));
+    assert_eq!(entries.iter().sum::<u64>(), 512);
+    let busier = usize::from(entries[0] > entries[1]);
+    assert!(opened[busier] < opened[1 - busier], "{opened:?} connections, {entries:?} entries");
+    assert_eq!(opened.iter().sum::<u64>(), 80);
+    // Of the 20 kept connections of the busier queue, all are in entries that stayed once in 2^20
+    // runs.
+    assert!(stat.get("rx_steered_former") > 0 && stat.get("tcp_handed_over") > 0, "{stat:?}");
+    stat.expect_zero(&["rx_steered_dropped", "nic_internal_errors", "tcp_no_connection"]);
+    server.expect_no_alarm();
+}

@@ -126,8 +126,8 @@ pub enum Op {
     /// answered.
     HandOver(SegmentHandOver),
     /// Releases entries of the flow steering that were moved away from this queue
-    /// ([`crate::steering::FlowSteering::release`]): the host has no connections in them. The device
-    /// releases those in which it has none either. Not answered.
+    /// ([`crate::steering::FlowSteering::release`]): the host has no connections in them. The
+    /// device releases those in which it has none either. Not answered.
     ReleaseEntries(Box<[usize]>),
     /// Takes over two connections and relays between them. Answered by [`crate::Event::Spliced`].
     Splice(Box<Splice>),

@@ -62,12 +62,9 @@ impl FlowOwners {
         Self { current: (entry & 0xffff) as usize, former: former.checked_sub(1) }
     }
 
-    const fn to_entry(self) -> u32 {
-        let former = match self.former {
-            Some(queue) => queue as u32 + 1,
-            None => 0,
-        };
-        former << QUEUE_BITS | self.current as u32
+    fn to_entry(self) -> u32 {
+        let bits = |queue| u32::from(u16::try_from(queue).unwrap_or(u16::MAX));
+        bits(self.former.map_or(0, |queue| queue + 1)) << QUEUE_BITS | bits(self.current)
     }
 }
 

@@ -119,7 +119,7 @@ impl Device {
     pub fn new(config: DeviceConfig, link: LinkCaps) -> Self {
         let transmit_bytes_max = config.transmit_bytes_max.max(RUN_BYTES_MAX);
         let own = config.own_queue.clone();
-        let queues = own.as_ref().map_or(config.queues.max(1), |own| own.steering.queues());
+        let queues = own.as_ref().map_or_else(|| config.queues.max(1), |own| own.steering.queues());
         let config = DeviceConfig { queues, transmit_bytes_max, ..config };
         let flow_steering = own.as_ref().map_or_else(
             || Arc::new(FlowSteering::new(config.rss_seed, queues)),

@@ -99,13 +99,10 @@ pub fn describe_op(op: &Op) -> RecordDescription {
             let frame = describe_frame(frame.packet.as_slice(), false);
             ("Return", frame.subject, frame.detail)
         }
-        Op::HandOver(segment) => {
-            let text = format!("to queue {}, {:?}", segment.queue, segment.frame.reason);
-            ("HandOver", RecordSubject::Tuple(segment.tuple), text)
-        }
-        Op::ReleaseEntries(entries) => {
-            ("ReleaseEntries", None, format!("{} entries", entries.len()))
-        }
+        Op::HandOver(segment) => ("HandOver", RecordSubject::Tuple(segment.tuple), {
+            format!("to queue {}, {:?}", segment.queue, segment.frame.reason)
+        }),
+        Op::ReleaseEntries(entries) => ("ReleaseEntries", None, format!("{}", entries.len())),
         Op::Splice(splice) => {
             let peer = splice.sides[1].tuple;
             let text = format!("{:?} with {} - {}", splice.id, peer.local, peer.remote);

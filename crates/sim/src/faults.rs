@@ -347,8 +347,6 @@ pub(crate) struct Scenario {
     pub(crate) queues: usize,
     /// Steering of flows to these queues. A run has its own, because it moves entries.
     pub(crate) steering: Arc<FlowSteering>,
-    /// Number of times that entries of the steering are moved.
-    pub(crate) steering_moves: u64,
     /// The node whose program terminates in the middle and starts again.
     pub(crate) terminates: Option<usize>,
     /// Sequence numbers and the like that begin just below their limits.
@@ -427,7 +425,6 @@ impl Scenario {
             numbers: None,
             queues: 1,
             steering: queues::steering(seed, 1),
-            steering_moves: 0,
             terminates: None,
         };
         scenario.shape(storage);
@@ -495,7 +492,6 @@ impl Scenario {
             Some(_) => queues::draw_of_target(self.seed),
             None => queues::draw(self.seed),
         };
-        self.steering_moves = if self.queues > 1 { queues::draw_moves(self.seed) } else { 0 };
     }
 
     /// Returns the number of queues of a machine.

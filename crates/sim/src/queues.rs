@@ -33,7 +33,7 @@ impl SimQueue {
     /// The queue of a machine with one.
     pub(crate) const ONLY: Self = Self { index: 0, count: 1 };
 
-    /// Configures the device and the host of the queue. `steering` is that of all queues of the run.
+    /// Configures the device and the host of the queue. `steering` is that of all queues.
     pub(crate) fn configure(
         self,
         steering: &Arc<FlowSteering>,
@@ -62,29 +62,9 @@ pub(crate) fn steering(seed: u64, count: usize) -> Arc<FlowSteering> {
     Arc::new(FlowSteering::new(Prng::new(seed ^ SALT).next_u64(), count))
 }
 
-/// Draws how often entries are moved in the run of `seed`.
-pub(crate) fn draw_moves(seed: u64) -> u64 {
-    let r = &mut Prng::new(seed ^ SALT ^ 3);
-    if r.chance(0.5) { r.range(1, 4) } else { 0 }
-}
-
 /// Returns the generator of the moves in the run of `seed`.
 pub(crate) fn moves_generator(seed: u64) -> Prng {
     Prng::new(seed ^ SALT ^ 4)
-}
-
-/// Moves a random share of the entries, each to a random queue. Returns the number of entries that
-/// were moved.
-pub(crate) fn move_entries(steering: &FlowSteering, r: &mut Prng) -> u64 {
-    let share = 1.0 / r.range(1, 4) as f64;
-    let mut moved = 0;
-    for entry in 0..steering.entries() {
-        if r.chance(share) {
-            moved +=
-                u64::from(steering.move_entry(entry, r.below(steering.queues() as u64) as usize));
-        }
-    }
-    moved
 }
 
 /// Draws the number of queues of the front machine, from a generator of its own.

@@ -157,6 +157,7 @@ impl SimRun {
             scenario,
         };
         sim.plan();
+        sim.plan_moves();
         sim.plan_oddities();
         sim
     }
@@ -234,10 +235,6 @@ impl SimRun {
             let further = if node as usize == front { reset % front_queues } else { 0 };
             let node = if further > 0 { nodes + further - 1 } else { node };
             queue.push(at(r), SimEvent::Reset(node as usize));
-        }
-        let moves = if front_queues > 1 { scenario.steering_moves } else { 0 };
-        for _ in 0..moves {
-            queue.push(at(&mut self.moves), SimEvent::MoveEntries);
         }
         for _ in 0..self.scenario.net.partitions {
             let (client, from) = (r.range(1, clients) as usize, at(r));
@@ -323,11 +320,7 @@ impl SimRun {
                     self.wake_soon(node, NodeHalf::Device);
                 }
             }
-            SimEvent::MoveEntries => {
-                let moved = machine_queues::move_entries(&self.scenario.steering, &mut self.moves);
-                self.entries_moved += moved;
-                self.note(self.scenario.front(), TraceKind::Fault, [7, moved, 1, 0, 0]);
-            }
+            SimEvent::MoveEntries => self.move_entries(),
             SimEvent::LoseContext(node) => {
                 self.note(node, TraceKind::Fault, [6, node as u64, 1, 0, 0]);
                 if !self.nodes[node].stopped {

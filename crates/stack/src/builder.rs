@@ -16,6 +16,7 @@ use io::link::Link;
 use nic::{Device, DeviceConfig};
 use quic::ConnectionInfo;
 
+use crate::balance;
 use crate::control::metrics::IsAlarm;
 use crate::control::{self, ControlSocket, OrderHandler};
 use crate::hooks::Hooks;
@@ -24,7 +25,7 @@ use crate::log::open_access_log;
 use crate::network::{self, Network};
 use crate::no_disk::NoDisk;
 use crate::options::StackOptions;
-use crate::running::Stack;
+use crate::running::{AsideThreads, Stack};
 use crate::signals::Signals;
 use crate::threads::{
     CryptoThreads, DeviceSide, HostSide, MessageSender, QueueRings, Threads, ring_mesh,
@@ -260,7 +261,11 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
         let take_orders = self.make_order_handler.take();
         let orders = take_orders.map(|take| take(threads.senders().to_vec()));
         let control = control.start(probes, orders)?;
-        Ok(Stack::new(clock, &self.options, threads, reopened, (control, metrics, dashboard)))
+        let hosts = threads.senders().to_vec();
+        let release = move || hosts.iter().for_each(MessageSender::release_moved_entries);
+        let balance = balance::start(self.options.balance, steering, release)?;
+        let aside = AsideThreads { control, metrics, dashboard, balance };
+        Ok(Stack::new(clock, &self.options, threads, reopened, aside))
     }
 
     /// Starts the threads of a queue.

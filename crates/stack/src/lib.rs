@@ -26,6 +26,7 @@ pub use base;
 pub use host;
 
 mod alarms;
+mod balance;
 mod builder;
 pub mod control;
 mod hooks;
@@ -43,6 +44,7 @@ mod signals;
 mod threads;
 
 pub use alarms::alarms;
+pub use balance::Balance;
 pub use builder::{Builder, QueueSetup};
 pub use cli::{Failure, exit_code};
 pub use limits::LimitOptions;

@@ -21,6 +21,7 @@ use io::fault::FaultConfig;
 use io::xdp::ListenerPorts;
 use nic::DeviceConfig;
 
+use crate::balance::Balance;
 use crate::limits::LimitOptions;
 use crate::link::LinkName;
 
@@ -75,6 +76,10 @@ pub struct StackOptions {
     /// Threads per queue: one that host and device share, two that run in parallel, or auto
     #[arg(long, value_enum, default_value_t = ThreadsPerQueue::Auto)]
     pub threads: ThreadsPerQueue,
+    /// Percentage of time above which a queue's busiest thread makes new connections go to the
+    /// least busy queue, or off
+    #[arg(long, value_name = "PERCENT|off", default_value_t)]
+    pub balance: Balance,
     /// Threads per queue that encrypt and decrypt QUIC packets, and encrypt TLS records, beside the
     /// device; 0 for the device's own thread alone. Each needs a core of its own to be of use
     #[arg(long, value_name = "N", default_value_t = 0)]

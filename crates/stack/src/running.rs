@@ -13,6 +13,7 @@ use io::clock::MonotonicClock;
 use serde_json::Value;
 use signal_hook::consts::{SIGHUP, SIGUSR1};
 
+use crate::balance::BalanceThread;
 use crate::builder::Builder;
 use crate::control::dashboard::DashboardThreads;
 use crate::control::metrics::MetricsThread;
@@ -44,13 +45,18 @@ pub struct Stack<M = ()> {
     /// Number of requests to reopen the access logs.
     log_reopen_requests: Arc<AtomicUsize>,
     threads: Threads<M>,
-    _control: ControlThread,
-    metrics: Option<MetricsThread>,
-    dashboard: Option<DashboardThreads>,
+    aside: AsideThreads,
 }
 
-/// Threads that answer queries: control socket, metrics, dashboard.
-pub(crate) type ControlThreads = (ControlThread, Option<MetricsThread>, Option<DashboardThreads>);
+/// Threads beside those of the queues. They end when this is dropped.
+pub(crate) struct AsideThreads {
+    #[expect(dead_code, reason = "it ends when it is dropped")]
+    pub(crate) control: ControlThread,
+    pub(crate) metrics: Option<MetricsThread>,
+    pub(crate) dashboard: Option<DashboardThreads>,
+    #[expect(dead_code, reason = "it ends when it is dropped")]
+    pub(crate) balance: Option<BalanceThread>,
+}
 
 impl Stack {
     /// Returns a builder with the default options.
@@ -66,7 +72,7 @@ impl<M> Stack<M> {
         options: &StackOptions,
         threads: Threads<M>,
         reopened: Arc<AtomicUsize>,
-        (control, metrics, dashboard): ControlThreads,
+        aside: AsideThreads,
     ) -> Self {
         Self {
             clock,
@@ -74,9 +80,7 @@ impl<M> Stack<M> {
             has_log_file: options.has_log_file(),
             log_reopen_requests: reopened,
             threads,
-            _control: control,
-            metrics,
-            dashboard,
+            aside,
         }
     }
 
@@ -95,13 +99,13 @@ impl<M> Stack<M> {
     /// Returns the address at which the metrics are served, `None` if they are not.
     #[must_use]
     pub fn metrics_addr(&self) -> Option<SocketAddr> {
-        self.metrics.as_ref().map(|metrics| metrics.addr)
+        self.aside.metrics.as_ref().map(|metrics| metrics.addr)
     }
 
     /// Returns the address of the dashboard, `None` if there is none.
     #[must_use]
     pub fn dashboard_addr(&self) -> Option<SocketAddr> {
-        self.dashboard.as_ref().map(|dashboard| dashboard.addr)
+        self.aside.dashboard.as_ref().map(|dashboard| dashboard.addr)
     }
 
     /// Makes the threads reopen their access logs, whose files may have been renamed.

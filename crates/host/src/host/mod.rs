@@ -36,7 +36,7 @@ use alloc::collections::VecDeque;
 use core::ops::RangeInclusive;
 
 use abi::disk::{DiskCompletion, DiskRequest};
-use abi::steering::OwnQueue;
+use abi::steering::{FlowOwners, OwnQueue};
 use abi::{Capabilities, Event, FileFault, FileId, Op, PacketBuf, TransmitDone, TransmitOutcome};
 use base::{Duration, Instant, Prng};
 
@@ -291,6 +291,7 @@ impl Host {
         f("decompress_jobs_on_device", decompression.in_device() as u64);
         splices.visit(f);
         self.services.auto_addrs.iter().for_each(|auto| auto.visit(f));
+        self.services.own_queue.iter().for_each(|own| visit_steering(own, f));
     }
 
     /// Returns the counters.
@@ -298,6 +299,17 @@ impl Host {
     pub const fn counters(&self) -> &HostCounters {
         &self.out.counters
     }
+}
+
+/// Passes on the numbers of steering entries of a queue: those of its new connections, and those
+/// that were moved away while connections of it are left.
+fn visit_steering(own: &OwnQueue, f: &mut dyn FnMut(&'static str, u64)) {
+    let count = |is_counted: &dyn Fn(FlowOwners) -> bool| {
+        let owners = (0..own.steering.entries()).map(|n| own.steering.owners_of_entry(n));
+        owners.filter(|&owners| is_counted(owners)).count() as u64
+    };
+    f("steering_entries", count(&|owners| owners.current == own.index));
+    f("steering_entries_moved_away", count(&|owners| owners.former == Some(own.index)));
 }
 
 impl Services {

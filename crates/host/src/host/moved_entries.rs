@@ -1,11 +1,11 @@
 //! Release of steering entries that were moved away from this host's queue ([`abi::steering`]).
 //!
-//! Called by [`crate::Host::release_moved_entries`], in intervals, while entries are moved. An entry
-//! is released once neither this host nor its device has a connection in it. A pass looks at every
-//! tuple of the host, a bounded number in each call, in the order in which a connection passes
-//! through the tables: half-open, open, in TIME-WAIT. So it misses none that is there all the time.
-//! No new one can appear behind it: SYNs go to the new queue, active opens use no moved entries, and
-//! SYN cookies that were sent before have expired after [`HOLD`].
+//! Called by [`crate::Host::release_moved_entries`], in intervals, while entries are moved. An
+//! entry is released once neither this host nor its device has a connection in it. A pass looks at
+//! every tuple of the host, a bounded number in each call, in the order in which a connection
+//! passes through the tables: half-open, open, in TIME-WAIT. So it misses none that is there all
+//! the time. No new one can appear behind it: SYNs go to the new queue, active opens use no moved
+//! entries, and SYN cookies that were sent before have expired after [`HOLD`].
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -78,7 +78,7 @@ impl MovedEntries {
         let old = self.seen.iter().filter(|&(_, &seen)| now.since(seen) >= HOLD);
         let unused: BTreeSet<usize> = old.map(|(&entry, _)| entry).collect();
         self.pass =
-            (!unused.is_empty()).then(|| ReleasePass { next: TupleOwner::HalfOpen(0), unused });
+            (!unused.is_empty()).then_some(ReleasePass { next: TupleOwner::HalfOpen(0), unused });
     }
 }
 

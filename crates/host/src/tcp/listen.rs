@@ -151,7 +151,7 @@ impl SynCache {
     }
 
     /// Returns whether no slot with this or a greater number has an entry.
-    pub(crate) const fn is_beyond(&self, slot: u32) -> bool {
+    pub(crate) fn is_beyond(&self, slot: u32) -> bool {
         slot as usize >= self.entries.len()
     }
 

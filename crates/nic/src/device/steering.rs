@@ -6,8 +6,8 @@
 //! it. So one device sees all frames of a flow. Of a frame that belongs to no flow (ARP, ICMP)
 //! every device gets a copy. A device has events for the host of its own queue only.
 //!
-//! An entry of the steering's table may be moved to another queue ([`abi::steering`]). The device of
-//! the new queue then has a set of the older flows, whose segments it hands over to the former
+//! An entry of the steering's table may be moved to another queue ([`abi::steering`]). The device
+//! of the new queue then has a set of the older flows, whose segments it hands over to the former
 //! queue; the hosts add to it and remove from it ([`abi::Op::HandOver`]). The former queue's device
 //! has the same set, for segments that it receives from the link itself. A flow that is missing in
 //! a set costs a detour by the hosts, and so does one that is there wrongly.

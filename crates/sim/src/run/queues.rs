@@ -2,11 +2,13 @@
 
 use abi::PacketBuf;
 use abi::steering::SteeredFrame;
+use base::{Duration, Instant};
 
 use super::SimRun;
-use crate::events::NodeHalf;
+use crate::events::{NodeHalf, SimEvent};
 use crate::node::{App, SimNode};
 use crate::queues::queue_of_link;
+use crate::trace::TraceKind;
 
 impl SimRun {
     /// Returns the machine of a node.
@@ -56,6 +58,32 @@ impl SimRun {
     /// Returns the sum of a counter of all queues of a machine.
     pub(super) fn sum_of(&self, machine: usize, name: &str) -> u64 {
         self.nodes_of(machine).map(|node| self.nodes[node].counter(name)).sum()
+    }
+
+    /// Schedules moves of entries of the steering, in half of the scenarios with several queues.
+    pub(super) fn plan_moves(&mut self) {
+        let end = self.scenario.fault_time.as_nanos();
+        let several = self.scenario.queues_of(self.scenario.front()) > 1;
+        let count = if several && self.moves.chance(0.5) { self.moves.range(1, 4) } else { 0 };
+        for _ in 0..count {
+            let at = Instant::ZERO + Duration::from_nanos(self.moves.below(end));
+            self.queue.push(at, SimEvent::MoveEntries);
+        }
+    }
+
+    /// Moves a random share of the entries, each to a random queue.
+    pub(super) fn move_entries(&mut self) {
+        let (steering, r) = (&self.scenario.steering, &mut self.moves);
+        let share = 1.0 / r.range(1, 4) as f64;
+        let mut moved = 0;
+        for entry in 0..steering.entries() {
+            if r.chance(share) {
+                let to = r.below(steering.queues() as u64) as usize;
+                moved += u64::from(steering.move_entry(entry, to));
+            }
+        }
+        self.entries_moved += moved;
+        self.note(self.scenario.front(), TraceKind::Fault, [7, moved, 1, 0, 0]);
     }
 
     /// Returns the number of frames that each other device of the node's machine has room for.

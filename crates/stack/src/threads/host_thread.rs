@@ -186,6 +186,7 @@ impl<A: Application, M> HostThread<A, M> {
             match message {
                 HostMessage::Drain => self.app.drain(now, host),
                 HostMessage::SetAddrs(addrs) => host.set_addrs(now, &addrs),
+                HostMessage::ReleaseMovedEntries => host.release_moved_entries(now),
                 HostMessage::Application(message) => {
                     (self.hooks.handle_message)(&mut self.app, now, host, message);
                 }

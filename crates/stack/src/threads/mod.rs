@@ -41,6 +41,8 @@ pub(crate) enum HostMessage<M> {
     Drain,
     /// Replace the local addresses.
     SetAddrs(NetworkAddrs),
+    /// Look for steering entries to release.
+    ReleaseMovedEntries,
     /// A message in the application's own type.
     Application(M),
 }
@@ -73,6 +75,10 @@ impl<M> MessageSender<M> {
         self.send_message(HostMessage::SetAddrs(addrs));
     }
 
+    pub(crate) fn release_moved_entries(&self) {
+        self.send_message(HostMessage::ReleaseMovedEntries);
+    }
+
     fn send_message(&self, message: HostMessage<M>) {
         let _ended = self.messages.send(message);
         self.probe.wake();
@@ -89,7 +95,7 @@ impl<M> MessageSender<M> {
         let (probe, _) = control::probe_channel("host", 0, bell.notifier());
         let sent = std::iter::from_fn(move || match receiver.try_recv() {
             Ok(HostMessage::Application(message)) => Some(message),
-            Ok(HostMessage::Drain | HostMessage::SetAddrs(_)) | Err(_) => None,
+            Ok(_) | Err(_) => None,
         });
         Ok((Self { messages, probe }, sent))
     }
