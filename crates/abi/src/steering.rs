@@ -108,6 +108,8 @@ pub struct FlowSteering {
     /// The indirection table. Its length is a multiple of the number of queues, so that it agrees
     /// with [`Self::fixed_queue`] until an entry is moved.
     entries: Box<[AtomicU32]>,
+    /// Number of changes of the table, modulo 2^32.
+    changes: AtomicU32,
 }
 
 impl FlowSteering {
@@ -126,7 +128,7 @@ impl FlowSteering {
         loop {
             let rss = Toeplitz::random(&mut prng);
             if spreads_ports_in_sequence(&rss, queues) {
-                return Self { rss, queues, entries };
+                return Self { rss, queues, entries, changes: AtomicU32::new(0) };
             }
         }
     }
@@ -162,6 +164,12 @@ impl FlowSteering {
     #[must_use]
     pub fn owners_of_entry(&self, entry: usize) -> FlowOwners {
         FlowOwners::from_entry(self.entries[entry].load(Ordering::Acquire))
+    }
+
+    /// Returns the number of changes of the table, modulo 2^32, for links that have a copy of it.
+    #[must_use]
+    pub fn changes(&self) -> u32 {
+        self.changes.load(Ordering::Acquire)
     }
 
     /// Returns the queues of TCP flows with this hash.
@@ -204,7 +212,11 @@ impl FlowSteering {
     fn replace(&self, entry: usize, before: FlowOwners, after: FlowOwners) -> bool {
         let (before, after) = (before.to_entry(), after.to_entry());
         let entry = &self.entries[entry];
-        entry.compare_exchange(before, after, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        let done = entry.compare_exchange(before, after, Ordering::AcqRel, Ordering::Relaxed);
+        if done.is_ok() {
+            self.changes.fetch_add(1, Ordering::Release);
+        }
+        done.is_ok()
     }
 
     /// Returns the number of queues.

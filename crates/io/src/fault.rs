@@ -15,6 +15,7 @@ use std::collections::VecDeque;
 use std::os::fd::RawFd;
 
 use abi::link::{FramePayload, LinkCaps, RxFrame, TxFrame};
+use abi::steering::FlowSteering;
 use abi::{Checksum, PacketPool};
 use base::{Duration, Instant, Prng};
 use bytes::Bytes;
@@ -421,6 +422,10 @@ impl<W: Link> Link for FaultLink<W> {
 
     fn link_address(&self) -> Option<[u8; 6]> {
         self.inner.link_address()
+    }
+
+    fn follow_steering(&mut self, steering: &FlowSteering) {
+        self.inner.follow_steering(steering);
     }
 
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {

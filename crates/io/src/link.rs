@@ -9,6 +9,7 @@ use std::os::fd::RawFd;
 use abi::PacketPool;
 pub use abi::link::LinkTxStatus;
 use abi::link::{LinkCaps, RxFrame, TxFrame};
+use abi::steering::FlowSteering;
 use base::Instant;
 
 /// One end of a link.
@@ -59,6 +60,10 @@ pub trait Link: Send {
         None
     }
 
+    /// Makes the kernel select the queues of frames by the present table of the devices, if it
+    /// selects them by a copy. Called about ten times a second.
+    fn follow_steering(&mut self, _steering: &FlowSteering) {}
+
     /// Calls `f` with the name and value of each counter.
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64));
 }
@@ -98,6 +103,10 @@ impl<W: Link + ?Sized> Link for Box<W> {
 
     fn link_address(&self) -> Option<[u8; 6]> {
         (**self).link_address()
+    }
+
+    fn follow_steering(&mut self, steering: &FlowSteering) {
+        (**self).follow_steering(steering);
     }
 
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {

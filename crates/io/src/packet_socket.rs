@@ -16,7 +16,7 @@ use abi::steering::FlowSteering;
 use crate::bpf::BpfProgram;
 use crate::interface::{InterfaceControl, low_word};
 use crate::open_error::{LinkKind, OpenLinkError};
-use crate::queue_steering;
+use crate::queue_steering::{self, KernelSteering};
 use crate::socket_option::{get_option, option_len, set_option};
 use crate::tap;
 use crate::vnet::{LinkOffloads, PacketQueues, VnetLink};
@@ -64,7 +64,8 @@ pub fn open(config: &PacketSocketConfig) -> Result<Vec<VnetLink>, OpenLinkError>
             group.join(&socket).map_err(interface.error("spread flows of"))?;
         }
         let link = VnetLink::new(socket, interface.name(), mtu, offloads);
-        links.push(link.with_packet_queues(packet_queues));
+        let steering = group.steering.take();
+        links.push(link.with_packet_queues(packet_queues).with_steering(steering));
     }
     Ok(links)
 }
@@ -153,6 +154,8 @@ fn bind(socket: &File, index: u32) -> io::Result<()> {
 struct FanoutGroup {
     /// Selects the socket; `None` if the kernel does so by its own hash.
     program: Option<BpfProgram>,
+    /// The table of the program, until a link has it.
+    steering: Option<KernelSteering>,
     /// `None` until the first socket has created the group.
     id: Option<u32>,
 }
@@ -160,8 +163,9 @@ struct FanoutGroup {
 impl FanoutGroup {
     fn new(steering: Option<&FlowSteering>) -> Self {
         // Without the program devices hand frames over to each other.
-        let program = steering.and_then(|steering| queue_steering::load_for_fanout(steering).ok());
-        Self { program, id: None }
+        let loaded = steering.and_then(|steering| queue_steering::load_for_fanout(steering).ok());
+        let (program, steering) = loaded.unzip();
+        Self { program, steering, id: None }
     }
 
     /// Adds a socket; the first creates the group.

@@ -17,6 +17,7 @@ use std::os::fd::RawFd;
 use std::path::Path;
 
 use abi::link::{LinkCaps, RxFrame, TxFrame};
+use abi::steering::FlowSteering;
 use abi::{Checksum, PacketPool};
 use base::{Duration, Instant};
 use pcap_file::pcapng::PcapNgWriter;
@@ -249,6 +250,10 @@ impl<W: Link> Link for PcapLink<W> {
 
     fn link_address(&self) -> Option<[u8; 6]> {
         self.inner.link_address()
+    }
+
+    fn follow_steering(&mut self, steering: &FlowSteering) {
+        self.inner.follow_steering(steering);
     }
 
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {

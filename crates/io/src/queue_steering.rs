@@ -4,10 +4,11 @@
 //! Without it the kernel selects queues by a hash of its own, and devices hand many frames over to
 //! each other. [`attach_to_tap`] and [`attach_to_fanout`] load an eBPF program
 //! (`TUNSETSTEERINGEBPF`, Linux 4.16; `PACKET_FANOUT_EBPF`) that computes the Toeplitz hash of TCP
-//! and UDP over IPv4 and IPv6 from the tables of [`wire::rss::Toeplitz`]. The program only saves
-//! the hand-over: if it cannot be loaded (it needs CAP_BPF, and Linux 5.2), and for QUIC, which is
-//! steered by connection ID, the devices hand frames over. So they do after an interface was down,
-//! when the kernel may put the sockets of a group into another order.
+//! and UDP over IPv4 and IPv6 from the tables of [`wire::rss::Toeplitz`], and looks up the queue of
+//! a TCP flow in a copy of the indirection table, which [`KernelSteering`] keeps up to date. The
+//! program only saves the hand-over: if it cannot be loaded (it needs CAP_BPF, and Linux 5.2), and
+//! for QUIC, which is steered by connection ID, the devices hand frames over. So they do after an
+//! interface was down, when the kernel may put the sockets of a group into another order.
 //!
 //! Instructions are those of the kernel's `Documentation/bpf/standardization/instruction-set.rst`.
 
@@ -59,6 +60,9 @@ mod code {
     pub(super) const JUMP: u8 = 0x05;
     pub(super) const JUMP_EQUAL_IMM: u8 = 0x15;
     pub(super) const JUMP_NOT_EQUAL_IMM: u8 = 0x55;
+    /// `dst %= imm`.
+    pub(super) const MODULO_IMM: u8 = 0x97;
+    pub(super) const JUMP_AT_LEAST_IMM: u8 = 0x35;
     pub(super) const EXIT: u8 = 0x95;
 }
 
@@ -77,6 +81,7 @@ enum Label {
     HashV4,
     V6,
     HashV6,
+    Table,
     Return,
 }
 
@@ -92,9 +97,14 @@ impl Program {
         self.code.push(BpfInstruction::new(code, to, from, offset, immediate));
     }
 
+    /// Jumps on a condition of register 0.
     fn jump(&mut self, code: u8, immediate: i32, to: Label) {
+        self.jump_on(0, code, immediate, to);
+    }
+
+    fn jump_on(&mut self, register: u8, code: u8, immediate: i32, to: Label) {
         self.jumps.push(Jump { at: self.code.len(), to });
-        self.push(code, 0, 0, 0, immediate);
+        self.push(code, register, 0, 0, immediate);
     }
 
     /// Sets the distances of the jumps to a label, which is here.
@@ -131,6 +141,25 @@ impl Program {
         self.label(transport);
     }
 
+    /// Continues at the indirection table if the byte at `offset` is TCP; returns the hash
+    /// otherwise, of which the kernel computes the queue.
+    fn leave_if_not_tcp(&mut self, offset: i32) {
+        self.push(code::PACKET_BYTE, 0, 0, 0, offset);
+        self.jump(code::JUMP_NOT_EQUAL_IMM, 6, Label::Return);
+    }
+
+    /// Replaces the hash in register 7 by the queue of its entry. The table is behind `tables`
+    /// tables of the hash function.
+    fn look_up(&mut self, tables: i16, entries: i32) {
+        self.push(code::MODULO_IMM, 7, 0, 0, entries);
+        // Never taken: the kernel's verifier does not follow the remainder.
+        self.jump_on(7, code::JUMP_AT_LEAST_IMM, entries, Label::Return);
+        self.push(code::MOV, 1, 7, 0, 0);
+        self.push(code::SHIFT_LEFT_IMM, 1, 0, 0, 2);
+        self.push(code::ADD, 1, 8, 0, 0);
+        self.push(code::LOAD_WORD, 7, 1, tables * TABLE_BYTES, 0);
+    }
+
     /// Hashes an IPv4 packet.
     fn v4(&mut self, base: i32) {
         self.check_protocol(base + 23, Label::HashV4);
@@ -149,6 +178,7 @@ impl Program {
         self.hash_word(8);
         self.push(code::PACKET_WORD_INDEXED, 0, 9, 0, base + 14);
         self.hash_word(16);
+        self.leave_if_not_tcp(base + 23);
     }
 
     /// Hashes an IPv6 packet without extension headers.
@@ -158,11 +188,12 @@ impl Program {
             self.push(code::PACKET_WORD, 0, 0, 0, base + 22 + 4 * i32::from(word));
             self.hash_word(word * 8);
         }
+        self.leave_if_not_tcp(base + 20);
     }
 }
 
 /// Returns the program for tables in the map `map`. `base` is the offset of the Ethernet header.
-fn program(map: &BpfMap, base: i32) -> Vec<BpfInstruction> {
+fn program(map: &BpfMap, base: i32, steering: &FlowSteering) -> Vec<BpfInstruction> {
     let mut program = Program::default();
     // Loads from the packet expect their context in register 6, and keep registers 6 to 9.
     program.push(code::MOV, 6, 1, 0, 0);
@@ -173,38 +204,71 @@ fn program(map: &BpfMap, base: i32) -> Vec<BpfInstruction> {
     program.jump(code::JUMP_EQUAL_IMM, 0x86dd, Label::V6);
     program.jump(code::JUMP_NOT_EQUAL_IMM, 0x0800, Label::Return);
     program.v4(base);
-    program.jump(code::JUMP, 0, Label::Return);
+    program.jump(code::JUMP, 0, Label::Table);
     program.label(Label::V6);
     program.v6(base);
+    program.label(Label::Table);
+    let tables = i16::try_from(steering.rss().tables().len()).unwrap_or(i16::MAX);
+    let entries = i32::try_from(steering.entries()).unwrap_or(i32::MAX);
+    program.look_up(tables, entries);
     program.label(Label::Return);
     program.push(code::MOV, 0, 7, 0, 0);
     program.push(code::EXIT, 0, 0, 0, 0);
     program.code
 }
 
-/// Creates a map with the tables of the hash function.
-fn tables(steering: &FlowSteering) -> io::Result<BpfMap> {
-    let values: Vec<u32> = steering.rss().tables().iter().flatten().copied().collect();
-    let value_bytes = u32::try_from(size_of_val(&values[..])).map_err(io::Error::other)?;
-    let map = BpfMap::new(BPF_MAP_TYPE_ARRAY, value_bytes, 1)?;
-    map.set(0, &values)?;
-    Ok(map)
+/// The tables of the program in the kernel: those of the hash function, then the queue of each
+/// entry of the indirection table.
+#[derive(Debug)]
+pub(crate) struct KernelSteering {
+    map: BpfMap,
+    /// Changes of the indirection table that the map has.
+    changes: u32,
 }
 
-fn load(steering: &FlowSteering, base: i32) -> io::Result<BpfProgram> {
-    let map = tables(steering)?;
-    BpfProgram::load((BPF_PROG_TYPE_SOCKET_FILTER, 0), &program(&map, base)).0
+impl KernelSteering {
+    fn new(steering: &FlowSteering) -> io::Result<Self> {
+        let changes = steering.changes();
+        let values = map_values(steering);
+        let value_bytes = u32::try_from(size_of_val(&values[..])).map_err(io::Error::other)?;
+        let map = BpfMap::new(BPF_MAP_TYPE_ARRAY, value_bytes, 1)?;
+        map.set(0, &values)?;
+        Ok(Self { map, changes })
+    }
+
+    /// Copies the indirection table, if it has changed. An error leaves the old copy, and the
+    /// devices hand frames over.
+    pub(crate) fn follow(&mut self, steering: &FlowSteering) {
+        let changes = steering.changes();
+        if changes != self.changes && self.map.set(0, &map_values(steering)).is_ok() {
+            self.changes = changes;
+        }
+    }
 }
 
-/// Makes the kernel select the queues of a TAP by the hash of the devices. `queue` is one of its
-/// descriptors; they were opened in the order of the queues.
+fn map_values(steering: &FlowSteering) -> Vec<u32> {
+    let tables = steering.rss().tables().iter().flatten().copied();
+    let owner = |entry| steering.owners_of_entry(entry).current;
+    let queues = (0..steering.entries()).map(|n| u32::try_from(owner(n)).unwrap_or(u32::MAX));
+    tables.chain(queues).collect()
+}
+
+fn load(steering: &FlowSteering, base: i32) -> io::Result<(BpfProgram, KernelSteering)> {
+    let kernel = KernelSteering::new(steering)?;
+    let code = program(&kernel.map, base, steering);
+    Ok((BpfProgram::load((BPF_PROG_TYPE_SOCKET_FILTER, 0), &code).0?, kernel))
+}
+
+/// Makes the kernel select the queues of a TAP as the devices do. `queue` is one of its
+/// descriptors; they were opened in the order of the queues. Returns the tables in the kernel.
 ///
 /// # Errors
 /// If the kernel refuses the program, which leaves its own selection in place.
-pub(crate) fn attach_to_tap(queue: &File, steering: &FlowSteering) -> io::Result<()> {
-    let program = load(steering, 0)?;
+pub(crate) fn attach_to_tap(queue: &File, steering: &FlowSteering) -> io::Result<KernelSteering> {
+    let (program, kernel) = load(steering, 0)?;
     let mut descriptor = program.raw();
-    ioctl(queue, TUNSETSTEERINGEBPF, &mut descriptor)
+    ioctl(queue, TUNSETSTEERINGEBPF, &mut descriptor)?;
+    Ok(kernel)
 }
 
 /// Makes the kernel select the packet socket of a group by the hash of the devices. `socket` is one
@@ -216,11 +280,11 @@ pub(crate) fn attach_to_fanout(socket: &File, program: &BpfProgram) -> io::Resul
     set_option(socket, (libc::SOL_PACKET, libc::PACKET_FANOUT_DATA), &program.raw())
 }
 
-/// Loads the program for a group of packet sockets.
+/// Loads the program for a group of packet sockets. Also returns its tables.
 ///
 /// # Errors
 /// If the kernel refuses the program.
-pub(crate) fn load_for_fanout(steering: &FlowSteering) -> io::Result<BpfProgram> {
+pub(crate) fn load_for_fanout(steering: &FlowSteering) -> io::Result<(BpfProgram, KernelSteering)> {
     load(steering, ETHERNET)
 }
 
@@ -253,12 +317,13 @@ mod tests {
         packet
     }
 
-    /// The kernel's verifier accepts the program, and it computes the devices' hash.
+    /// The kernel's verifier accepts the program, and it selects the devices' queues, also after
+    /// entries were moved.
     #[test]
-    fn the_kernel_computes_the_hash_of_the_devices() {
-        let steering = FlowSteering::new(99, 4);
+    fn the_kernel_selects_the_queues_of_the_devices() {
+        let steering = FlowSteering::new(99, 3);
         // As on receive, a test run removes the Ethernet header from the packet.
-        let program = match load_for_fanout(&steering) {
+        let (program, mut kernel) = match load_for_fanout(&steering) {
             Ok(program) => program,
             // Without CAP_BPF there is no program to test.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return,
@@ -266,6 +331,11 @@ mod tests {
         };
         let r = &mut Prng::new(5);
         for round in 0..200_u8 {
+            if round == 100 {
+                let moved = (0..steering.entries()).filter(|&n| steering.move_entry(n, 2 - n % 3));
+                assert_eq!(moved.count(), 340);
+                kernel.follow(&steering);
+            }
             let mut addr = |v6: bool| -> IpAddr {
                 let bytes = [r.next_u64().to_le_bytes(), r.next_u64().to_le_bytes()].concat();
                 let bytes: [u8; 16] = bytes.try_into().unwrap();
@@ -276,9 +346,11 @@ mod tests {
             let remote = Endpoint { addr: from, port: u16::from_le_bytes([a, b]) };
             let local = Endpoint { addr: to, port: u16::from_le_bytes([c, d]) };
             let tuple = Tuple { local, remote };
-            for protocol in [6, 17] {
+            let hash = steering.hash(&tuple);
+            let queue = u32::try_from(steering.queue_of(&tuple)).unwrap();
+            for (protocol, expected) in [(6, queue), (17, hash)] {
                 let frame = packet(&tuple, protocol, round % 3);
-                assert_eq!(program.test_run(&frame).unwrap(), steering.hash(&tuple), "{tuple:?}");
+                assert_eq!(program.test_run(&frame).unwrap(), expected, "{tuple:?}");
             }
             assert_eq!(program.test_run(&packet(&tuple, 1, 0)).unwrap(), 0, "ICMP has no ports");
         }

@@ -305,7 +305,8 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
         let disk = self.open_disk()?;
         let host = HostSide { host, app, disk, log, addr_events, hooks: self.hooks };
         let disk = self.open_disk()?;
-        threads.start(queue, DeviceSide { device, link, disk }, host)
+        let steering = Arc::clone(steering);
+        threads.start(queue, DeviceSide { device, link, disk, steering }, host)
     }
 
     fn open_disk(&self) -> Result<Box<dyn Disk>, Failure> {

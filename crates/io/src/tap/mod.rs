@@ -89,12 +89,15 @@ pub fn open(config: &TapConfig) -> Result<Vec<VnetLink>, OpenLinkError> {
     let files = (0..queues)
         .map(|queue| open_queue(&interface, queue, queues > 1, config.offloads))
         .collect::<Result<Vec<_>, _>>()?;
-    if let (Some(steering), Some((first, _))) = (&config.steering, files.first()) {
+    let mut steering = match (&config.steering, files.first()) {
         // Without the program devices hand frames over to each other.
-        let _selected_by_the_kernel = queue_steering::attach_to_tap(first, steering);
-    }
+        (Some(steering), Some((first, _))) => queue_steering::attach_to_tap(first, steering).ok(),
+        _ => None,
+    };
     let mtu = configure(config, &interface)?;
-    let link = |(file, offloads)| VnetLink::new(file, &config.name, mtu, offloads);
+    let link = |(file, offloads)| {
+        VnetLink::new(file, &config.name, mtu, offloads).with_steering(steering.take())
+    };
     Ok(files.into_iter().map(link).collect())
 }
 

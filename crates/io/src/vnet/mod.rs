@@ -22,6 +22,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
 use abi::link::{LinkCaps, RxFrame, TxFrame};
+use abi::steering::FlowSteering;
 use abi::{Checksum, PacketBuf, PacketPool};
 use base::Instant;
 
@@ -30,6 +31,7 @@ use wire::segment::{HeaderLayout, cut_run};
 use crate::link::{Link, LinkTxStatus};
 use crate::netlink::CreatedInterface;
 use crate::notify::{Notifier, replace_descriptor};
+use crate::queue_steering::KernelSteering;
 use crate::watched_link::ChangeableLink;
 pub(crate) use header::VNET_BYTES;
 use landing::LandingBuffer;
@@ -90,6 +92,9 @@ pub struct VnetLink {
     file: File,
     name: String,
     caps: LinkCaps,
+    /// The kernel's selection of queues, at one of them; `None` at the others, and if the kernel
+    /// selects by its own hash.
+    steering: Option<KernelSteering>,
     /// Queues of a packet socket; `None` for a character device.
     packet_queues: Option<PacketQueues>,
     landing: LandingBuffer,
@@ -111,6 +116,7 @@ impl VnetLink {
             file,
             name: name.to_owned(),
             caps: LinkCaps { segmentation: tcp, udp_segmentation: udp, checksum: tcp, mtu },
+            steering: None,
             packet_queues: None,
             landing: LandingBuffer::default(),
             rx_datagrams: VecDeque::new(),
@@ -124,6 +130,11 @@ impl VnetLink {
     /// Ties the life of a created interface to that of its queues.
     pub(crate) fn with_interface(self, created: Arc<CreatedInterface>) -> Self {
         Self { created: Some(created), ..self }
+    }
+
+    /// Adds the kernel's selection of queues.
+    pub(crate) fn with_steering(self, steering: Option<KernelSteering>) -> Self {
+        Self { steering, ..self }
     }
 
     /// Adds the queues of a packet socket.
@@ -366,6 +377,12 @@ impl Link for VnetLink {
 
     fn pollable(&self) -> Option<RawFd> {
         Some(self.file.as_raw_fd())
+    }
+
+    fn follow_steering(&mut self, steering: &FlowSteering) {
+        if let Some(kernel) = &mut self.steering {
+            kernel.follow(steering);
+        }
     }
 
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {

@@ -26,6 +26,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use abi::PacketPool;
 use abi::link::{LinkCaps, LinkTxStatus, RxFrame, TxFrame};
+use abi::steering::FlowSteering;
 use base::Instant;
 
 use crate::link::Link;
@@ -266,6 +267,10 @@ impl<L: ChangeableLink> Link for WatchedLink<L> {
 
     /// The first queue has the counters of the interface, so that their sum over queues counts each
     /// change once.
+    fn follow_steering(&mut self, steering: &FlowSteering) {
+        self.link.follow_steering(steering);
+    }
+
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.link.visit(f);
         match &self.watch {

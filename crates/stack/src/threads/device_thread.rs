@@ -3,11 +3,12 @@
 //!
 //! It sleeps only after a turn that found no work, on the link, the disk and the notifier.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use abi::disk::{DiskCompletion, DiskRequest};
 use abi::link::{RxFrame, TxFrame};
-use abi::steering::SteeredFrame;
+use abi::steering::{FlowSteering, SteeredFrame};
 use abi::{Event, Op, PacketBuf, PacketPool};
 use base::{Duration, Instant};
 use io::clock::MonotonicClock;
@@ -27,6 +28,7 @@ struct DeviceThreadPorts {
     link: Box<dyn Link>,
     disk: Box<dyn Disk>,
     queue: DeviceRings,
+    steering: Arc<FlowSteering>,
 }
 
 pub(super) struct DeviceThread {
@@ -50,9 +52,9 @@ impl DeviceThread {
         queue: DeviceRings,
         queries: ProbeReceiver,
     ) -> Self {
-        let DeviceSide { device, link, disk } = device_side;
+        let DeviceSide { device, link, disk, steering } = device_side;
         let half = DeviceHalf::new(device, queue.index);
-        let ports = DeviceThreadPorts { link, disk, queue };
+        let ports = DeviceThreadPorts { link, disk, queue, steering };
         let (load, phase) = (LoadMeter::new(), ThreadPhase::Running);
         Self { clock, half, ports, queries, blocked: false, link_changes: 0, load, phase }
     }
@@ -118,10 +120,12 @@ impl DeviceThread {
         turn.worked
     }
 
-    /// Adds the time since the last call to the device's load, if the device worked meanwhile.
+    /// Adds the time since the last call to the device's load, if the device worked meanwhile. Once
+    /// in a window of the load, tells the link of moved flows.
     pub(super) fn measure_load(&mut self, worked: bool) {
         if let Some(permille) = self.load.start_round(self.clock.now(), worked) {
             self.half.device.set_load(permille);
+            self.ports.link.follow_steering(&self.ports.steering);
         }
     }
 

@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
+use abi::steering::FlowSteering;
 use cli::Failure;
 use host::{Application, AutoAddrEvent, Host, NetworkAddrs};
 use io::clock::MonotonicClock;
@@ -118,6 +119,8 @@ pub(crate) struct DeviceSide {
     pub(crate) device: Device,
     pub(crate) link: Box<dyn Link>,
     pub(crate) disk: Box<dyn Disk>,
+    /// Steering of flows, of which the link may have a copy.
+    pub(crate) steering: Arc<FlowSteering>,
 }
 
 /// Threads of all queues. Dropping it ends them.
