@@ -187,7 +187,7 @@ fn new_connections_go_to_the_queue_that_is_less_busy() {
     let (files, scratch) = (Files::new(TMP), Files::new(TMP));
     let sum = sha256(&files.fill("a.bin", 50_000));
     let flag = scratch.path().join("flag");
-    let server = TestServer::start(files.path(), &["--queues", "2", "--balance", "1"]);
+    let server = TestServer::start(files.path(), &["--queues", "2", "--queue-balance", "1"]);
     let mut client = server.command("timeout");
     client.args(["100", "/usr/bin/python3", "-c", KEPT_CONNECTIONS]).arg(&flag).arg(&sum);
     std::thread::scope(|scope| {

@@ -104,6 +104,11 @@ const RULES: &[Rule] = &[
         "the driver connects host and device, and leaves threads, clocks and I/O to its caller",
     ),
     only(
+        "ladder",
+        &["abi", "base", "node", "serde_json", "wire"],
+        "a page of a record is independent of the program that was recorded",
+    ),
+    only(
         "quic",
         &["abi", "base", "bytes", "host", "quinn-proto", "rustls", "smallvec", "wire", "zeroize"],
         "QUIC runs above the host's sockets and uses the device only through the contract",

@@ -7,16 +7,51 @@
 
 use alloc::format;
 use alloc::string::String;
+use alloc::vec;
 use core::net::IpAddr;
 
 use abi::l5o::{L5oCreate, L5oId, L5oState};
+use abi::link::TxFrame;
 use abi::quic::{QuicDirection, QuicId};
 use abi::setup::HandshakeSegment;
 use abi::teardown::Teardown;
 use abi::{Event, FlowId, Op, PacketHeader, ReceivedFrame, Transmit, TransmitPart};
+use base::Instant;
 use wire::frame::{ParsedFrame, parse, protocol};
 use wire::tcp::TcpHeader;
 use wire::{Endpoint, Tuple};
+
+/// An entry of a recorded run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordEntry {
+    /// Time of the entry.
+    pub at: Instant,
+    /// Index of the node, which is a queue of a machine.
+    pub node: usize,
+    /// Position between the parts of the node.
+    pub lane: RecordLane,
+    /// Description of the item.
+    pub item: RecordDescription,
+}
+
+/// The parts of a node, or of the network, between which an item passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecordLane {
+    /// From the host to the device: an operation.
+    Operation,
+    /// From the device to the host: an event.
+    Event,
+    /// From the device to the link: a frame.
+    Sent,
+    /// From the link to the device: a frame.
+    Arrived,
+    /// At the application.
+    Application,
+    /// In the network: the fate of the frame that this node sent last.
+    Fate,
+    /// At the node: a fault, a disk, a file.
+    Fault,
+}
 
 /// A line of a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -290,6 +325,18 @@ pub fn describe_frame(frame: &[u8], is_sent: bool) -> RecordDescription {
     }
 }
 
+/// Describes a frame as the device passes it to the link. A run of segments is one frame.
+#[must_use]
+pub fn describe_tx_frame(frame: &TxFrame) -> RecordDescription {
+    if frame.header.is_empty() {
+        // A relayed frame is all payload.
+        let mut bytes = vec![0; frame.len()];
+        frame.copy_to(&mut bytes);
+        return describe_frame(&bytes, true);
+    }
+    describe_template(&frame.header, frame.payload_len())
+}
+
 /// Describes the headers of a transmit, whose checksums and lengths the device completes.
 fn describe_template(header: &PacketHeader, payload: usize) -> RecordDescription {
     let bytes = header.as_slice();
@@ -314,7 +361,11 @@ fn describe_template(header: &PacketHeader, payload: usize) -> RecordDescription
             let len = transport.len() + payload;
             describe_packet(addrs, protocol, transport, len, true)
         }
-        None => RecordDescription::new("frame", RecordSubject::None, String::new()),
+        None => {
+            let is_arp = bytes.get(12..14) == Some(&[8, 6]);
+            let name = if is_arp { "ARP" } else { "frame" };
+            RecordDescription::new(name, RecordSubject::None, String::new())
+        }
     }
 }
 

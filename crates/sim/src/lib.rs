@@ -68,10 +68,10 @@ mod uploads;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use ::node::record::RecordEntry;
 use base::Instant;
 
 pub use report::{ResponseRow, Stats, StreamRow, Violation};
-pub use trace::{RecordLane, RunRecordEntry};
 
 use checkers::plaintext::CleanPayloads;
 use faults::Scenario;
@@ -146,7 +146,7 @@ pub struct RunOutcome {
     /// failed, otherwise none.
     pub trace: Vec<String>,
     /// Entries for the ladder page, if the option `record` was set.
-    pub record: Vec<RunRecordEntry>,
+    pub record: Vec<RecordEntry>,
     /// Names of the nodes: role and number, and the queue if there are several.
     pub node_names: Vec<String>,
 }

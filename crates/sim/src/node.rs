@@ -20,7 +20,7 @@ use apps::remote::RemoteContentServer;
 use base::{Duration, Instant};
 use host::{Application, Host, Notice};
 use nic::Device;
-use node::record::{describe_event, describe_op};
+use node::record::{RecordLane, describe_event, describe_op};
 use node::{DeviceHalf, DevicePorts, DiskPort, HostHalf, HostPorts, RETRY, TurnResult};
 
 use crate::checkers::echo::EchoOrder;
@@ -34,7 +34,7 @@ use crate::queues::SimQueue;
 use crate::report::RunReport;
 use crate::storage::rogue::Rogue;
 use crate::storage::user::User;
-use crate::trace::{RecordLane, TraceKind};
+use crate::trace::TraceKind;
 
 /// Frames that wait for the device before further ones are lost.
 const RECEIVE_MAX: usize = 4_096;

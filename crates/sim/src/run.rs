@@ -15,7 +15,7 @@ use std::sync::Arc;
 use abi::Checksum;
 use apps::nvme::target::NvmeTargetGroup;
 use base::{Duration, Instant, Prng};
-use node::record::describe_frame;
+use node::record::{RecordLane, describe_frame};
 use wire::Endpoint;
 use wire::frame::{ParsedFrame, parse, protocol};
 
@@ -38,7 +38,7 @@ use crate::remote_scenario;
 use crate::report::RunReport;
 use crate::storage::{StorageScenario, machines};
 use crate::tls;
-use crate::trace::{RecordLane, TraceKind};
+use crate::trace::TraceKind;
 use crate::uploads::UploadScenario;
 
 /// Node of the server.

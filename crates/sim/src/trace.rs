@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::fmt;
 
 use base::Instant;
-use node::record::{RecordDescription, RecordSubject};
+use node::record::{RecordDescription, RecordEntry, RecordLane, RecordSubject};
 use wire::tcp::TcpFlags;
 
 /// Number of records that are kept in case the run fails.
@@ -134,39 +134,7 @@ pub(crate) struct Trace {
     /// Keeps all records, not only the last ones.
     whole: bool,
     /// Entries for the ladder page, if they are wanted. They do not change the hash.
-    recorded: Option<Vec<RunRecordEntry>>,
-}
-
-/// An entry of a recorded run, for the ladder page.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RunRecordEntry {
-    /// Time of the entry.
-    pub at: Instant,
-    /// Index of the node, which is a queue of a machine.
-    pub node: usize,
-    /// Position between the parts of the node.
-    pub lane: RecordLane,
-    /// Description of the item.
-    pub item: RecordDescription,
-}
-
-/// The parts of a node, or of the network, between which an item passes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RecordLane {
-    /// From the host to the device: an operation.
-    Operation,
-    /// From the device to the host: an event.
-    Event,
-    /// From the device to the link: a frame.
-    Sent,
-    /// From the link to the device: a frame.
-    Arrived,
-    /// At the application.
-    Application,
-    /// In the network: the fate of the frame that this node sent last.
-    Fate,
-    /// At the node: a fault, a disk, a file.
-    Fault,
+    recorded: Option<Vec<RecordEntry>>,
 }
 
 /// Names of the fates of frames, by the number of the fate.
@@ -193,7 +161,7 @@ impl Trace {
     }
 
     /// Returns the entries for the ladder page, in order of time.
-    pub(crate) fn take_recorded(&mut self) -> Vec<RunRecordEntry> {
+    pub(crate) fn take_recorded(&mut self) -> Vec<RecordEntry> {
         self.recorded.take().unwrap_or_default()
     }
 
@@ -206,7 +174,7 @@ impl Trace {
         item: impl FnOnce() -> RecordDescription,
     ) {
         if let Some(recorded) = &mut self.recorded {
-            recorded.push(RunRecordEntry { at, node, lane, item: item() });
+            recorded.push(RecordEntry { at, node, lane, item: item() });
         }
     }
 

@@ -31,7 +31,7 @@ const THREADS: [&str; 3] = ["nic", "host", "both"];
 
 /// When new connections are moved away from a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Balance {
+pub enum QueueBalance {
     /// Never.
     Off,
     /// If one of its threads is busy for more than this percentage of the time, and those of
@@ -39,13 +39,13 @@ pub enum Balance {
     Above(u8),
 }
 
-impl Default for Balance {
+impl Default for QueueBalance {
     fn default() -> Self {
         Self::Above(90)
     }
 }
 
-impl FromStr for Balance {
+impl FromStr for QueueBalance {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -57,7 +57,7 @@ impl FromStr for Balance {
     }
 }
 
-impl fmt::Display for Balance {
+impl fmt::Display for QueueBalance {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Off => f.write_str("off"),
@@ -77,12 +77,12 @@ pub(crate) struct BalanceThread {
 /// # Errors
 /// Fails if no thread can be started.
 pub(crate) fn start(
-    balance: Balance,
+    balance: QueueBalance,
     steering: Arc<FlowSteering>,
     release: impl Fn() + Send + 'static,
 ) -> Result<Option<BalanceThread>, Failure> {
     let queues = steering.queues();
-    let (Balance::Above(percent), 2..) = (balance, queues) else { return Ok(None) };
+    let (QueueBalance::Above(percent), 2..) = (balance, queues) else { return Ok(None) };
     let (end, ended) = channel();
     let run = move || {
         let mut balancer = Balancer::new(f64::from(percent) / 100.0, queues);
@@ -260,11 +260,11 @@ mod tests {
 
     #[test]
     fn the_option_is_a_percentage_or_off() {
-        assert_eq!("off".parse(), Ok(Balance::Off));
-        assert_eq!("5".parse(), Ok(Balance::Above(5)));
-        assert_eq!(Balance::default().to_string().parse(), Ok(Balance::default()));
+        assert_eq!("off".parse(), Ok(QueueBalance::Off));
+        assert_eq!("5".parse(), Ok(QueueBalance::Above(5)));
+        assert_eq!(QueueBalance::default().to_string().parse(), Ok(QueueBalance::default()));
         for wrong in ["0", "100", "on", "", "-1"] {
-            assert!(wrong.parse::<Balance>().is_err(), "{wrong}");
+            assert!(wrong.parse::<QueueBalance>().is_err(), "{wrong}");
         }
     }
 }

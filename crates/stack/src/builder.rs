@@ -25,6 +25,7 @@ use crate::log::open_access_log;
 use crate::network::{self, Network};
 use crate::no_disk::NoDisk;
 use crate::options::StackOptions;
+use crate::record::RunRecord;
 use crate::running::{AsideThreads, Stack};
 use crate::signals::Signals;
 use crate::threads::{
@@ -222,6 +223,7 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
     /// # Errors
     /// Fails if a link, file, address or thread is not available; the message says what to do.
     pub fn start(mut self) -> Result<Stack<M>, Failure> {
+        let record = self.options.record.as_deref().map(RunRecord::create).transpose()?;
         let (clock, opened, mut auto) = match self.network.take() {
             Some(Network { clock, links, auto }) => (clock, Some(links), Some(auto)),
             None => (MonotonicClock::new(), None, None),
@@ -242,7 +244,9 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
             // The first queue runs the clients; it tells the others of changes.
             let auto = auto.take().map(|auto| (auto, addr_events.clone()));
             let addrs = HostAddrs { now: clock.now(), addrs: addrs.as_ref(), auto };
-            self.start_queue(&mut threads, queue, (link, addrs), (&reopened, &steering))?;
+            let common =
+                QueueCommon { reopened: &reopened, steering: &steering, record: record.as_ref() };
+            self.start_queue(&mut threads, queue, (link, addrs), common)?;
         }
         if addrs.is_some() {
             start_addr_thread(received, threads.senders().to_vec())?;
@@ -263,9 +267,9 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
         let control = control.start(probes, orders)?;
         let hosts = threads.senders().to_vec();
         let release = move || hosts.iter().for_each(MessageSender::release_moved_entries);
-        let balance = balance::start(self.options.balance, steering, release)?;
+        let balance = balance::start(self.options.queue_balance, steering, release)?;
         let aside = AsideThreads { control, metrics, dashboard, balance };
-        Ok(Stack::new(clock, &self.options, threads, reopened, aside))
+        Ok(Stack::new(clock, &self.options, threads, reopened, (aside, record)))
     }
 
     /// Starts the threads of a queue.
@@ -274,8 +278,9 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
         threads: &mut Threads<M>,
         queue: QueueRings,
         (link, addrs): (Box<dyn Link>, HostAddrs<'_>),
-        (reopened, steering): (&Arc<AtomicUsize>, &Arc<FlowSteering>),
+        common: QueueCommon<'_>,
     ) -> Result<(), Failure> {
+        let QueueCommon { reopened, steering, record } = common;
         let index = queue.device.index;
         let own_queue = self.options.own_queue(index, steering);
         let mut device_config = self.options.device_config(own_queue.clone());
@@ -305,13 +310,23 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
         let disk = self.open_disk()?;
         let host = HostSide { host, app, disk, log, addr_events, hooks: self.hooks };
         let disk = self.open_disk()?;
-        let steering = Arc::clone(steering);
-        threads.start(queue, DeviceSide { device, link, disk, steering }, host)
+        let (steering, recorder) =
+            (Arc::clone(steering), record.map(|record| record.recorder(index)));
+        threads.start(queue, DeviceSide { device, link, disk, steering, recorder }, host)
     }
 
     fn open_disk(&self) -> Result<Box<dyn Disk>, Failure> {
         self.open_disk.as_ref().map_or_else(|| Ok(NoDisk::boxed()), |open| open())
     }
+}
+
+/// Things that all queues have in common.
+#[derive(Clone, Copy)]
+struct QueueCommon<'a> {
+    /// Number of requests to reopen the access logs.
+    reopened: &'a Arc<AtomicUsize>,
+    steering: &'a Arc<FlowSteering>,
+    record: Option<&'a RunRecord>,
 }
 
 /// Addresses of a queue's host that the network assigned.

@@ -39,12 +39,13 @@ mod machine;
 mod network;
 mod no_disk;
 mod options;
+mod record;
 mod running;
 mod signals;
 mod threads;
 
 pub use alarms::alarms;
-pub use balance::Balance;
+pub use balance::QueueBalance;
 pub use builder::{Builder, QueueSetup};
 pub use cli::{Failure, exit_code};
 pub use limits::LimitOptions;

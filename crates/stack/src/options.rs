@@ -21,7 +21,7 @@ use io::fault::FaultConfig;
 use io::xdp::ListenerPorts;
 use nic::DeviceConfig;
 
-use crate::balance::Balance;
+use crate::balance::QueueBalance;
 use crate::limits::LimitOptions;
 use crate::link::LinkName;
 
@@ -79,7 +79,7 @@ pub struct StackOptions {
     /// Percentage of time above which a queue's busiest thread makes new connections go to the
     /// least busy queue, or off
     #[arg(long, value_name = "PERCENT|off", default_value_t)]
-    pub balance: Balance,
+    pub queue_balance: QueueBalance,
     /// Threads per queue that encrypt and decrypt QUIC packets, and encrypt TLS records, beside the
     /// device; 0 for the device's own thread alone. Each needs a core of its own to be of use
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -115,6 +115,10 @@ pub struct StackOptions {
     /// without authentication: use a loopback address
     #[arg(long, value_name = "ADDR:PORT")]
     pub dashboard: Option<SocketAddr>,
+    /// Record the operations, events and frames of each queue, the last 50000 of them, and write
+    /// them to this file at the end, as a web page
+    #[arg(long, value_name = "FILE")]
+    pub record: Option<PathBuf>,
     /// Write an access log, to standard output if FILE is -; SIGUSR1 and SIGHUP reopen it
     #[arg(long, value_name = "FILE")]
     pub access_log: Option<PathBuf>,

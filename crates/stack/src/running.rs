@@ -19,6 +19,7 @@ use crate::control::dashboard::DashboardThreads;
 use crate::control::metrics::MetricsThread;
 use crate::control::{self, ControlThread, Probe};
 use crate::options::StackOptions;
+use crate::record::RunRecord;
 use crate::signals::Signals;
 use crate::threads::{MessageSender, Threads};
 
@@ -46,6 +47,7 @@ pub struct Stack<M = ()> {
     log_reopen_requests: Arc<AtomicUsize>,
     threads: Threads<M>,
     aside: AsideThreads,
+    record: Option<RunRecord>,
 }
 
 /// Threads beside those of the queues. They end when this is dropped.
@@ -72,7 +74,7 @@ impl<M> Stack<M> {
         options: &StackOptions,
         threads: Threads<M>,
         reopened: Arc<AtomicUsize>,
-        aside: AsideThreads,
+        (aside, record): (AsideThreads, Option<RunRecord>),
     ) -> Self {
         Self {
             clock,
@@ -81,6 +83,7 @@ impl<M> Stack<M> {
             log_reopen_requests: reopened,
             threads,
             aside,
+            record,
         }
     }
 
@@ -180,12 +183,13 @@ impl<M> Stack<M> {
         self.stop()
     }
 
-    /// Ends the threads and resets connections.
+    /// Ends the threads and resets connections, and writes the record, if there is one.
     ///
     /// # Errors
-    /// Fails if a thread has panicked.
+    /// Fails if a thread has panicked, or the record cannot be written.
     pub fn stop(mut self) -> Result<(), Failure> {
-        self.threads.stop()
+        self.threads.stop()?;
+        self.record.take().map_or(Ok(()), RunRecord::write)
     }
 
     fn open_connections(&self) -> u64 {

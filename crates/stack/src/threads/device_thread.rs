@@ -15,6 +15,7 @@ use io::clock::MonotonicClock;
 use io::disk::Disk;
 use io::link::{Link, LinkTxStatus};
 use io::notify::Poller;
+use node::record::{RecordLane, describe_event, describe_frame, describe_op, describe_tx_frame};
 use node::{DeviceHalf, DevicePorts, DiskPort, RETRY};
 
 use super::DeviceSide;
@@ -22,6 +23,7 @@ use super::load::LoadMeter;
 use super::queue::DeviceRings;
 use super::shutdown::ThreadPhase;
 use crate::control::ProbeReceiver;
+use crate::record::QueueRecorder;
 
 /// Link and disk of a device, with its ends of the rings.
 struct DeviceThreadPorts {
@@ -29,6 +31,9 @@ struct DeviceThreadPorts {
     disk: Box<dyn Disk>,
     queue: DeviceRings,
     steering: Arc<FlowSteering>,
+    /// Start of the turn, which is the time of its entries in the record.
+    turn_at: Instant,
+    recorder: Option<QueueRecorder>,
 }
 
 pub(super) struct DeviceThread {
@@ -52,9 +57,10 @@ impl DeviceThread {
         queue: DeviceRings,
         queries: ProbeReceiver,
     ) -> Self {
-        let DeviceSide { device, link, disk, steering } = device_side;
+        let DeviceSide { device, link, disk, steering, recorder } = device_side;
         let half = DeviceHalf::new(device, queue.index);
-        let ports = DeviceThreadPorts { link, disk, queue, steering };
+        let turn_at = Instant::ZERO;
+        let ports = DeviceThreadPorts { link, disk, queue, steering, turn_at, recorder };
         let (load, phase) = (LoadMeter::new(), ThreadPhase::Running);
         Self { clock, half, ports, queries, blocked: false, link_changes: 0, load, phase }
     }
@@ -109,7 +115,8 @@ impl DeviceThread {
 
     /// Runs a turn of the device; returns whether there was any work.
     pub(super) fn turn(&mut self) -> bool {
-        let turn = self.half.turn(self.clock.now(), &mut self.ports);
+        self.ports.turn_at = self.clock.now();
+        let turn = self.half.turn(self.ports.turn_at, &mut self.ports);
         // Only if it has changed does this do anything.
         let changes = self.ports.link.changes();
         if changes != self.link_changes {
@@ -166,11 +173,22 @@ impl DiskPort for DeviceThreadPorts {
 
 impl DevicePorts for DeviceThreadPorts {
     fn receive(&mut self, now: Instant, pool: &mut PacketPool) -> Option<RxFrame> {
-        self.link.receive(now, pool)
+        let frame = self.link.receive(now, pool);
+        if let (Some(recorder), Some(frame)) = (&mut self.recorder, &frame) {
+            let item = describe_frame(frame.packet.as_slice(), false);
+            recorder.add(now, RecordLane::Arrived, item);
+        }
+        frame
     }
 
     fn transmit(&mut self, now: Instant, frame: &mut TxFrame) -> LinkTxStatus {
-        self.link.transmit(now, frame)
+        let item = self.recorder.is_some().then(|| describe_tx_frame(frame));
+        let status = self.link.transmit(now, frame);
+        if let (Some(recorder), Some(item), LinkTxStatus::Sent) = (&mut self.recorder, item, status)
+        {
+            recorder.add(now, RecordLane::Sent, item);
+        }
+        status
     }
 
     fn flush_link(&mut self, now: Instant) -> bool {
@@ -178,7 +196,11 @@ impl DevicePorts for DeviceThreadPorts {
     }
 
     fn pop_op(&mut self) -> Option<Op> {
-        self.queue.ops.pop()
+        let op = self.queue.ops.pop();
+        if let (Some(recorder), Some(op)) = (&mut self.recorder, &op) {
+            recorder.add(self.turn_at, RecordLane::Operation, describe_op(op));
+        }
+        op
     }
 
     fn pop_recycled(&mut self) -> Option<PacketBuf> {
@@ -187,11 +209,16 @@ impl DevicePorts for DeviceThreadPorts {
 
     fn push_event(&mut self, queue: usize, event: Event) -> Result<(), Event> {
         debug_assert_eq!(queue, self.queue.index, "a device has events for its own host only");
+        let item = self.recorder.is_some().then(|| describe_event(&event));
         let ring = &mut self.queue.events;
         match ring.push(event) {
-            Err(event) if !ring.is_abandoned() => Err(event),
-            _ => Ok(()),
+            Err(event) if !ring.is_abandoned() => return Err(event),
+            _ => {}
         }
+        if let (Some(recorder), Some(item)) = (&mut self.recorder, item) {
+            recorder.add(self.turn_at, RecordLane::Event, item);
+        }
+        Ok(())
     }
 
     fn wake_host(&mut self, _: usize) {

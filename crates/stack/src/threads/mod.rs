@@ -29,6 +29,7 @@ use nic::Device;
 use crate::control::{self, Probe};
 use crate::hooks::Hooks;
 use crate::log::AccessLog;
+use crate::record::QueueRecorder;
 use device_thread::DeviceThread;
 use host_thread::HostThread;
 use shared_thread::SharedThread;
@@ -121,6 +122,8 @@ pub(crate) struct DeviceSide {
     pub(crate) disk: Box<dyn Disk>,
     /// Steering of flows, of which the link may have a copy.
     pub(crate) steering: Arc<FlowSteering>,
+    /// `None` if the run is not recorded.
+    pub(crate) recorder: Option<QueueRecorder>,
 }
 
 /// Threads of all queues. Dropping it ends them.

@@ -6,9 +6,14 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const [AT, NODE, LANE, CONN, NAME, DETAIL, REFUSAL, ARRIVAL] = [0, 1, 2, 3, 4, 5, 6, 7];
 const LANES = ["operation", "event", "sent", "arrived", "application", "fate", "fault"];
 const ROW = 22, TOP = 14, SVG = "http://www.w3.org/2000/svg";
-// Lifelines as shares of the width; times are to the left of the first one.
-const COLUMNS = [["application", 0.15], ["host", 0.27], ["device", 0.40], ["link", 0.555],
-  ["device", 0.71], ["host", 0.84], ["application", 0.95]];
+// Lifelines, and their places as shares of the width; times are to the left of the first one. An
+// end that was not recorded is one line.
+const COLUMNS = ["application", "host", "device", "link", "device", "host", "application"];
+const PLACES = {
+  both: [0.15, 0.27, 0.40, 0.555, 0.71, 0.84, 0.95],
+  client: [0.15, 0.33, 0.52, 0.73, 0.92, 0.92, 0.92],
+  server: [0.16, 0.16, 0.16, 0.36, 0.56, 0.76, 0.93],
+};
 
 const byId = (id) => document.getElementById(id);
 const box = byId("box"), scroll = byId("scroll"), svg = byId("ladder");
@@ -21,6 +26,11 @@ function make(name, attributes, parent, text) {
   if (text !== undefined) element.textContent = text;
   parent.append(element);
   return element;
+}
+
+function places() {
+  const [client, server] = state.nodes;
+  return PLACES[client === null ? "server" : server === null ? "client" : "both"];
 }
 
 function timeText(ns) {
@@ -102,12 +112,13 @@ function layout() {
   const heads = byId("heads");
   heads.replaceChildren();
   const conn = data.connections[state.conn];
-  COLUMNS.forEach(([name, share], index) => {
+  COLUMNS.forEach((name, index) => {
     const head = document.createElement("span");
-    const node = index < 3 ? conn?.client : index > 3 ? conn?.server : null;
-    head.style.left = share * 100 + "%";
-    head.textContent = name;
-    if (node !== null && node !== undefined && index !== 3) {
+    const node = index < 3 ? conn?.client : index > 3 ? conn?.server : undefined;
+    if (node === null && index !== 0 && index !== 6) return;
+    head.style.left = places()[index] * 100 + "%";
+    head.textContent = node === null ? "peer" : name;
+    if (node !== null && node !== undefined) {
       head.append(document.createElement("br"), data.nodes[node] ?? "");
     }
     heads.append(head);
@@ -122,7 +133,7 @@ function draw() {
   svg.style.top = top + "px";
   svg.setAttribute("height", height);
   svg.setAttribute("viewBox", `0 ${top} ${width} ${height}`);
-  const x = COLUMNS.map(([, share]) => share * width);
+  const x = places().map((share) => share * width);
   x.forEach((at) => make("line", { class: "life", x1: at, x2: at, y1: top, y2: top + height }, svg));
   for (const span of state.offloads) {
     const [y1, y2] = [yOfTime(span.from), span.until === Infinity ? top + height
@@ -267,7 +278,7 @@ function zoom(by) {
 }
 
 function start() {
-  byId("summary").textContent = `Seed ${data.seed}: ${data.entries.length} entries, `
+  byId("summary").textContent = `${data.title}: ${data.entries.length} entries, `
     + `${data.connections.length} connections, ${data.nodes.length} nodes.`;
   if (data.violation) {
     const alert = byId("violation");
@@ -276,8 +287,8 @@ function start() {
   }
   const list = byId("connection");
   data.connections.forEach((conn, index) => {
-    const peer = conn.server === null ? "?" : data.nodes[conn.server];
-    const text = `${data.nodes[conn.client]} to ${peer}: ${conn.name} (${conn.entries})`;
+    const name = (node) => node === null ? "a peer" : data.nodes[node];
+    const text = `${name(conn.client)} to ${name(conn.server)}: ${conn.name} (${conn.entries})`;
     list.append(new Option(text, index));
   });
   // The connection with most entries is the most instructive.

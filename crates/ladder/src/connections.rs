@@ -8,19 +8,19 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
 use abi::FlowId;
-use node::record::RecordSubject;
-use sim::{RecordLane, RunRecordEntry};
+use node::record::{RecordEntry, RecordLane, RecordSubject};
 use wire::{Endpoint, Tuple};
 
 /// A connection with the nodes of its ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RecordedConnection {
-    /// The end whose node sent first.
+    /// The end that sent first.
     pub(super) client: Endpoint,
     pub(super) server: Endpoint,
-    pub(super) client_node: usize,
+    /// The node that sent first; `None` if it was not recorded.
+    pub(super) client_node: Option<usize>,
     /// The node at which the first frame of the connection arrived, or that sent the second end's
-    /// first frame; `None` if the peer was not recorded.
+    /// first frame; `None` if it was not recorded.
     pub(super) server_node: Option<usize>,
     /// Number of entries.
     pub(super) entries: usize,
@@ -47,7 +47,7 @@ struct KnownNames {
 
 impl RecordIndex {
     /// Finds the connections of a run.
-    pub(super) fn new(entries: &[RunRecordEntry]) -> Self {
+    pub(super) fn new(entries: &[RecordEntry]) -> Self {
         let mut index = Self::default();
         let mut names = KnownNames::default();
         for entry in entries {
@@ -75,7 +75,7 @@ impl RecordIndex {
     }
 
     /// Learns names from an entry.
-    fn learn(&mut self, entry: &RunRecordEntry, names: &mut KnownNames) {
+    fn learn(&mut self, entry: &RecordEntry, names: &mut KnownNames) {
         let node = entry.node;
         match entry.item.subject {
             RecordSubject::FlowContext(flow, context) => {
@@ -92,7 +92,7 @@ impl RecordIndex {
                 let is_sent = entry.lane == RecordLane::Sent;
                 let connection = self.connection(node, tuple, is_sent, names);
                 let known = &mut self.connections[connection];
-                if entry.lane == RecordLane::Arrived && node != known.client_node {
+                if entry.lane == RecordLane::Arrived && known.client_node != Some(node) {
                     known.server_node.get_or_insert(node);
                 }
             }
@@ -111,7 +111,7 @@ impl RecordIndex {
         let ends = ends_of(&tuple);
         if let Some(&known) = names.by_ends.get(&ends) {
             let connection = &mut self.connections[known];
-            if is_sent && node != connection.client_node && tuple.local == connection.server {
+            if is_sent && connection.client_node != Some(node) && tuple.local == connection.server {
                 connection.server_node = Some(node);
             }
             return known;
@@ -120,8 +120,9 @@ impl RecordIndex {
             true => (tuple.local, tuple.remote),
             false => (tuple.remote, tuple.local),
         };
+        let client_node = is_sent.then_some(node);
         let connection =
-            RecordedConnection { client, server, client_node: node, server_node: None, entries: 0 };
+            RecordedConnection { client, server, client_node, server_node: None, entries: 0 };
         self.connections.push(connection);
         names.by_ends.insert(ends, self.connections.len() - 1);
         self.connections.len() - 1
@@ -129,7 +130,7 @@ impl RecordIndex {
 
     /// Finds the arrival of each sent frame that was not lost: the next one of the same connection
     /// with the same description at another node. A frame that arrives twice has one arrival here.
-    fn pair(&self, entries: &[RunRecordEntry]) -> Vec<Option<usize>> {
+    fn pair(&self, entries: &[RecordEntry]) -> Vec<Option<usize>> {
         let mut arrivals = vec![None; entries.len()];
         let mut waiting: BTreeMap<(usize, &str), VecDeque<usize>> = BTreeMap::new();
         let mut last_sent = BTreeMap::new();
@@ -163,7 +164,7 @@ impl RecordIndex {
 }
 
 impl KnownNames {
-    fn find(&self, entry: &RunRecordEntry) -> Option<usize> {
+    fn find(&self, entry: &RecordEntry) -> Option<usize> {
         let node = entry.node;
         let by_flow = |flow: FlowId| self.by_flow.get(&(node, flow)).copied();
         match entry.item.subject {

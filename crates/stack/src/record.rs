@@ -1,0 +1,152 @@
+//! Recording of a run (`--record`): the operations, events and frames of each queue, which are
+//! written as a ladder page when the stack ends.
+//!
+//! Each device thread has a [`QueueRecorder`] and keeps its last entries; without the option it has
+//! none, and nothing is described. The description of an entry has no payload and no keys
+//! ([`node::record`]). What applications do is not recorded.
+
+use std::collections::VecDeque;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use base::Instant;
+use cli::Failure;
+use ladder::LadderRun;
+use node::record::{RecordDescription, RecordEntry, RecordLane};
+
+/// Entries that a queue keeps: the last ones. The page of one queue then has about 10 MB.
+const QUEUE_ENTRIES_MAX: usize = 50_000;
+
+/// The record of all queues.
+#[derive(Debug)]
+pub(crate) struct RunRecord {
+    path: PathBuf,
+    sender: Sender<QueueRecord>,
+    records: Receiver<QueueRecord>,
+}
+
+/// The entries of one queue.
+#[derive(Debug)]
+struct QueueRecord {
+    entries: VecDeque<RecordEntry>,
+    /// Number of older entries that were not kept.
+    dropped: u64,
+}
+
+impl RunRecord {
+    /// Creates a record, and the empty file that it is written to.
+    ///
+    /// # Errors
+    /// Fails if the file cannot be created.
+    pub(crate) fn create(path: &Path) -> Result<Self, Failure> {
+        File::create(path).map_err(|error| cannot_write(path, &error))?;
+        let (sender, records) = channel();
+        Ok(Self { path: path.to_owned(), sender, records })
+    }
+
+    /// Returns the recorder of a queue.
+    pub(crate) fn recorder(&self, queue: usize) -> QueueRecorder {
+        let record = QueueRecord { entries: VecDeque::new(), dropped: 0 };
+        QueueRecorder { queue, record, sender: self.sender.clone() }
+    }
+
+    /// Writes the page. To be called when the device threads have ended.
+    ///
+    /// # Errors
+    /// Fails if the file cannot be written.
+    pub(crate) fn write(self) -> Result<(), Failure> {
+        let (mut entries, mut dropped) = (Vec::new(), 0);
+        let mut names = Vec::new();
+        for record in self.records.try_iter() {
+            entries.extend(record.entries);
+            dropped += record.dropped;
+            names.push(format!("queue {}", names.len()));
+        }
+        // Stable, so that the entries of a queue stay in their order.
+        entries.sort_by_key(|entry: &RecordEntry| entry.at);
+        let title = match dropped {
+            0 => "Recorded run".to_owned(),
+            count => format!("The last part of a run, after {count} entries"),
+        };
+        let run =
+            LadderRun { title: &title, node_names: &names, entries: &entries, violation: None };
+        fs::write(&self.path, run.page()).map_err(|error| cannot_write(&self.path, &error))
+    }
+}
+
+fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {
+    Failure::NoInput(format!("cannot write {}: {error}", path.display()))
+}
+
+/// Recorder of a queue. It passes its entries on when it is dropped.
+#[derive(Debug)]
+pub(crate) struct QueueRecorder {
+    queue: usize,
+    record: QueueRecord,
+    sender: Sender<QueueRecord>,
+}
+
+impl QueueRecorder {
+    /// Adds an entry.
+    pub(crate) fn add(&mut self, at: Instant, lane: RecordLane, item: RecordDescription) {
+        let QueueRecord { entries, dropped } = &mut self.record;
+        if entries.len() >= QUEUE_ENTRIES_MAX {
+            entries.pop_front();
+            *dropped += 1;
+        }
+        entries.push_back(RecordEntry { at, node: self.queue, lane, item });
+    }
+}
+
+impl Drop for QueueRecorder {
+    fn drop(&mut self) {
+        let empty = QueueRecord { entries: VecDeque::new(), dropped: 0 };
+        // Without a receiver the stack has ended without writing the page.
+        let _ = self.sender.send(std::mem::replace(&mut self.record, empty));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::Duration;
+    use node::record::RecordSubject;
+
+    use super::*;
+
+    fn add(recorder: &mut QueueRecorder, ms: u64, detail: &str) {
+        let item = RecordDescription {
+            name: "Transmit",
+            subject: RecordSubject::None,
+            detail: detail.to_owned(),
+            is_refusal: false,
+        };
+        recorder.add(Instant::ZERO + Duration::from_millis(ms), RecordLane::Operation, item);
+    }
+
+    #[test]
+    fn entries_of_all_queues_are_in_order_and_bounded() {
+        let path = std::env::temp_dir().join(format!("outboard-record-{}", std::process::id()));
+        let record = RunRecord::create(&path).unwrap();
+        let (mut first, mut second) = (record.recorder(0), record.recorder(1));
+        for n in 0..QUEUE_ENTRIES_MAX + 2 {
+            add(&mut first, 5, if n < 2 { "too old" } else { "kept" });
+        }
+        add(&mut second, 4, "before");
+        add(&mut second, 6, "after");
+        drop((first, second));
+        record.write().unwrap();
+        let page = fs::read_to_string(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        assert!(page.contains("after 2 entries") && !page.contains("too old"));
+        let [before, kept, after] = ["before", "kept", "after\""].map(|text| page.find(text));
+        assert!(before.unwrap() < kept.unwrap() && kept.unwrap() < after.unwrap());
+        assert!(page.contains("queue 1"));
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_created_is_an_error_at_the_start() {
+        let error = RunRecord::create(Path::new("/nowhere/record.html")).unwrap_err();
+        assert!(error.to_string().starts_with("cannot write /nowhere/record.html: "));
+    }
+}
