@@ -71,10 +71,19 @@ fn crypto_workers_encrypt_and_decrypt() {
     let jobs = moved("crypto_jobs_worker");
     assert!(jobs > 100 && moved("quic_tx_sealed") > 5_000, "{after:?}");
     let url = "https://10.77.0.2/a.bin";
-    let curl = server.command("curl").args(["-sk", url]).output().expect("curl");
-    assert!(curl.status.success() && curl.stdout == pattern(10_000_000), "{:?}", curl.status);
-    let last = server.stat();
-    assert!(last.moved(&after, "tx_tls_encrypted_bytes") > 9_000_000, "{last:?}");
+    let mut last = server.stat();
+    // How many jobs the device leaves to the workers depends on the cores that other programs leave
+    // to them: on a busy machine one download may not be enough.
+    for _ in 0..10 {
+        let before = last;
+        let curl = server.command("curl").args(["-sk", url]).output().expect("curl");
+        assert!(curl.status.success() && curl.stdout == pattern(10_000_000), "{:?}", curl.status);
+        last = server.stat();
+        assert!(last.moved(&before, "tx_tls_encrypted_bytes") > 9_000_000, "{last:?}");
+        if last.moved(&after, "crypto_jobs_worker") > 100 {
+            break;
+        }
+    }
     assert!(last.moved(&after, "crypto_jobs_worker") > 100, "{last:?}");
     for alarm in ["crypto_jobs_failed", "crypto_jobs_lost", "crypto_runs_lost"] {
         assert_eq!(last.get(alarm), 0, "{alarm}");

@@ -17,10 +17,21 @@ pub(super) struct ExecuteOptions<'a> {
     /// This program, or a replacement in tests.
     pub(super) program: &'a Path,
     pub(super) quick: bool,
-    /// Runs of each benchmark.
-    pub(super) repeat: usize,
+    /// Runs of each benchmark; `None` for the number of its own.
+    pub(super) repeat: Option<usize>,
     /// Skip benchmarks whose results are there.
     pub(super) resume: bool,
+}
+
+impl ExecuteOptions<'_> {
+    fn repeat(&self, run: &ReportRun) -> usize {
+        self.repeat.unwrap_or_else(|| run.repeat(self.quick))
+    }
+
+    /// Returns the expected duration of all runs of a benchmark, in seconds.
+    fn expected_s(&self, run: &ReportRun) -> f64 {
+        f64::from(run.expected_s(self.quick)) * self.repeat(run) as f64
+    }
 }
 
 /// Runs benchmarks and stores their results. A benchmark that fails does not keep the others from
@@ -47,7 +58,7 @@ pub(super) fn run_all(
             failure: None,
             repetitions: Vec::new(),
         };
-        for _ in 0..options.repeat {
+        for _ in 0..options.repeat(run) {
             let output = run_json(options.program, &result.arguments);
             result.repetitions.extend(output.json);
             result.failure = result.failure.or(output.failure);
@@ -66,32 +77,28 @@ pub(super) fn run_all(
 }
 
 /// Progress on standard error: a line that changes on a terminal, otherwise a line for each run.
-struct RunProgress {
+struct RunProgress<'a> {
+    options: ExecuteOptions<'a>,
     clock: MonotonicClock,
     /// Expected seconds of the runs that have not ended.
     left_s: f64,
     /// Expected seconds of the runs that have ended, and the time they took.
     expected_s: f64,
     began: Instant,
-    repeat: f64,
-    quick: bool,
     done: usize,
     count: usize,
     is_terminal: bool,
 }
 
-impl RunProgress {
-    fn new(runs: &[&ReportRun], options: ExecuteOptions<'_>) -> Self {
+impl<'a> RunProgress<'a> {
+    fn new(runs: &[&ReportRun], options: ExecuteOptions<'a>) -> Self {
         let clock = MonotonicClock::new();
-        let expected = |run: &&ReportRun| f64::from(run.expected_s(options.quick));
-        let repeat = options.repeat as f64;
         Self {
+            options,
             began: clock.now(),
             clock,
-            left_s: runs.iter().map(expected).sum::<f64>() * repeat,
+            left_s: runs.iter().map(|run| options.expected_s(run)).sum(),
             expected_s: 0.0,
-            repeat,
-            quick: options.quick,
             done: 0,
             count: runs.len(),
             is_terminal: std::io::stderr().is_terminal(),
@@ -112,7 +119,7 @@ impl RunProgress {
     }
 
     fn finish(&mut self, run: &ReportRun, outcome: &str) {
-        let expected = f64::from(run.expected_s(self.quick)) * self.repeat;
+        let expected = self.options.expected_s(run);
         self.left_s -= expected;
         if outcome == "there" {
             // It says nothing about the speed of this machine.
@@ -164,7 +171,8 @@ mod tests {
         let all = all_runs();
         let runs: Vec<_> =
             all.iter().filter(|run| ["tls", "proxy-live"].contains(&run.name.as_str())).collect();
-        let options = ExecuteOptions { program: &program, quick: true, repeat: 3, resume: false };
+        let options =
+            ExecuteOptions { program: &program, quick: true, repeat: Some(3), resume: false };
         run_all(&runs, options, &results).unwrap();
         let tls = results.load("tls").unwrap().unwrap();
         assert_eq!((tls.repetitions.len(), &tls.failure), (3, &None));

@@ -42,14 +42,10 @@ pub(crate) struct ReportArgs {
     /// Folder for the pages, raw results and tables
     #[arg(long, value_name = "DIR", default_value = "report")]
     out: PathBuf,
-    /// Run each benchmark N times; figures are medians, with the range in plots
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 1,
-        value_parser = clap::value_parser!(u16).range(1..=100),
-    )]
-    repeat: u16,
+    /// Run each benchmark N times; figures are medians, with the range in plots [default: 1; with
+    /// --quick 3 or 5 for the short ones]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=100))]
+    repeat: Option<u16>,
     /// Run only what this figure, table or benchmark needs: `io-tcp/fig-11`, `bench/tls`
     #[arg(long, value_name = "PAPER/FIGURE")]
     only: Vec<String>,
@@ -105,7 +101,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
 impl ReportArgs {
     fn execute_options<'a>(&self, program: &'a Path) -> ExecuteOptions<'a> {
         let &Self { quick, resume, repeat, .. } = self;
-        ExecuteOptions { program, quick, repeat: usize::from(repeat), resume }
+        ExecuteOptions { program, quick, repeat: repeat.map(usize::from), resume }
     }
 }
 
@@ -221,8 +217,9 @@ fn write_pages(
 }
 
 fn options_text(args: &ReportArgs) -> String {
-    let quick = if args.quick { "--quick " } else { "" };
-    format!("{quick}--repeat {}", args.repeat)
+    let quick = args.quick.then(|| "--quick".to_owned());
+    let repeat = args.repeat.map(|count| format!("--repeat {count}"));
+    quick.into_iter().chain(repeat).collect::<Vec<_>>().join(" ")
 }
 
 /// Returns the time of day as in HTTP (RFC 9110 section 5.6.7).
@@ -269,9 +266,9 @@ fn run_in_turns(
     let folders =
         [ResultsFolder::create(&args.out.join("a"))?, ResultsFolder::create(&args.out.join("b"))?];
     for run in runs {
-        for _ in 0..args.repeat {
+        for _ in 0..args.repeat.unwrap_or(1) {
             for (folder, program) in folders.iter().zip(programs) {
-                let once = ExecuteOptions { repeat: 1, ..args.execute_options(program) };
+                let once = ExecuteOptions { repeat: Some(1), ..args.execute_options(program) };
                 let before = folder.load(&run.name)?;
                 execute::run_all(&[run], once, folder)?;
                 let after = folder.load(&run.name)?;

@@ -29,6 +29,10 @@ pub(super) struct ReportRun {
     /// Expected duration on two cores, in seconds.
     full_s: u32,
     quick_s: u32,
+    /// Runs with `--quick`, of which the report has the medians: one run of a short measurement
+    /// depends too much on its moment.
+    #[serde(default = "once")]
+    quick_repeat: usize,
     /// Headline figures that are not ratios: they differ from machine to machine.
     #[serde(default)]
     pub(super) absolute: Vec<String>,
@@ -79,6 +83,10 @@ impl ReportAim {
     }
 }
 
+const fn once() -> usize {
+    1
+}
+
 /// Returns the number, or all numbers of an object.
 fn numbers(value: &Value) -> Vec<f64> {
     match value {
@@ -96,7 +104,12 @@ impl ReportRun {
         words.chain(options.iter().cloned()).chain(["--json".to_owned()]).collect()
     }
 
-    /// Returns the expected duration in seconds.
+    /// Returns the number of runs, unless the user says otherwise.
+    pub(super) const fn repeat(&self, quick: bool) -> usize {
+        if quick { self.quick_repeat } else { 1 }
+    }
+
+    /// Returns the expected duration of one run in seconds.
     pub(super) fn expected_s(&self, quick: bool) -> u32 {
         if quick { self.quick_s } else { self.full_s }
     }
