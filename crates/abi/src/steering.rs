@@ -108,6 +108,8 @@ pub struct FlowSteering {
     /// The indirection table. Its length is a multiple of the number of queues, so that it agrees
     /// with [`Self::fixed_queue`] until an entry is moved.
     entries: Box<[AtomicU32]>,
+    /// Their number: a division by it is one of 32 bits.
+    entry_count: u32,
     /// Number of changes of the table, modulo 2^32.
     changes: AtomicU32,
 }
@@ -128,7 +130,8 @@ impl FlowSteering {
         loop {
             let rss = Toeplitz::random(&mut prng);
             if spreads_ports_in_sequence(&rss, queues) {
-                return Self { rss, queues, entries, changes: AtomicU32::new(0) };
+                let changes = AtomicU32::new(0);
+                return Self { rss, queues, entries, entry_count: count, changes };
             }
         }
     }
@@ -154,7 +157,7 @@ impl FlowSteering {
     /// Returns the entry of the TCP flows with this hash.
     #[must_use]
     pub const fn entry_of(&self, hash: u32) -> usize {
-        hash as usize % self.entries.len()
+        (hash % self.entry_count) as usize
     }
 
     /// Returns the queues of an entry.

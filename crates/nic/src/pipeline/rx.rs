@@ -159,7 +159,7 @@ impl RxPipeline {
         };
         let RxFacts { checksum, flow_hash, transport } = facts;
         let owners = match transport {
-            RxTransport::Tcp(_) => self.flows.owners(flow_hash),
+            RxTransport::Tcp(_) if self.flows.queues() > 1 => self.flows.owners(flow_hash),
             _ => FlowOwners::only(self.flows.fixed_queue(flow_hash)),
         };
         let received = ReceivedFrame::new(packet, checksum, flow_hash, segment_size);
