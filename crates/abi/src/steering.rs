@@ -155,9 +155,14 @@ impl FlowSteering {
     }
 
     /// Returns the entry of the TCP flows with this hash.
-    #[must_use]
-    pub const fn entry_of(&self, hash: u32) -> usize {
+    const fn entry_of_hash(&self, hash: u32) -> usize {
         (hash % self.entry_count) as usize
+    }
+
+    /// Returns the entry of a TCP flow.
+    #[must_use]
+    pub fn entry_of(&self, tuple: &Tuple) -> usize {
+        self.entry_of_hash(self.hash(tuple))
     }
 
     /// Returns the queues of an entry.
@@ -178,13 +183,13 @@ impl FlowSteering {
     /// Returns the queues of TCP flows with this hash.
     #[must_use]
     pub fn owners(&self, hash: u32) -> FlowOwners {
-        self.owners_of_entry(self.entry_of(hash))
+        self.owners_of_entry(self.entry_of_hash(hash))
     }
 
     /// Returns the queue to which SYNs of a tuple lead.
     #[must_use]
     pub fn queue_of(&self, tuple: &Tuple) -> usize {
-        self.owners(self.hash(tuple)).current
+        self.owners_of_entry(self.entry_of(tuple)).current
     }
 
     /// Moves an entry to the queue `to`. Returns false if it is there already, if there is no such
@@ -264,7 +269,7 @@ impl OwnQueue {
     /// connection.
     #[must_use]
     pub fn owns(&self, tuple: &Tuple) -> bool {
-        let owners = self.steering.owners(self.steering.hash(tuple));
+        let owners = self.steering.owners_of_entry(self.steering.entry_of(tuple));
         owners == FlowOwners::only(self.index)
     }
 }
@@ -325,7 +330,7 @@ mod tests {
         }
         let steering = Arc::new(FlowSteering::new(7, 3));
         let hash = 3 * 1000 + 1;
-        let entry = steering.entry_of(hash);
+        let entry = steering.entry_of_hash(hash);
         assert!(!steering.move_entry(entry, 1) && !steering.move_entry(entry, 3));
         assert!(steering.move_entry(entry, 2));
         assert_eq!(steering.owners(hash), FlowOwners { current: 2, former: Some(1) });

@@ -9,7 +9,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
@@ -17,6 +16,9 @@ use std::time::Duration;
 use abi::steering::FlowSteering;
 use cli::Failure;
 use io::thread_stat::thread_cpu_times;
+
+use crate::options::QueueBalance;
+use crate::threads::{MessageSender, QUEUE_THREADS};
 
 /// Interval in which hosts look for entries to release.
 const TICK: Duration = Duration::from_millis(100);
@@ -26,60 +28,19 @@ const TICKS_PER_MEASUREMENT: u32 = 10;
 const AGREEING: u32 = 3;
 /// Measurements after a move before the next one: time for connections to end and new ones to come.
 const SETTLING: u32 = 5;
-/// Names of the threads of a queue, before its number.
-const THREADS: [&str; 3] = ["nic", "host", "both"];
-
-/// When new connections are moved away from a queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum QueueBalance {
-    /// Never.
-    Off,
-    /// If one of its threads is busy for more than this percentage of the time, and those of
-    /// another queue are for less than three quarters of that.
-    Above(u8),
-}
-
-impl Default for QueueBalance {
-    fn default() -> Self {
-        Self::Above(90)
-    }
-}
-
-impl FromStr for QueueBalance {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match (text, text.parse()) {
-            ("off", _) => Ok(Self::Off),
-            (_, Ok(percent @ 1..=99)) => Ok(Self::Above(percent)),
-            _ => Err("expected a percentage from 1 to 99, or off".to_owned()),
-        }
-    }
-}
-
-impl fmt::Display for QueueBalance {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Off => f.write_str("off"),
-            Self::Above(percent) => write!(f, "{percent}"),
-        }
-    }
-}
-
 /// Ends the thread when it is dropped.
 pub(crate) struct BalanceThread {
     _end: Sender<()>,
 }
 
-/// Starts the thread, if there are several queues. `release` makes all hosts look for entries to
-/// release.
+/// Starts the thread, if there are several queues. `hosts` have one sender for each queue.
 ///
 /// # Errors
 /// Fails if no thread can be started.
-pub(crate) fn start(
+pub(crate) fn start<M: Send + 'static>(
     balance: QueueBalance,
     steering: Arc<FlowSteering>,
-    release: impl Fn() + Send + 'static,
+    hosts: Vec<MessageSender<M>>,
 ) -> Result<Option<BalanceThread>, Failure> {
     let queues = steering.queues();
     let (QueueBalance::Above(percent), 2..) = (balance, queues) else { return Ok(None) };
@@ -92,7 +53,7 @@ pub(crate) fn start(
                 return;
             }
             if has_moved_entries(&steering) {
-                release();
+                hosts.iter().for_each(MessageSender::release_moved_entries);
             }
             if tick % TICKS_PER_MEASUREMENT == 0 {
                 let loads = times.loads(queues, TICK * TICKS_PER_MEASUREMENT);
@@ -123,7 +84,7 @@ impl QueueTimes {
             Some(spent / interval.as_secs_f64())
         };
         let load = |queue| {
-            let threads = THREADS.iter().filter_map(|name| busy(format!("{name}{queue}")));
+            let threads = QUEUE_THREADS.iter().filter_map(|name| busy(format!("{name}{queue}")));
             threads.fold(0.0, f64::max)
         };
         let loads = (0..queues).map(load).collect();
@@ -256,15 +217,5 @@ mod tests {
         assert_eq!(move_share(0.5, (0, 1), &steering), 128);
         assert_eq!(move_share(1.0, (0, 1), &steering), 127);
         assert_eq!(move_share(1.0, (0, 1), &steering), 0);
-    }
-
-    #[test]
-    fn the_option_is_a_percentage_or_off() {
-        assert_eq!("off".parse(), Ok(QueueBalance::Off));
-        assert_eq!("5".parse(), Ok(QueueBalance::Above(5)));
-        assert_eq!(QueueBalance::default().to_string().parse(), Ok(QueueBalance::default()));
-        for wrong in ["0", "100", "on", "", "-1"] {
-            assert!(wrong.parse::<QueueBalance>().is_err(), "{wrong}");
-        }
     }
 }

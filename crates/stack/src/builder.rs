@@ -266,8 +266,7 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
         let orders = take_orders.map(|take| take(threads.senders().to_vec()));
         let control = control.start(probes, orders)?;
         let hosts = threads.senders().to_vec();
-        let release = move || hosts.iter().for_each(MessageSender::release_moved_entries);
-        let balance = balance::start(self.options.queue_balance, steering, release)?;
+        let balance = balance::start(self.options.queue_balance, steering, hosts)?;
         let aside = AsideThreads { control, metrics, dashboard, balance };
         Ok(Stack::new(clock, &self.options, threads, reopened, (aside, record)))
     }

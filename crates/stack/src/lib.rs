@@ -45,15 +45,14 @@ mod signals;
 mod threads;
 
 pub use alarms::alarms;
-pub use balance::QueueBalance;
 pub use builder::{Builder, QueueSetup};
 pub use cli::{Failure, exit_code};
 pub use limits::LimitOptions;
 pub use link::{LinkName, open_links};
 pub use network::Network;
 pub use options::{
-    AddrSource, CongestionControl, FaultOptions, MtuProbing, Offloads, StackOptions, Switch,
-    ThreadsPerQueue,
+    AddrSource, CongestionControl, FaultOptions, MtuProbing, Offloads, QueueBalance, StackOptions,
+    Switch, ThreadsPerQueue,
 };
 pub use running::Stack;
 pub use signals::Signals;

@@ -21,7 +21,6 @@ use io::fault::FaultConfig;
 use io::xdp::ListenerPorts;
 use nic::DeviceConfig;
 
-use crate::balance::QueueBalance;
 use crate::limits::LimitOptions;
 use crate::link::LinkName;
 
@@ -189,6 +188,43 @@ pub enum Switch {
     /// Off.
     #[value(help = None::<&str>)]
     Off,
+}
+
+/// When new connections are moved away from a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueueBalance {
+    /// Never.
+    Off,
+    /// If one of its threads is busy for more than this percentage of the time, and those of
+    /// another queue are for less than three quarters of that.
+    Above(u8),
+}
+
+impl Default for QueueBalance {
+    fn default() -> Self {
+        Self::Above(90)
+    }
+}
+
+impl FromStr for QueueBalance {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match (text, text.parse()) {
+            ("off", _) => Ok(Self::Off),
+            (_, Ok(percent @ 1..=99)) => Ok(Self::Above(percent)),
+            _ => Err("expected a percentage from 1 to 99, or off".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for QueueBalance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Off => f.write_str("off"),
+            Self::Above(percent) => write!(f, "{percent}"),
+        }
+    }
 }
 
 /// Number of threads of each queue.
@@ -580,5 +616,15 @@ mod tests {
         assert_eq!(tls.to_string().parse(), Ok(tls));
         assert!("tcp".parse::<Offloads>().is_err());
         assert!(probability("1.5").is_err() && probability("NaN").is_err());
+    }
+
+    #[test]
+    fn the_option_is_a_percentage_or_off() {
+        assert_eq!("off".parse(), Ok(QueueBalance::Off));
+        assert_eq!("5".parse(), Ok(QueueBalance::Above(5)));
+        assert_eq!(QueueBalance::default().to_string().parse(), Ok(QueueBalance::default()));
+        for wrong in ["0", "100", "on", "", "-1"] {
+            assert!(wrong.parse::<QueueBalance>().is_err(), "{wrong}");
+        }
     }
 }

@@ -11,7 +11,7 @@ pub struct TcpFlags(pub u8);
 impl TcpFlags {
     /// Returns whether the segment opens a connection: a SYN without ACK, RST and FIN.
     #[must_use]
-    pub const fn open_connection(self) -> bool {
+    pub const fn opens_connection(self) -> bool {
         self.has(Self::SYN) && !self.any(Self::ACK.with(Self::RST).with(Self::FIN))
     }
 

@@ -106,7 +106,7 @@ impl Accept {
         let flags = segment.flags;
         let listener = streams.listeners.find(tuple);
         match listener {
-            Some(listener) if flags.open_connection() => {
+            Some(listener) if flags.opens_connection() => {
                 self.handle_syn(streams, cx, listener, tuple, &segment, None)
             }
             Some(listener)

@@ -62,7 +62,7 @@ impl MovedEntries {
             };
             pass.next = next;
             if let Some(tuple) = tuple {
-                pass.unused.remove(&own.steering.entry_of(own.steering.hash(&tuple)));
+                pass.unused.remove(&own.steering.entry_of(&tuple));
             }
         }
         None
@@ -85,7 +85,7 @@ impl MovedEntries {
 impl ReleasePass {
     fn finish(mut self, own: &OwnQueue, splices: &Splices) -> Option<Op> {
         for tuple in splices.tuples() {
-            self.unused.remove(&own.steering.entry_of(own.steering.hash(tuple)));
+            self.unused.remove(&own.steering.entry_of(tuple));
         }
         let entries: Vec<usize> = self.unused.into_iter().collect();
         (!entries.is_empty()).then(|| Op::ReleaseEntries(Box::from(entries)))

@@ -164,7 +164,7 @@ impl Services {
             return Some((owners.current, SteeringReason::Returned));
         }
         // The current queue's host answers SYNs.
-        let former = owners.former.filter(|_| !segment.flags.open_connection())?;
+        let former = owners.former.filter(|_| !segment.flags.opens_connection())?;
         Some((former, SteeringReason::Former))
     }
 

@@ -265,12 +265,12 @@ impl<L: ChangeableLink> Link for WatchedLink<L> {
         self.link.link_address()
     }
 
-    /// The first queue has the counters of the interface, so that their sum over queues counts each
-    /// change once.
     fn follow_steering(&mut self, steering: &FlowSteering) {
         self.link.follow_steering(steering);
     }
 
+    /// The first queue has the counters of the interface, so that their sum over queues counts each
+    /// change once.
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.link.visit(f);
         match &self.watch {

@@ -162,7 +162,7 @@ impl Device {
         let Some(OwnQueue { steering, index }) = &self.config.own_queue else { return };
         let mut in_use = BTreeSet::new();
         self.engines.visit_connections(&mut |tuple| {
-            in_use.insert(steering.entry_of(steering.hash(tuple)));
+            in_use.insert(steering.entry_of(tuple));
         });
         for &entry in entries.iter().filter(|&&entry| entry < steering.entries()) {
             if !in_use.contains(&entry) && steering.release(entry, *index) {
@@ -246,25 +246,25 @@ impl Device {
             || matches!(frame.transport, RxTransport::Other)
     }
 
+    /// Processes a frame of another device. If the frame's entry was moved, the frame may have to
+    /// be handed over again.
     fn handle_accepted(
         &mut self,
         now: Instant,
         mut arrived: ParsedRxFrame,
         reason: SteeringReason,
     ) {
-        let own = self.steering.own.unwrap_or(arrived.queue);
         arrived.received.steered = reason;
-        match (arrived.tcp_tuple(), reason) {
-            (Some(_), SteeringReason::Current) if arrived.former.is_some() => {
-                if let Some(arrived) = self.steer(arrived) {
-                    self.handle_own(now, arrived);
-                }
-                return;
+        if reason == SteeringReason::Current && arrived.former.is_some() {
+            if let Some(own) = self.steer(arrived) {
+                self.handle_own(now, own);
             }
-            (Some(tuple), reason) => self.steering.older_flows.learn(tuple, reason),
-            (None, _) => {}
+            return;
         }
-        arrived.queue = own;
+        if let Some(tuple) = arrived.tcp_tuple() {
+            self.steering.older_flows.learn(tuple, reason);
+        }
+        arrived.queue = self.steering.own.unwrap_or(arrived.queue);
         self.handle_own(now, arrived);
     }
 }

@@ -67,7 +67,7 @@ impl ParsedRxFrame {
     pub(crate) fn is_syn(&self) -> bool {
         let RxTransport::Tcp(at) = &self.transport else { return false };
         let flags = self.received.packet.as_slice().get(at.l4 + 13).copied().map(TcpFlags);
-        flags.is_some_and(TcpFlags::open_connection)
+        flags.is_some_and(TcpFlags::opens_connection)
     }
 }
 

@@ -76,6 +76,12 @@ impl Devices {
     /// reason that their hosts learn; frees the frame.
     fn receivers(&mut self, at: usize, bytes: &[u8]) -> Vec<(usize, SteeringReason)> {
         self.deliver(at, bytes);
+        self.take_received()
+    }
+
+    /// Takes the received frames, and frees them. Returns their queues, and the reasons that the
+    /// hosts learn.
+    fn take_received(&mut self) -> Vec<(usize, SteeringReason)> {
         let mut to = Vec::new();
         for (queue, _, event) in self.events() {
             let Event::Received(received) = event else { panic!("{event:?}") };
@@ -96,13 +102,7 @@ impl Devices {
         let frame = SteeredFrame { frame: rx_frame(rig.device.pool(), bytes), reason };
         rig.op(from, Op::HandOver(SegmentHandOver { queue: to, tuple, frame }));
         self.carry(Instant::from_millis(100_000));
-        let mut got = Vec::new();
-        for (queue, _, event) in self.events() {
-            let Event::Received(received) = event else { panic!("{event:?}") };
-            got.push((queue, received.steered));
-            self.0[queue].device.pool().put(received.packet);
-        }
-        got
+        self.take_received()
     }
 
     fn count(&self, name: &str) -> Vec<u64> {
@@ -277,7 +277,7 @@ fn flows_of_a_moved_entry_stay_with_the_former_queue() {
     let old = steering.queue_of(&tuple);
     let (new, third) = ((old + 1) % QUEUES, (old + 2) % QUEUES);
     assert_eq!(devices.receivers(third, &data), [(old, Current)]);
-    assert!(steering.move_entry(steering.entry_of(steering.hash(&tuple)), new));
+    assert!(steering.move_entry(steering.entry_of(&tuple), new));
     for at in [old, new, third] {
         assert_eq!(devices.receivers(at, &data), [(new, Current)], "the new queue's host decides");
         assert_eq!(devices.receivers(at, &open), [(new, Current)]);
@@ -321,7 +321,7 @@ fn frames_on_their_way_follow_a_moved_entry() {
     let rig = &mut devices.0[third];
     let arrived = rx_frame(rig.device.pool(), &frame(&tuple, &syn(&tuple), b""));
     rig.device.handle_frame(now, arrived);
-    assert!(steering.move_entry(steering.entry_of(steering.hash(&tuple)), new));
+    assert!(steering.move_entry(steering.entry_of(&tuple), new));
     devices.carry(now);
     let to: Vec<_> = devices.events().into_iter().map(|(at, queue, _)| (at, queue)).collect();
     assert_eq!(to, [(new, new)]);
@@ -341,7 +341,7 @@ fn entries_with_connections_of_the_device_are_not_released() {
     rig.device.engines.visit_connections(&mut |tuple| tuples.push(*tuple));
     let [tuple] = tuples[..] else { panic!("{tuples:?}") };
     assert_eq!(steering.queue_of(&tuple), old);
-    let used = steering.entry_of(steering.hash(&tuple));
+    let used = steering.entry_of(&tuple);
     let unused = (used + QUEUES) % steering.entries();
     assert!([used, unused].into_iter().all(|entry| steering.move_entry(entry, new)));
     rig.op(old, Op::ReleaseEntries([used, unused, usize::MAX].into()));

@@ -37,6 +37,10 @@ use shared_thread::SharedThread;
 pub use crypto_threads::CryptoThreads;
 pub(crate) use queue::{QueueRings, ring_mesh};
 
+/// Names of a queue's threads, before its number: of the device's, of the host's, and of one that
+/// both share.
+pub(crate) const QUEUE_THREADS: [&str; 3] = ["nic", "host", "both"];
+
 /// A message from another thread to the application of a queue.
 pub(crate) enum HostMessage<M> {
     /// Stop accepting connections, and end the open ones.
@@ -166,13 +170,17 @@ impl<M: Send + 'static> Threads<M> {
         let device_thread = DeviceThread::new(self.clock, device, queue.device, device_queries);
         let host_thread = HostThread::new(self.clock, host, received, queue.host, host_queries);
         let (stop_device, stop_host) = (Arc::clone(&self.stop), Arc::clone(&self.stop));
+        let [nic_name, host_name, both_name] = QUEUE_THREADS;
         if self.share_thread {
             let both = SharedThread::new(device_thread, host_thread);
-            self.threads.push(spawn(format!("both{index}"), move || both.run(&stop_device))?);
-        } else {
             self.threads
-                .push(spawn(format!("nic{index}"), move || device_thread.run(&stop_device))?);
-            self.threads.push(spawn(format!("host{index}"), move || host_thread.run(&stop_host))?);
+                .push(spawn(format!("{both_name}{index}"), move || both.run(&stop_device))?);
+        } else {
+            self.threads.push(spawn(format!("{nic_name}{index}"), move || {
+                device_thread.run(&stop_device)
+            })?);
+            self.threads
+                .push(spawn(format!("{host_name}{index}"), move || host_thread.run(&stop_host))?);
         }
         Ok(())
     }
