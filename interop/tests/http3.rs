@@ -55,41 +55,6 @@ fn files_ranges_and_errors() {
     assert!(curl.contains("Alt-Svc: h3=\":443\"; ma=86400\r\n"), "{curl}");
 }
 
-/// Threads beside the device encrypt QUIC packets and TLS records; the clients see no difference.
-#[test]
-fn crypto_workers_encrypt_and_decrypt() {
-    let files = Files::new(TMP);
-    files.fill("a.bin", 10_000_000);
-    let options = [&OPTIONS[..], &["--crypto-workers", "2", "--threads", "two"]].concat();
-    let server = TestServer::start(files.path(), &options);
-    let before = server.stat();
-    let (output, body) = get(&server, "/a.bin", &[]);
-    assert!(output.status.success(), "{output:?}");
-    assert!(body == pattern(10_000_000), "{} bytes, or wrong ones", body.len());
-    let after = server.stat();
-    let moved = |name| after.moved(&before, name);
-    let jobs = moved("crypto_jobs_worker");
-    assert!(jobs > 100 && moved("quic_tx_sealed") > 5_000, "{after:?}");
-    let url = "https://10.77.0.2/a.bin";
-    let mut last = server.stat();
-    // How many jobs the device leaves to the workers depends on the cores that other programs leave
-    // to them: on a busy machine one download may not be enough.
-    for _ in 0..10 {
-        let before = last;
-        let curl = server.command("curl").args(["-sk", url]).output().expect("curl");
-        assert!(curl.status.success() && curl.stdout == pattern(10_000_000), "{:?}", curl.status);
-        last = server.stat();
-        assert!(last.moved(&before, "tx_tls_encrypted_bytes") > 9_000_000, "{last:?}");
-        if last.moved(&after, "crypto_jobs_worker") > 100 {
-            break;
-        }
-    }
-    assert!(last.moved(&after, "crypto_jobs_worker") > 100, "{last:?}");
-    for alarm in ["crypto_jobs_failed", "crypto_jobs_lost", "crypto_runs_lost"] {
-        assert_eq!(last.get(alarm), 0, "{alarm}");
-    }
-}
-
 /// A client that changes its port now and then stays with the host of its queue, whichever of the
 /// link's queues receives its packets.
 #[test]
