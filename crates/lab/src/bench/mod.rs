@@ -31,6 +31,7 @@ mod nvme;
 mod nvme_loss;
 mod nvme_pair;
 mod proxy_live;
+mod queue_balance;
 mod queue_scaling;
 mod quic;
 mod quic_live;
@@ -122,6 +123,8 @@ enum Bench {
     ProxyLive(proxy_live::ProxyLiveArgs),
     /// Compare `outboard serve` with nginx, on one core each, under load from wrk
     ServeLive(serve_live::ServeLiveArgs),
+    /// Measure new connections that the hash leads to one queue of two, with and without balance
+    QueueBalance(queue_balance::QueueBalanceArgs),
     /// Measure how `outboard serve` and nginx scale over queues and cores, under load from wrk
     QueueScaling(queue_scaling::QueueScalingArgs),
 }
@@ -153,6 +156,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         Bench::Memory(args) => args,
         Bench::ProxyLive(args) => args,
         Bench::ServeLive(args) => args,
+        Bench::QueueBalance(args) => args,
         Bench::QueueScaling(args) => args,
     };
     let mut report = BenchReport::new(args.json);

@@ -21,7 +21,7 @@ use super::live::comparison::{Compared, Rounds};
 use super::live::environment::{LiveTestbed, allowed_cores};
 use super::live::load::{self, LoadRun};
 use super::live::machine::machine;
-use super::live::outboard::{LiveLink, counters};
+use super::live::outboard::{LiveServeOptions, counters};
 use super::live::{LoadRow, named, tools};
 use super::serve_live::servers::ServeLiveServers;
 use cli::Failure;
@@ -39,12 +39,8 @@ pub(crate) struct QueueScalingArgs {
     #[arg(long, value_delimiter = ',', value_parser = |name: &str| named(&ROWS, name),
         default_values_t = ROWS)]
     rows: Vec<LoadRow>,
-    /// Link of outboard. nginx, and all links but `tap`, use a pair of virtual Ethernet interfaces
-    #[arg(long, value_enum, default_value_t)]
-    link: LiveLink,
-    /// Pass an option to `outboard serve`, such as `--serve-option=--threads=two`; repeatable
-    #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
-    serve_option: Vec<String>,
+    #[command(flatten)]
+    serve: LiveServeOptions,
 }
 
 /// Rows; `connections` are those of each core.
@@ -105,7 +101,7 @@ impl Benchmark for QueueScalingArgs {
         }
         let largest = all.iter().max_by_key(|servers| servers.bed.server_cores.0.len());
         to.set("machine", largest.map(|servers| machine(&servers.bed, &["nginx", "wrk"])));
-        to.set("link", format!("{:?}", self.link).to_lowercase());
+        to.set("link", format!("{:?}", self.serve.link).to_lowercase());
         Ok(())
     }
 }
@@ -124,9 +120,13 @@ impl QueueScalingArgs {
         let bed = LiveTestbed::with_cores(&ROWS, usize::from(queues))?;
         let own = ["--queues".to_owned(), queues.to_string()];
         let threads = ["--threads=one".to_owned()];
-        let chosen = self.serve_option.iter().any(|option| option.starts_with("--threads"));
+        let chosen = self.serve.options.iter().any(|option| option.starts_with("--threads"));
         let threads = if chosen { &[][..] } else { &threads };
-        ServeLiveServers::start(bed, self.link, &[&own, threads, &self.serve_option[..]].concat())
+        ServeLiveServers::start(
+            bed,
+            self.serve.link,
+            &[&own, threads, &self.serve.options[..]].concat(),
+        )
     }
 }
 

@@ -25,7 +25,7 @@ use super::experiment::{BenchReport, Benchmark};
 use super::live::comparison::{Measured, Rounds, RunValue, report};
 use super::live::load::LoadRun;
 use super::live::machine::machine;
-use super::live::outboard::LiveLink;
+use super::live::outboard::LiveServeOptions;
 use super::live::{LoadRow, named, tools};
 use cli::Failure;
 use servers::{ByDevice, QuicLiveServers};
@@ -39,13 +39,8 @@ pub(crate) struct QuicLiveArgs {
     #[arg(long, value_delimiter = ',', value_parser = |name: &str| named(&ROWS, name),
         default_values_t = ROWS)]
     rows: Vec<LoadRow>,
-    /// Link of outboard. The others, and all links but `tap`, use a pair of virtual Ethernet
-    /// interfaces
-    #[arg(long, value_enum, default_value_t)]
-    link: LiveLink,
-    /// Pass an option to `outboard serve`, such as `--serve-option=--threads=two`; repeatable
-    #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
-    serve_option: Vec<String>,
+    #[command(flatten)]
+    serve: LiveServeOptions,
 }
 
 const ROWS: [LoadRow; 3] = [
@@ -61,7 +56,7 @@ impl Benchmark for QuicLiveArgs {
     fn run(&self, to: &mut BenchReport) -> Result<(), Failure> {
         tools::check_root()?;
         tools::check_programs()?;
-        let lab = QuicLiveServers::start(&ROWS, self.link, &self.serve_option)?;
+        let lab = QuicLiveServers::start(&ROWS, self.serve.link, &self.serve.options)?;
         let servers = [&lab.outboard, &lab.quinn];
         for &row in &self.rows {
             eprintln!("warming up: {row}");
@@ -99,7 +94,7 @@ impl Benchmark for QuicLiveArgs {
             put("core_busy_per_byte", LoadRun::core_s_per_byte);
         }
         to.set("headline", headline);
-        to.set("link", format!("{:?}", self.link).to_lowercase());
+        to.set("link", format!("{:?}", self.serve.link).to_lowercase());
         to.set("machine", machine(&lab.bed, &[]));
         Ok(())
     }

@@ -22,7 +22,7 @@ use super::live::comparison::{Measured, Rounds, RunValue, report};
 use super::live::environment::LiveTestbed;
 use super::live::load::{self, LoadRun};
 use super::live::machine::machine;
-use super::live::outboard::LiveLink;
+use super::live::outboard::LiveServeOptions;
 use super::live::{LoadRow, named, tools};
 use cli::Failure;
 use servers::ServeLiveServers;
@@ -36,13 +36,8 @@ pub(crate) struct ServeLiveArgs {
     #[arg(long, value_delimiter = ',', value_parser = |name: &str| named(&ROWS, name),
         default_values_t = ROWS)]
     rows: Vec<LoadRow>,
-    /// Link of outboard. The others, and all links but `tap`, use a pair of virtual Ethernet
-    /// interfaces
-    #[arg(long, value_enum, default_value_t)]
-    link: LiveLink,
-    /// Pass an option to `outboard serve`, such as `--serve-option=--threads=two`; repeatable
-    #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
-    serve_option: Vec<String>,
+    #[command(flatten)]
+    serve: LiveServeOptions,
 }
 
 const ROWS: [LoadRow; 7] = [
@@ -67,7 +62,11 @@ impl Benchmark for ServeLiveArgs {
     fn run(&self, to: &mut BenchReport) -> Result<(), Failure> {
         tools::check_root()?;
         tools::check_programs()?;
-        let lab = ServeLiveServers::start(LiveTestbed::new(&ROWS)?, self.link, &self.serve_option)?;
+        let lab = ServeLiveServers::start(
+            LiveTestbed::new(&ROWS)?,
+            self.serve.link,
+            &self.serve.options,
+        )?;
         let congestion = select_congestion_control(&lab, &self.rows)?;
         let measured = self.rounds.compare(&self.rows, |row, server, seconds, _| {
             if server == 0 {
@@ -95,7 +94,7 @@ impl Benchmark for ServeLiveArgs {
         to.set("headline", headline);
         let mut machine = machine(&lab.bed, &["nginx", "wrk"]);
         machine["system_congestion_control"] = lab.nginx.congestion().into();
-        to.set("link", format!("{:?}", self.link).to_lowercase());
+        to.set("link", format!("{:?}", self.serve.link).to_lowercase());
         to.set("machine", machine);
         Ok(())
     }

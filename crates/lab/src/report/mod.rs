@@ -90,7 +90,10 @@ pub(crate) fn run(args: &ReportArgs) -> Result<(), Failure> {
     let folder = ResultsFolder::create(&args.out)?;
     if args.merge.is_empty() {
         let program = this_program()?;
-        let selected = select(&runs, &papers, args)?;
+        let mut selected = select(&runs, &papers, args)?;
+        if args.only.is_empty() {
+            selected.retain(|run| has_cores(run));
+        }
         execute::run_all(&selected, args.execute_options(&program), &folder)?;
     } else {
         merge(&args.merge, &runs, &folder)?;
@@ -147,6 +150,15 @@ fn select<'a>(
     let selected = runs.iter().filter(|run| args.only.is_empty() || wanted.contains(&run.name));
     let selected = selected.enumerate().filter(|(index, _)| shard.contains(*index));
     Ok(selected.map(|(_, run)| run).collect())
+}
+
+/// Returns whether this process may use the cores that a benchmark needs; says so if it may not.
+fn has_cores(run: &ReportRun) -> bool {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    if cores < run.cores {
+        eprintln!("{} is left out: it needs {} cores, and there are {cores}", run.name, run.cores);
+    }
+    cores >= run.cores
 }
 
 /// Returns the runs that a figure, table or benchmark needs.

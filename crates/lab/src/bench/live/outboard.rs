@@ -8,7 +8,7 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 use serde_json::Value;
 
 use super::environment::{
@@ -37,6 +37,18 @@ pub(crate) enum LiveLink {
     /// XDP sockets, with the program in the driver. The client's interface computes checksums and
     /// segments.
     Xdp,
+}
+
+/// Options of `outboard serve` under load.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct LiveServeOptions {
+    /// Link of outboard. The others, and all links but `tap`, use a pair of virtual Ethernet
+    /// interfaces
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) link: LiveLink,
+    /// Pass an option to `outboard serve`, such as `--serve-option=--threads=two`; repeatable
+    #[arg(long = "serve-option", value_name = "OPTION", allow_hyphen_values = true)]
+    pub(crate) options: Vec<String>,
 }
 
 impl LiveLink {
@@ -78,8 +90,8 @@ fn complete_packets(client: u32) -> Result<(), Failure> {
     output(ethtool.args(["-K", "client", "tx", "off", "tso", "off", "gso", "off"])).map(drop)
 }
 
-/// Gives both interfaces a queue for each core of the server: an XDP socket receives from one queue
-/// of the interface.
+/// Sets the number of queues of both interfaces to that of the server's cores: an XDP socket
+/// receives from one queue of its interface.
 fn set_queues(bed: &LiveTestbed, veth: &LinkedNamespaces) -> Result<(), Failure> {
     let count = bed.server_cores.0.len().to_string();
     for (process, name) in [(&veth.client, "client"), (&veth.server, VETH_SERVER)] {
