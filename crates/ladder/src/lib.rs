@@ -1,9 +1,9 @@
 //! The ladder page: what application, host, device and link did over time, for one connection of a
 //! recorded run, as HTML that needs no network.
 //!
-//! The simulator and the programs record a run ([`node::record::RecordEntry`]); [`connections`]
-//! finds the connections; [`LadderRun::page`] embeds both as JSON in the page, whose script draws
-//! them. This crate reads no file and no clock, and computes nothing else from the entries.
+//! The simulator and the programs record a run ([`node::record::RecordEntry`]).
+//! [`LadderRun::page`] finds the connections and embeds both as JSON in the page, whose script
+//! draws them. This crate reads no file and no clock, and computes nothing else from the entries.
 
 #![forbid(unsafe_code)]
 
