@@ -154,10 +154,14 @@ fn frames_of_any_link_are_handed_over() {
 /// Opens connections, loads one of them until the file `flag` exists, and then uses the old
 /// connections and new ones.
 const KEPT_CONNECTIONS: &str = r#"
-import hashlib, http.client, os, sys
-flag, want = sys.argv[1:]
+import hashlib, http.client, os, ssl, sys
+flag, want, scheme = sys.argv[1:]
+context = ssl.create_default_context()
+context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
 
 def connect():
+    if scheme == "https":
+        return http.client.HTTPSConnection("10.77.0.2", timeout=60, context=context)
     return http.client.HTTPConnection("10.77.0.2", timeout=60)
 
 def fetch(connection):
@@ -167,6 +171,7 @@ def fetch(connection):
 kept = [connect() for _ in range(40)]
 for connection in kept:
     fetch(connection)
+sockets = [connection.sock for connection in kept]
 while not os.path.exists(flag):
     fetch(kept[0])
 for connection in kept:
@@ -177,27 +182,39 @@ for _ in range(40):
     new.close()
 for connection in kept:
     fetch(connection)
+assert sockets == [connection.sock for connection in kept], "a connection was opened again"
+for connection in kept:
     connection.close()
 "#;
 
-/// A queue that is busier than the other gives up entries of the steering: its connections stay,
-/// new ones begin at the other queue.
+/// A queue that is busier than the other gives up entries of the steering: new connections begin at
+/// the other queue, and open ones follow with their next request.
 #[test]
-fn new_connections_go_to_the_queue_that_is_less_busy() {
+fn connections_go_to_the_queue_that_is_less_busy() {
     let (files, scratch) = (Files::new(TMP), Files::new(TMP));
     let sum = sha256(&files.fill("a.bin", 50_000));
-    let flag = scratch.path().join("flag");
-    let server = TestServer::start(files.path(), &["--queues", "2", "--queue-balance", "1"]);
-    let mut client = server.command("timeout");
-    client.args(["100", "/usr/bin/python3", "-c", KEPT_CONNECTIONS]).arg(&flag).arg(&sum);
-    std::thread::scope(|scope| {
-        let used = scope.spawn(move || run(&mut client));
-        // Three measurements of a second, and the client's own time limit.
-        while server.stat().get("steering_entries_moved_away") == 0 && !used.is_finished() {}
-        std::fs::write(&flag, "").expect("the folder exists");
-        let _ = expect_success(&used.join().expect("no panic"));
-    });
-    wait_for_closes(&server);
+    for scheme in ["http", "https"] {
+        let flag = scratch.path().join(scheme);
+        let options = ["--tls", "--queues", "2", "--queue-balance", "1"];
+        let options = &options[usize::from(scheme == "http")..];
+        let server = TestServer::start(files.path(), options);
+        let mut client = server.command("timeout");
+        client.args(["100", "/usr/bin/python3", "-c", KEPT_CONNECTIONS]);
+        client.arg(&flag).args([&sum, scheme]);
+        std::thread::scope(|scope| {
+            let used = scope.spawn(move || run(&mut client));
+            // Three measurements of a second, and the client's own time limit.
+            while server.stat().get("steering_entries_moved_away") == 0 && !used.is_finished() {}
+            std::fs::write(&flag, "").expect("the folder exists");
+            let _ = expect_success(&used.join().expect("no panic"));
+        });
+        wait_for_closes(&server);
+        check_moves(&server, scheme);
+    }
+}
+
+/// Checks the counters of a server with two queues, one of which gave up entries.
+fn check_moves(server: &TestServer, scheme: &str) {
     let stat = server.stat();
     let entries = QUEUES.map(|queue| stat.get(&format!("host.q{queue}.steering_entries")));
     let opened = QUEUES.map(|queue| stat.get(&format!("host.q{queue}.tcp_passive_opens")));
@@ -208,6 +225,15 @@ fn new_connections_go_to_the_queue_that_is_less_busy() {
     // Of the 20 kept connections of the busier queue, all are in entries that stayed once in 2^20
     // runs.
     assert!(stat.get("rx_steered_former") > 0 && stat.get("tcp_handed_over") > 0, "{stat:?}");
-    stat.expect_zero(&["rx_steered_dropped", "nic_internal_errors", "tcp_no_connection"]);
+    let moved = stat.get(&format!("host.q{busier}.tcp_moved_out"));
+    assert!(moved > 0, "{stat:?}");
+    assert_eq!(stat.get(&format!("host.q{}.tcp_moved_in", 1 - busier)), moved);
+    assert_eq!((stat.get("tcp_moved_out"), stat.get("tcp_moved_in")), (moved, moved));
+    if scheme == "https" {
+        assert_eq!(stat.get("tls_tx_device"), 80 + moved, "a context at each device");
+        stat.expect_zero(&["tls_tx_sw", "tls_rx_sw", "tls_decrypt_error"]);
+    }
+    stat.expect_zero(&["rx_steered_dropped", "nic_internal_errors", "internal_errors"]);
+    stat.expect_zero(&["tcp_no_connection", "tcp_moved_refused"]);
     server.expect_no_alarm();
 }

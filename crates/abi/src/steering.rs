@@ -9,12 +9,13 @@
 //!
 //! As in RSS, the hash selects an entry of an indirection table, and the entry names the queue. An
 //! entry of TCP flows can be moved to another queue ([`FlowSteering::move_entry`]). Its connections
-//! stay with the hosts that have them: SYNs go to the new queue, and so does every other segment
-//! first. If the new queue's host has no connection for a segment, the device hands it over to the
-//! entry's former queue, and remembers the flow ([`SteeringReason::Former`]). If the former queue's
-//! host does not have it either, the segment comes back ([`SteeringReason::Returned`]), and the new
-//! queue's host answers it. So no segment is answered by a host while another one has its
-//! connection, and none is handed over without end.
+//! stay with the hosts that have them, which may pass them on to the new queue's host later: SYNs
+//! go to the new queue, and so does every other segment first. If the new queue's host has no
+//! connection for a segment, the device hands it over to the entry's former queue, and remembers
+//! the flow ([`SteeringReason::Former`]). If the former queue's host does not have it either, the
+//! segment comes back ([`SteeringReason::Returned`]), and the new queue's host answers it. So no
+//! segment is answered by a host while another one has its connection, and none is handed over
+//! without end.
 //!
 //! An entry can be moved again once its former queue has none of its flows
 //! ([`FlowSteering::release`]). UDP datagrams and fragments have no state that could be searched

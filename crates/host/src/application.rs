@@ -8,7 +8,7 @@ use alloc::string::String;
 
 use base::Instant;
 
-use crate::{Host, Notice};
+use crate::{Host, Notice, SocketId};
 
 /// An application above a [`Host`].
 ///
@@ -23,6 +23,14 @@ pub trait Application {
 
     /// Handles a notice of the host.
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice);
+
+    /// Forgets a connection if the application of another host can accept it instead, and returns
+    /// whether it did. Asked before [`Notice::Socket`], and instead of it if the answer is yes, if
+    /// the connection follows its steering entry to another queue ([`Host::queue_to_follow`]). A
+    /// connection can be given up if it is in the same state as one that was just accepted.
+    fn give_up(&mut self, _socket: SocketId) -> bool {
+        false
+    }
 
     /// Handles expired deadlines.
     fn handle_timeout(&mut self, _now: Instant, _host: &mut Host) {}
@@ -73,6 +81,10 @@ impl<A: Application, B: Application> Application for (A, B) {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         self.0.handle_notice(now, host, notice);
         self.1.handle_notice(now, host, notice);
+    }
+
+    fn give_up(&mut self, socket: SocketId) -> bool {
+        self.0.give_up(socket) || self.1.give_up(socket)
     }
 
     fn handle_timeout(&mut self, now: Instant, host: &mut Host) {

@@ -331,6 +331,15 @@ base::counters! {
         hand_over_frames_returned,
         /// Segments of no connection, handed over to another queue that may have it.
         tcp_handed_over,
+        /// Such segments that were dropped, because the device had decrypted them for a connection
+        /// that has moved since.
+        tcp_handed_over_dropped,
+        /// Connections moved to the host of another queue.
+        tcp_moved_out,
+        /// Connections taken over from the host of another queue.
+        tcp_moved_in,
+        /// Connections of other queues that were reset, because no listener accepts them.
+        tcp_moved_refused,
         /// Connections that the device refused to tear down.
         hand_over_refused,
         /// Refused tear-downs whose connection could only be reset.

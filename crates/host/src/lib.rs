@@ -63,5 +63,6 @@ pub use net::autoconf::{
     AutoAddrConfig, AutoAddrCounters, AutoAddrEvent, AutoAddrFrame, AutoAddrs, NetworkAddrs,
 };
 pub use storage::extents::{DecompressDone, ExtentDone, ExtentRead};
+pub use stream::moving::MovedConnection;
 pub use tcp::congestion::{Congestion, CongestionSnapshot, RenoGrowth};
 pub use udp::{UdpReceived, UdpSend};

@@ -211,7 +211,7 @@ struct Totals {
 }
 
 /// Counters of the summary, with their descriptions: injected faults, and their effects.
-const SUMMARY_COUNTERS: [(&str, &str); 170] = [
+const SUMMARY_COUNTERS: [(&str, &str); 171] = [
     ("responses", "responses, verified byte by byte"),
     ("bytes", "bytes read by clients"),
     ("errors", "connections that failed"),
@@ -253,6 +253,7 @@ const SUMMARY_COUNTERS: [(&str, &str); 170] = [
     ("steering_entries_moved", "entries of the steering that moved"),
     ("rx_steered_former", "segments of older flows, handed over to the former queue"),
     ("rx_steered_returned", "segments that the former queue handed back"),
+    ("tcp_moved_in", "open connections that followed their entry to another queue"),
     ("setup_accepted", "connections that devices set up"),
     ("quasi_tcbs_promoted", "of those, quasi-TCBs promoted"),
     ("handed_over", "connections torn down by devices"),

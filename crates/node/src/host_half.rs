@@ -1,9 +1,10 @@
 //! The host's half of the driver.
 
 use abi::disk::{DiskAccess, DiskRequest};
+use abi::steering::SteeringReason;
 use abi::{Event, FileAccess, Op, PacketBuf};
 use base::Instant;
-use host::{Application, Host};
+use host::{Application, Host, MovedConnection, Notice};
 
 use crate::{DiskPort, TurnResult};
 
@@ -27,6 +28,19 @@ pub trait HostPorts: DiskPort {
 
     /// Wakes the device, which has new operations.
     fn wake_device(&mut self) {}
+
+    /// Returns whether the host of another queue takes a connection. False if there is none.
+    fn has_moved_room(&mut self, _queue: usize) -> bool {
+        false
+    }
+
+    /// Sends a connection to the host of another queue, which has room, and wakes it.
+    fn push_moved(&mut self, _queue: usize, _moved: MovedConnection) {}
+
+    /// Returns the next connection that the host of another queue sent.
+    fn pop_moved(&mut self) -> Option<MovedConnection> {
+        None
+    }
 }
 
 /// State of the application.
@@ -78,13 +92,14 @@ impl HostHalf {
         ports: &mut impl HostPorts,
     ) -> TurnResult {
         let mut turn = TurnResult::default();
+        turn.worked |= self.take_moved(now, ports);
         self.take_events(now, ports, &mut turn);
         self.take_completions(now, ports, &mut turn);
         if self.host.poll_timeout().is_some_and(|at| at <= now) {
             self.host.handle_timeout(now);
             turn.worked = true;
         }
-        self.run_application(now, app, &mut turn);
+        self.run_application(now, app, ports, &mut turn);
         self.push_ops(now, app, ports, &mut turn);
         self.submit_requests(now, app, ports, &mut turn);
         turn
@@ -100,10 +115,46 @@ impl HostHalf {
     fn take_events(&mut self, now: Instant, ports: &mut impl HostPorts, turn: &mut TurnResult) {
         for _ in 0..BATCH {
             let Some(event) = ports.pop_event() else { return };
+            if let Event::Received(received) = &event
+                && received.steered == SteeringReason::Returned
+            {
+                // The host that returned the segment may have sent its connection before.
+                self.take_moved(now, ports);
+            }
             self.host.handle_event(now, event);
             turn.worked = true;
         }
         turn.more = true;
+    }
+
+    /// Takes over the connections that hosts of other queues sent. Returns whether there were any.
+    fn take_moved(&mut self, now: Instant, ports: &mut impl HostPorts) -> bool {
+        let mut any = false;
+        while let Some(moved) = ports.pop_moved() {
+            self.host.take_over(now, moved);
+            any = true;
+        }
+        any
+    }
+
+    /// Sends the connection of a notice to the queue that it is to follow its steering entry to, if
+    /// that and the application permit it. Returns whether it did.
+    fn move_connection(
+        &mut self,
+        now: Instant,
+        notice: Notice,
+        app: &mut (impl Application + ?Sized),
+        ports: &mut impl HostPorts,
+    ) -> bool {
+        let Notice::Socket(socket) = notice else { return false };
+        let Some(queue) = self.host.queue_to_follow(socket) else { return false };
+        if !ports.has_moved_room(queue) || !app.give_up(socket) {
+            return false;
+        }
+        if let Some(moved) = self.host.move_out(now, socket) {
+            ports.push_moved(queue, moved);
+        }
+        true
     }
 
     fn take_completions(
@@ -124,6 +175,7 @@ impl HostHalf {
         &mut self,
         now: Instant,
         app: &mut (impl Application + ?Sized),
+        ports: &mut impl HostPorts,
         turn: &mut TurnResult,
     ) {
         let is_due = app.poll_timeout().is_some_and(|at| at <= now);
@@ -131,10 +183,14 @@ impl HostHalf {
             app.handle_timeout(now, &mut self.host);
             turn.worked = true;
         }
+        let moves = self.phase == AppPhase::Running && self.host.has_connections_to_move();
         let mut begun = false;
         while let Some(notice) = self.host.poll_notice() {
             if !core::mem::replace(&mut begun, true) {
                 app.begin_turn();
+            }
+            if moves && self.move_connection(now, notice, app, ports) {
+                continue;
             }
             app.handle_notice(now, &mut self.host, notice);
             turn.worked = true;

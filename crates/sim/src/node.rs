@@ -18,7 +18,7 @@ use apps::pattern_rules::PatternRules;
 use apps::proxy::{Proxy, ProxyTable};
 use apps::remote::RemoteContentServer;
 use base::{Duration, Instant};
-use host::{Application, Host, Notice};
+use host::{Application, Host, MovedConnection, Notice};
 use nic::Device;
 use node::record::{RecordLane, describe_event, describe_op};
 use node::{DeviceHalf, DevicePorts, DiskPort, HostHalf, HostPorts, RETRY, TurnResult};
@@ -92,6 +92,8 @@ pub(crate) struct TurnEnv<'a> {
     /// Frames for the devices of other queues, and free buffers in return for theirs.
     pub(crate) steered: Vec<(usize, SteeredFrame)>,
     pub(crate) spares: Vec<(usize, PacketBuf)>,
+    /// Connections for the hosts of other queues.
+    pub(crate) moved: Vec<(usize, MovedConnection)>,
 }
 
 /// The rings between the halves of a machine, and the inputs of each half from outside.
@@ -106,6 +108,8 @@ struct NodeRings {
     received: VecDeque<SimLinkFrame>,
     /// Frames that other devices of the machine have handed over, with their queues.
     steered: VecDeque<(usize, SteeredFrame)>,
+    /// Connections that other hosts of the machine have sent.
+    moved: VecDeque<MovedConnection>,
     device_disk: VecDeque<DiskCompletion>,
     host_disk: VecDeque<DiskCompletion>,
     slots: usize,
@@ -120,6 +124,7 @@ impl NodeRings {
             events: VecDeque::new(),
             received: VecDeque::new(),
             steered: VecDeque::new(),
+            moved: VecDeque::new(),
             device_disk: VecDeque::new(),
             host_disk: VecDeque::new(),
             slots,
@@ -235,6 +240,11 @@ impl SimNode {
         self.rings.steered.push_back((from, frame));
     }
 
+    /// Queues a connection that the host of another queue has sent.
+    pub(crate) fn take_moved(&mut self, moved: MovedConnection) {
+        self.rings.moved.push_back(moved);
+    }
+
     /// Queues a free buffer of another device.
     pub(crate) fn take_spare(&mut self, spare: PacketBuf) {
         self.rings.recycle.push_back(spare);
@@ -294,12 +304,14 @@ impl SimNode {
 
     /// Returns whether nothing waits between the halves.
     pub(crate) fn is_idle(&self) -> bool {
-        let NodeRings { ops, events, received, steered, device_disk, host_disk, .. } = &self.rings;
+        let NodeRings { ops, events, received, steered, moved, device_disk, host_disk, .. } =
+            &self.rings;
         self.host.is_idle()
             && ops.is_empty()
             && events.is_empty()
             && received.is_empty()
             && steered.is_empty()
+            && moved.is_empty()
             && device_disk.is_empty()
             && host_disk.is_empty()
     }
@@ -337,7 +349,8 @@ impl SimNode {
         let ring = self.odd.begin_turn(&mut self.rings.ops);
         let mut turned = NodeTurnResult { ring, ..NodeTurnResult::default() };
         let (rings, odd, requests) = (&mut self.rings, &mut self.odd, &mut around.requests);
-        let mut ports = SimHostPorts { rings, odd, requests, turned: &mut turned };
+        let moved = &mut around.moved;
+        let mut ports = SimHostPorts { rings, odd, requests, moved, turned: &mut turned };
         let (now, disk, report) = (around.now, &*around.disk, &mut *around.report);
         let mut client_turn = None;
         let app = self
@@ -637,6 +650,7 @@ struct SimHostPorts<'a> {
     rings: &'a mut NodeRings,
     odd: &'a mut MisbehavingHost,
     requests: &'a mut Vec<DiskRequest>,
+    moved: &'a mut Vec<(usize, MovedConnection)>,
     turned: &'a mut NodeTurnResult,
 }
 
@@ -680,5 +694,19 @@ impl HostPorts for SimHostPorts<'_> {
 
     fn wake_device(&mut self) {
         self.turned.ring = true;
+    }
+
+    fn has_moved_room(&mut self, _: usize) -> bool {
+        true
+    }
+
+    fn push_moved(&mut self, queue: usize, moved: MovedConnection) {
+        self.moved.push((queue, moved));
+    }
+
+    fn pop_moved(&mut self) -> Option<MovedConnection> {
+        let moved = self.rings.moved.pop_front()?;
+        self.turned.taken[0] += 1;
+        Some(moved)
     }
 }

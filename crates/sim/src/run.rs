@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use abi::Checksum;
+use abi::disk::DiskRequest;
 use apps::nvme::target::NvmeTargetGroup;
 use base::{Duration, Instant, Prng};
 use node::record::{RecordLane, describe_frame};
@@ -24,7 +25,7 @@ use crate::attacker;
 use crate::checkers::frames::FrameChecker;
 use crate::checkers::performance::PerformanceChecker;
 use crate::checkers::progress::ProgressChecker;
-use crate::checkers::{alarms, conserve, counters, path_mtu, proxy, remote, storage, uploads};
+use crate::checkers::{alarms, conserve, counters, proxy, remote, storage, uploads};
 use crate::disk::{DiskClient, SimDisk, SimDiskRequest};
 use crate::events::{NodeHalf, SentFrame, SimEvent, SimEventQueue, SimLinkFrame};
 use crate::faults::Scenario;
@@ -513,8 +514,7 @@ impl SimRun {
         if self.nodes[index].stopped {
             return;
         }
-        let disk_room = self.disk.room((index, side));
-        let port_room = self.port_room(side);
+        let (disk_room, port_room) = (self.disk.room((index, side)), self.port_room(side));
         let (machine, steering_room) = (self.machine_of(index), self.steering_room(index));
         let node = &mut self.nodes[index];
         let queue = node.queue.index;
@@ -534,6 +534,7 @@ impl SimRun {
             steering_room,
             steered: Vec::new(),
             spares: Vec::new(),
+            moved: Vec::new(),
         };
         let turn = match side {
             NodeHalf::Device => node.device_turn(&mut around),
@@ -541,9 +542,11 @@ impl SimRun {
         };
         self.net.counters.net_port_full += u64::from(around.port_refused);
         let (requests, frames, spliced) = (around.requests, around.frames, around.spliced);
-        let (steered, spares) = (around.steered, around.spares);
-        let unspliced = around.unspliced;
-        unspliced.iter().for_each(|id| self.frame_checker.splice_closed(machine, queue, *id));
+        let (steered, spares, moved) = (around.steered, around.spares, around.moved);
+        around
+            .unspliced
+            .iter()
+            .for_each(|id| self.frame_checker.splice_closed(machine, queue, *id));
         self.note_turn(index, side, &turn, frames.len());
         for splice in &spliced {
             self.note(index, TraceKind::Splice, [splice.id.0, 0, 0, 0, 0]);
@@ -556,16 +559,12 @@ impl SimRun {
             NodeHalf::Host => self.performance.host_worked((machine, node), paths),
         };
         self.report_performance(index, bounded);
-        let handed = !steered.is_empty() || !spares.is_empty();
+        let handed = !steered.is_empty() || !spares.is_empty() || !moved.is_empty();
         let worked = turn.taken != [0; 3] || !frames.is_empty() || !requests.is_empty() || handed;
         self.progress.turn(self.now, index, side, worked, turn.next, &mut self.report);
-        for request in requests {
-            if let Some((after, work)) = self.disk.submit((index, side), request) {
-                let life = self.nodes[index].life;
-                self.queue.push(self.now + after, SimEvent::Disk((index, side), life, work));
-            }
-        }
+        self.submit(index, side, requests);
         self.hand_over(index, steered, spares);
+        self.carry_connections(machine, moved);
         self.deliver_mail(machine);
         for frame in frames {
             self.transmit(index, frame);
@@ -578,6 +577,15 @@ impl SimRun {
             self.wake(index, side, at.max(self.now));
         }
         self.finish_end(index);
+    }
+
+    fn submit(&mut self, index: usize, side: NodeHalf, requests: Vec<DiskRequest>) {
+        for request in requests {
+            if let Some((after, work)) = self.disk.submit((index, side), request) {
+                let life = self.nodes[index].life;
+                self.queue.push(self.now + after, SimEvent::Disk((index, side), life, work));
+            }
+        }
     }
 
     fn note_turn(&mut self, node: usize, side: NodeHalf, turn: &NodeTurnResult, frames: usize) {
@@ -714,11 +722,11 @@ impl SimRun {
             }
             let machine = self.machine_of(index);
             counters::check(now, machine, node, &self.scenario, &mut self.report);
-            path_mtu::check(now, machine, node, &self.scenario, &mut self.report);
             alarms::check(now, machine, node, &self.scenario, &mut self.report);
         }
         self.check_proxy();
         self.check_queues();
+        self.check_path_mtu();
         storage::check(now, &self.scenario, &self.nodes, &self.disk, &mut self.report);
         if self.scenario.uploads.is_some() {
             uploads::check(now, &self.nodes[SERVER], &self.disk, &mut self.report);

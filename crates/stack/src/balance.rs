@@ -1,11 +1,11 @@
 //! Balance between queues: moves entries of the flow steering from a queue whose threads are busy
-//! to the one with the most idle time, so that new connections go there.
+//! to the one with the most idle time, so that new connections go there, and open ones follow if
+//! they can ([`host::Application::give_up`]).
 //!
 //! A thread of its own, started by [`crate::Builder`] if there are several queues. The load of a
 //! queue is the CPU time of its busiest thread, as the kernel counts it, so no other thread does
 //! anything for it. A queue gives up the share of its entries that would make both loads equal if
-//! every entry had the same load; connections stay where they are ([`abi::steering`]). UDP is not
-//! balanced.
+//! every entry had the same load ([`abi::steering`]). UDP is not balanced.
 
 use std::collections::BTreeMap;
 use std::fmt;

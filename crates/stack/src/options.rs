@@ -75,8 +75,8 @@ pub struct StackOptions {
     /// Threads per queue: one that host and device share, two that run in parallel, or auto
     #[arg(long, value_enum, default_value_t = ThreadsPerQueue::Auto)]
     pub threads: ThreadsPerQueue,
-    /// Percentage of time above which a queue's busiest thread makes new connections go to the
-    /// least busy queue, or off
+    /// Percentage of time above which a queue's busiest thread makes new connections, and open ones
+    /// of HTTP/1.1 with their next request, go to the least busy queue, or off
     #[arg(long, value_name = "PERCENT|off", default_value_t)]
     pub queue_balance: QueueBalance,
     /// Threads per queue that encrypt and decrypt QUIC packets, and encrypt TLS records, beside the

@@ -249,6 +249,17 @@ impl<I: Copy + Eq> HttpConnection<I> {
         }
     }
 
+    /// Returns whether the connection is in the state of one that was just accepted, except that
+    /// requests may have been answered: it waits for the first byte of a request, and everything
+    /// that was written is with the host.
+    pub(crate) fn is_as_accepted(&self) -> bool {
+        self.phase == HttpConnectionPhase::Idle
+            && self.partial.is_none()
+            && self.pending.is_none()
+            && !self.send_closed
+            && self.rules.patterns().is_none()
+    }
+
     /// Returns the files of pieces that were never given to the host. The connection is over.
     pub(crate) fn pending_files(&self) -> impl Iterator<Item = FileId> + '_ {
         self.pending.iter().flat_map(|pending| pending.iter()).filter_map(|piece| match piece {

@@ -5,8 +5,10 @@ use super::upload::UploadRefusal;
 base::counters! {
     /// Counters of one content server.
     pub struct ContentCounters {
-        /// Connections accepted.
+        /// Connections accepted, those of other queues included that moved here.
         http_connections,
+        /// Connections that moved to other queues.
+        http_connections_given_up,
         /// Connections reset at once: `connections_max` were open.
         http_connections_refused: alarm,
         /// Requests that were answered, refused ones included.

@@ -120,7 +120,8 @@ pub struct ContentServerConfig {
     pub ranges_max: usize,
     /// Concurrent TCP connections; more are reset.
     pub connections_max: usize,
-    /// Requests on one connection; the response to the last has `Connection: close`.
+    /// Requests on one connection; the response to the last has `Connection: close`. Counted anew
+    /// after a move to another queue.
     pub requests_per_connection_max: u32,
     /// Files that are kept open for later requests.
     pub files_max: usize,
@@ -330,6 +331,10 @@ impl Application for ContentServer {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         self.handle_http1(now, host, notice);
         self.with_http3(now, host, |http3, cx| http3.handle_notice(cx, notice));
+    }
+
+    fn give_up(&mut self, socket: SocketId) -> bool {
+        self.server.give_up::<Host>(socket)
     }
 
     fn handle_timeout(&mut self, now: Instant, host: &mut Host) {

@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 
 use base::Instant;
-use host::{Application, Host, Notice};
+use host::{Application, Host, Notice, SocketId};
 
 use super::{RemoteEvent, RemoteFiles, RemoteFilesConfig};
 use crate::content::{ContentServer, ContentServerConfig, ContentServerError};
@@ -71,6 +71,10 @@ impl Application for RemoteContentServer {
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         self.files.handle_notice(now, host, notice);
         self.server.handle_notice(now, host, notice);
+    }
+
+    fn give_up(&mut self, socket: SocketId) -> bool {
+        self.server.give_up(socket)
     }
 
     fn handle_timeout(&mut self, now: Instant, host: &mut Host) {

@@ -554,7 +554,7 @@ fn challenge_half_open(
 }
 
 /// Removes an entry of the SYN cache and its route.
-pub(super) fn drop_half_open(streams: &mut Streams, slot: u32) {
+pub(crate) fn drop_half_open(streams: &mut Streams, slot: u32) {
     if let Some(entry) = release_half_open(streams, slot) {
         streams.table.unroute(&entry.tuple, TupleOwner::HalfOpen(slot));
     }

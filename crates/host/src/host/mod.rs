@@ -22,6 +22,7 @@
 
 mod addresses;
 mod connect;
+mod moved_connections;
 mod moved_entries;
 mod nvme;
 mod receive;
@@ -59,6 +60,7 @@ use crate::stream::teardown_offload::TeardownOffloadState;
 use crate::tcp::conn::TcpEnv;
 use crate::udp::UdpSockets;
 
+use moved_connections::MovedAway;
 use moved_entries::MovedEntries;
 use shutdown::ShutdownStage;
 
@@ -123,6 +125,7 @@ pub(crate) struct Services {
     /// The queue that active opens must lead to.
     own_queue: Option<OwnQueue>,
     moved_entries: MovedEntries,
+    moved_away: MovedAway,
     /// Local ports of active opens.
     ports: RangeInclusive<u16>,
     /// Local ports tried for active opens, over all peers.
@@ -166,6 +169,7 @@ impl Host {
                 ending: ShutdownStage::default(),
                 own_queue: config.own_queue,
                 moved_entries: MovedEntries::default(),
+                moved_away: MovedAway::default(),
                 ports: config.ports,
                 ports_tried: 0,
             },

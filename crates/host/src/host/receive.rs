@@ -87,6 +87,12 @@ impl Services {
             return;
         }
         if let Some((queue, reason)) = self.other_owner(&received, &segment, place) {
+            if !received.metadata.is_dispensable() {
+                // The other queue's connection would take the plaintext for records.
+                cx.out.counters.tcp_handed_over_dropped += 1;
+                cx.out.recycle.push_back(received.packet);
+                return;
+            }
             let ReceivedFrame { packet, checksum, segment_size, .. } = received;
             let frame = RxFrame { packet, checksum, segment_size };
             let frame = SteeredFrame { frame, reason };

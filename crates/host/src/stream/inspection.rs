@@ -31,6 +31,11 @@ impl Inspectors {
         self.slots.is_empty()
     }
 
+    /// Returns whether a connection is inspected.
+    pub(super) fn has(&self, id: SocketId) -> bool {
+        self.get(id).is_some()
+    }
+
     fn get(&self, id: SocketId) -> Option<&StreamInspector> {
         self.slots.get(id.index())?.as_deref()
     }

@@ -18,6 +18,7 @@
 //! | `inspection` | inspection for patterns |
 //! | `nvme` | PDUs, and the device's contexts for NVMe/TCP |
 //! | `closing` | closing and removal of connections |
+//! | `moving` | moves of connections to the host of another queue |
 //! | `teardown` | tear-down offload |
 
 mod bytes;
@@ -25,6 +26,7 @@ mod closing;
 mod inspection;
 pub(crate) mod lazy_tcb;
 pub(crate) mod listeners;
+pub(crate) mod moving;
 mod nvme;
 mod promotion;
 mod sessions;

@@ -444,6 +444,17 @@ impl SocketTable {
         self.routes.insert_unique(hash, TupleRoute { hash, place }, |r| r.hash);
     }
 
+    /// Inserts a connection of another host under the identifier that [`Self::next_id`] returned.
+    /// Its tuple has no route.
+    pub(crate) fn insert_moved(&mut self, id: SocketId, stream: StreamSocket) {
+        let taken = self.free.pop();
+        debug_assert_eq!(taken, Some(id.index));
+        if let Some(conn) = stream.conn() {
+            self.route(&conn.tuple, TupleOwner::Connection(id.index), None);
+        }
+        self.slots[id.index as usize].stream = stream;
+    }
+
     /// Stores the connection that a quasi-TCB was promoted to.
     pub(crate) fn insert_promoted(&mut self, id: SocketId, conn: L5pConnection) {
         self.route(&conn.tuple, TupleOwner::Connection(id.index), None);

@@ -608,6 +608,14 @@ impl<T: TxTransforms> TcpConnection<T> {
         self.rearm_retransmit(cx);
     }
 
+    /// Gives up everything that belongs to the device or its host, before the connection moves to
+    /// others: contexts, buffers and the report of acknowledged bytes. Nothing may be in flight.
+    pub(crate) fn leave_device(&mut self, cx: &mut TcpEnv<'_>) {
+        self.report_acked(cx);
+        self.snd.destroy_contexts(cx.out);
+        self.rcv.join_ready(&mut cx.out.recycle);
+    }
+
     /// Returns the interval of keep-alive probes; zero if they are off.
     pub(crate) const fn keep_alive(&self) -> Duration {
         Duration::from_millis(self.keep_alive_ms as u64)

@@ -245,11 +245,19 @@ impl TcpReceiveState {
     fn compact_sparse(&mut self, spares: &mut impl Extend<PacketBuf>) {
         let held: usize = self.ready.iter().map(RxSegment::footprint).sum();
         if held > 4 * self.ready_bytes() {
-            let mut bytes = Vec::with_capacity(self.ready_bytes() * 2);
-            self.ready.iter().for_each(|c| bytes.extend_from_slice(c.bytes()));
-            spares.extend(self.ready.drain(..).filter_map(RxSegment::into_packet));
-            self.ready.push_back(RxSegment::from_copied(bytes));
+            self.join_ready(spares);
         }
+    }
+
+    /// Copies the readable bytes together. Their buffers go to `spares`, their metadata is lost.
+    pub(crate) fn join_ready(&mut self, spares: &mut impl Extend<PacketBuf>) {
+        if self.ready.is_empty() {
+            return;
+        }
+        let mut bytes = Vec::with_capacity(self.ready_bytes() * 2);
+        self.ready.iter().for_each(|c| bytes.extend_from_slice(c.bytes()));
+        spares.extend(self.ready.drain(..).filter_map(RxSegment::into_packet));
+        self.ready.push_back(RxSegment::from_copied(bytes));
     }
 
     fn reach_fin(&mut self) -> bool {

@@ -13,7 +13,9 @@ use apps::content::{self, ContentServer, ErrorPage};
 use apps::pattern_rules::PatternRules;
 use apps::remote::{RemoteContentServer, RemoteFilesConfig};
 use base::{Duration, Instant};
-use host::{Application, ContentSource, Host, HostConfig, ListenConfig, Notice, TlsServer};
+use host::{
+    Application, ContentSource, Host, HostConfig, ListenConfig, Notice, SocketId, TlsServer,
+};
 use io::clock::{self, MonotonicClock};
 use io::disk::{ChangeRule, Disk, UploadDirectory};
 use io::watch::{FileWatch, StaleFile};
@@ -125,6 +127,10 @@ impl Application for ServedSite {
 
     fn handle_notice(&mut self, now: Instant, host: &mut Host, notice: Notice) {
         self.application_mut().handle_notice(now, host, notice);
+    }
+
+    fn give_up(&mut self, socket: SocketId) -> bool {
+        self.application_mut().give_up(socket)
     }
 
     fn advance(&mut self, now: Instant, host: &mut Host) -> bool {

@@ -4,18 +4,16 @@ use base::Instant;
 use host::MtuProbing;
 
 use crate::faults::{NodeRole, Scenario};
-use crate::node::SimNode;
 use crate::report::RunReport;
 
-/// Checks one machine.
+/// Checks one machine, whose counters `value` returns, summed over its queues.
 pub(crate) fn check(
     now: Instant,
     index: usize,
-    node: &SimNode,
+    value: impl Fn(&str) -> u64,
     scenario: &Scenario,
     report: &mut RunReport,
 ) {
-    let value = |name| node.counter(name);
     let probes = value("tcp_mtu_probes");
     let (found, failed) = (value("tcp_mtu_probe_success"), value("tcp_mtu_probe_fail"));
     let holes = value("tcp_mtu_black_holes");

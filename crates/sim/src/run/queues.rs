@@ -3,8 +3,10 @@
 use abi::PacketBuf;
 use abi::steering::SteeredFrame;
 use base::{Duration, Instant};
+use host::MovedConnection;
 
 use super::SimRun;
+use crate::checkers::path_mtu;
 use crate::events::{NodeHalf, SimEvent};
 use crate::node::{App, SimNode};
 use crate::queues::queue_of_link;
@@ -113,6 +115,19 @@ impl SimRun {
         }
     }
 
+    /// Carries connections from a host to others of its machine.
+    pub(super) fn carry_connections(
+        &mut self,
+        machine: usize,
+        moved: Vec<(usize, MovedConnection)>,
+    ) {
+        for (queue, moved) in moved {
+            let to = self.node_of(machine, queue);
+            self.nodes[to].take_moved(moved);
+            self.wake_soon(to, NodeHalf::Host);
+        }
+    }
+
     /// Wakes the hosts of a machine's queues whose applications have mail.
     pub(super) fn deliver_mail(&mut self, machine: usize) {
         if self.scenario.queues_of(machine) > 1 {
@@ -133,6 +148,19 @@ impl SimRun {
         if quic.server.used && long > 0 && offloaded == 0 {
             let what = format!("{long} long connections, and no device was asked");
             self.report.fail(self.now, "counters", what);
+        }
+    }
+
+    /// Checks the discovery of the path MTU. A connection may find a black hole at one queue and
+    /// probe at another.
+    pub(super) fn check_path_mtu(&mut self) {
+        for machine in 0..self.machines {
+            let nodes: Vec<_> = self.nodes_of(machine).map(|node| &self.nodes[node]).collect();
+            if nodes.iter().any(|node| node.stopped) {
+                continue;
+            }
+            let value = |name: &str| nodes.iter().map(|node| node.counter(name)).sum::<u64>();
+            path_mtu::check(self.now, machine, value, &self.scenario, &mut self.report);
         }
     }
 

@@ -7,7 +7,7 @@ use std::sync::mpsc::Sender;
 use abi::disk::{DiskCompletion, DiskRequest};
 use abi::{Event, Op, PacketBuf};
 use base::{Duration, Instant};
-use host::{Application, AutoAddrEvent};
+use host::{Application, AutoAddrEvent, MovedConnection};
 use io::clock::MonotonicClock;
 use io::disk::Disk;
 use io::notify::Poller;
@@ -248,5 +248,17 @@ impl HostPorts for HostThreadPorts {
 
     fn wake_device(&mut self) {
         self.queue.device_waker.wake_if_asleep();
+    }
+
+    fn has_moved_room(&mut self, queue: usize) -> bool {
+        self.queue.moved.has_room(queue)
+    }
+
+    fn push_moved(&mut self, queue: usize, moved: MovedConnection) {
+        self.queue.moved.push(queue, moved);
+    }
+
+    fn pop_moved(&mut self) -> Option<MovedConnection> {
+        self.queue.moved.pop()
     }
 }

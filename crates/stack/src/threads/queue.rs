@@ -3,7 +3,8 @@
 //! Host `h` sends its operations to device thread `h` and gets the events of that thread alone. A
 //! received frame belongs to the queue that its flow's hash selects, whichever device thread
 //! received it: that thread hands it over to the queue's device thread. So for each pair of device
-//! threads there is a ring of frames, and one of free buffers in return.
+//! threads there is a ring of frames, and one of free buffers in return; and for each pair of host
+//! threads, one of connections that follow their steering entry to another queue.
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use std::sync::Arc;
 use abi::ring::{RingConsumer, RingProducer, RingWaker, ring};
 use abi::steering::SteeredFrame;
 use abi::{Event, Op, PacketBuf};
+use host::MovedConnection;
 use io::notify::Notifier;
 
 use super::shutdown::HostEndedFlag;
@@ -20,6 +22,9 @@ use cli::Failure;
 /// only if it is small: the rings of operations and events of a queue have 192 KiB. Output that
 /// finds a ring full waits in the queues of host and device.
 const SLOTS: usize = 512;
+/// Slots of each ring of connections between two hosts. If it is full, connections stay where they
+/// are until their next request.
+const MOVED_SLOTS: usize = 64;
 
 /// Wakes a thread, with a system call only if it sleeps.
 #[derive(Clone)]
@@ -77,12 +82,39 @@ pub(crate) struct HostRings {
     /// Wakers of all device threads, which wait for the end of each host.
     pub(super) device_wakers: Vec<ThreadWaker>,
     pub(super) ended: HostEndedFlag,
+    pub(super) moved: MovedRings,
+}
+
+/// A host thread's ends of the rings of connections to and from the other host threads, by queue.
+pub(crate) struct MovedRings {
+    outgoing: Vec<RingProducer<MovedConnection>>,
+    incoming: Vec<RingConsumer<MovedConnection>>,
+    wakers: Vec<ThreadWaker>,
+}
+
+impl MovedRings {
+    /// Returns whether a queue's host takes a connection.
+    pub(super) fn has_room(&mut self, queue: usize) -> bool {
+        self.outgoing.get_mut(queue).is_some_and(|ring| ring.free() > 0)
+    }
+
+    /// Sends a connection to a queue's host, and wakes it.
+    pub(super) fn push(&mut self, queue: usize, moved: MovedConnection) {
+        let pushed = self.outgoing[queue].push(moved);
+        debug_assert!(pushed.is_ok(), "the caller asked for room");
+        self.wakers[queue].wake_if_asleep();
+    }
+
+    /// Returns the next connection of another host.
+    pub(super) fn pop(&mut self) -> Option<MovedConnection> {
+        self.incoming.iter_mut().find_map(RingConsumer::pop)
+    }
 }
 
 impl HostRings {
-    /// Returns whether an event waits.
+    /// Returns whether an event or a connection of another host waits.
     pub(crate) fn has_work(&mut self) -> bool {
-        !self.events.is_empty()
+        !self.events.is_empty() || self.moved.incoming.iter_mut().any(|ring| !ring.is_empty())
     }
 }
 
@@ -162,10 +194,12 @@ pub(crate) fn ring_mesh(queues: usize) -> Result<Vec<QueueRings>, Failure> {
     let (host_bells, device_bells) = (bells(queues)?, bells(queues)?);
     let hosts_ended: Vec<_> = (0..queues).map(|_| HostEndedFlag::default()).collect();
     let steering = steering_mesh(&device_bells);
+    let moved = mesh(queues, if queues > 1 { MOVED_SLOTS } else { 1 });
     Ok(steering
         .into_iter()
+        .zip(moved)
         .enumerate()
-        .map(|(index, steering)| {
+        .map(|(index, (steering, (outgoing, incoming)))| {
             let (events_tx, events_rx) = ring(SLOTS);
             let (ops_tx, ops_rx) = ring(SLOTS);
             let (recycle_tx, recycle_rx) = ring(SLOTS);
@@ -178,6 +212,7 @@ pub(crate) fn ring_mesh(queues: usize) -> Result<Vec<QueueRings>, Failure> {
                 device_waker: device_bell.clone(),
                 device_wakers: device_bells.clone(),
                 ended: hosts_ended[index].clone(),
+                moved: MovedRings { outgoing, incoming, wakers: host_bells.clone() },
             };
             let device = DeviceRings {
                 index,

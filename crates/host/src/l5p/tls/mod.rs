@@ -21,6 +21,7 @@
 mod api;
 mod contexts;
 mod handshake;
+mod moving;
 mod open_state;
 mod receive;
 pub(crate) mod record;
@@ -406,7 +407,7 @@ impl HostTlsSession {
     }
 
     /// Requests the device's contexts for the keys, if it supports them.
-    fn install(&mut self, conn: &mut L5pConnection, cx: &mut TcpEnv<'_>) {
+    pub(super) fn install(&mut self, conn: &mut L5pConnection, cx: &mut TcpEnv<'_>) {
         let Some(open) = self.stage.open() else { return };
         self.offload = Some(Box::new(TlsRxOffload::new(open.rx.keys.clone(), Refusal::Disabled)));
         conn.snd.transforms.tx_keys.get_or_insert_with(|| Box::new(TlsTxKeys::new()));

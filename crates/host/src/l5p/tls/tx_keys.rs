@@ -212,6 +212,13 @@ impl TlsTxKeys {
         self.expected = ExpectedTxState::default();
     }
 
+    /// Forgets the expected state and the proof of the contexts, because the connection moves to
+    /// another device.
+    pub(crate) fn forget_device(&mut self) {
+        self.distrust();
+        self.proof = ContextProof::None;
+    }
+
     /// Removes and returns every context.
     pub(crate) fn take_contexts(&mut self) -> impl Iterator<Item = L5oId> + '_ {
         self.epochs.iter_mut().filter_map(|epoch| epoch.context.take())
