@@ -123,7 +123,7 @@ enum Bench {
     ProxyLive(proxy_live::ProxyLiveArgs),
     /// Compare `outboard serve` with nginx, on one core each, under load from wrk
     ServeLive(serve_live::ServeLiveArgs),
-    /// Measure new connections that the hash leads to one queue of two, with and without balance
+    /// Measure connections that the hash leads to one queue of two, with and without balance
     QueueBalance(queue_balance::QueueBalanceArgs),
     /// Measure how `outboard serve` and nginx scale over queues and cores, under load from wrk
     QueueScaling(queue_scaling::QueueScalingArgs),
