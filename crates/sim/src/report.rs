@@ -123,6 +123,9 @@ pub(crate) struct RunReport {
     pub(crate) programs_end: bool,
     /// A server's program starts again in the middle of the run.
     pub(crate) servers_restart: bool,
+    /// A device that took over a closing connection dropped data behind a frame that its host had
+    /// yet to return: the peer sends it again after a time-out.
+    pub(crate) late_data_dropped: bool,
     /// True if a connection may end with an error while the faults and their effects last.
     pub(crate) errors_allowed: bool,
     /// True if the server may fail requests by its own fault while the faults and their effects
@@ -145,6 +148,7 @@ impl RunReport {
             healed_at: None,
             programs_end: false,
             servers_restart: false,
+            late_data_dropped: false,
             errors_allowed: false,
             failures_allowed: false,
         }

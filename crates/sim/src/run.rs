@@ -706,6 +706,8 @@ impl SimRun {
     fn check_end(&mut self) {
         let now = self.now;
         self.nodes.iter_mut().for_each(SimNode::freeze_counters);
+        let dropped = |node: &SimNode| node.counter("teardown_late_data_out_of_order") > 0;
+        self.report.late_data_dropped = self.nodes.iter().any(dropped);
         for index in 0..self.nodes.len() {
             let node = &self.nodes[index];
             if node.stopped {

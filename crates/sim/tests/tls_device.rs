@@ -9,6 +9,7 @@ use std::sync::Arc;
 use abi::crypto::{CryptoProvider, Suite};
 use abi::l5o::ResyncMode;
 use abi::link::LinkCaps;
+use abi::steering::{FlowOwners, FlowSteering, OwnQueue};
 use abi::{Checksum, Refusal};
 use base::{Duration, Instant};
 use bytes::Bytes;
@@ -18,7 +19,7 @@ use testkit::{
     LinkDestination, LinkFrame, LinkRule, NetworkNode, PLAIN_LINK, ReadAllApp, TestMachine,
     TwoMachineNetwork, session_keys,
 };
-use wire::Endpoint;
+use wire::{Endpoint, Tuple};
 
 const VERSIONS: [TlsVersion; 2] = [TlsVersion::Tls12, TlsVersion::Tls13];
 const SUITES: [Suite; 3] = [Suite::Aes128Gcm, Suite::Aes256Gcm, Suite::ChaCha20Poly1305];
@@ -28,9 +29,19 @@ const HEADERS: usize = 14 + 20 + 32;
 type ReaderNode = NetworkNode<ReadAllApp, ()>;
 
 fn machine(number: u8, l5o: Option<L5oConfig>) -> (TestMachine, ReadAllApp) {
-    let device = DeviceConfig { file: None, l5o, ..DeviceConfig::new([2, 0, 0, 0, 0, number]) };
-    let addr = [10, 0, 0, number].into();
-    let config = HostConfig { addrs: vec![Cidr { addr, prefix_len: 24 }], ..HostConfig::default() };
+    machine_of_queue(number, l5o, None)
+}
+
+fn machine_of_queue(
+    number: u8,
+    l5o: Option<L5oConfig>,
+    own_queue: Option<OwnQueue>,
+) -> (TestMachine, ReadAllApp) {
+    let mac = [2, 0, 0, 0, 0, number];
+    let device =
+        DeviceConfig { file: None, l5o, own_queue: own_queue.clone(), ..DeviceConfig::new(mac) };
+    let addrs = vec![Cidr { addr: [10, 0, 0, number].into(), prefix_len: 24 }];
+    let config = HostConfig { addrs, own_queue, ..HostConfig::default() };
     let link = LinkCaps { checksum: true, ..PLAIN_LINK };
     (TestMachine::new(config, device, link, number.into(), ()), ReadAllApp::default())
 }
@@ -84,7 +95,16 @@ impl TlsDeviceNetwork {
         server: Option<L5oConfig>,
         number: u64,
     ) -> Self {
-        let (client, server) = (machine(2, Some(engine())), machine(1, server));
+        Self::with_server(version, suite, machine(1, server), number)
+    }
+
+    fn with_server(
+        version: TlsVersion,
+        suite: Suite,
+        server: (TestMachine, ReadAllApp),
+        number: u64,
+    ) -> Self {
+        let client = machine(2, Some(engine()));
         let mut net = TwoMachineNetwork::new(Instant::from_millis(1000), client, server);
         net.link = faithful();
         net.server.host().listen(ListenConfig { addr: None, port: 443, backlog: 8 }).unwrap();
@@ -402,5 +422,66 @@ fn every_mode_resynchronizes() {
             let full = sim.server.count("tls_rx_records_full") - before;
             assert_eq!(full, 4, "{resync:?}, out of order {out_of_order}");
         }
+    }
+}
+
+/// A session moves to the host of another queue, with a request that its device decrypted and that
+/// was not read. The new device encrypts and decrypts from then on.
+#[test]
+fn a_session_moves_to_another_device() {
+    for version in VERSIONS {
+        let steering = Arc::new(FlowSteering::new(4, 2));
+        let server = |index| {
+            let own = OwnQueue { steering: Arc::clone(&steering), index };
+            machine_of_queue(1, Some(engine()), Some(own))
+        };
+        let suite = Suite::Aes128Gcm;
+        // The client's port, and so its queue, is not known before.
+        let local = Endpoint { addr: [10, 0, 0, 1].into(), port: 443 };
+        let mut sim = TlsDeviceNetwork::with_server(version, suite, server(0), 0);
+        let client = sim.client.app.socket.unwrap();
+        let remote = sim.client.host().local(client).unwrap();
+        let entry = steering.entry_of(&Tuple { local, remote });
+        assert_eq!(steering.owners_of_entry(entry), FlowOwners::only(0), "another seed");
+        let first = text(30_000);
+        sim.send(&first);
+        sim.wait_for(first.len());
+        let socket = sim.server.app.socket.take().unwrap();
+        sim.send(b"a request");
+        assert!(sim.server.count("tls_rx_records_full") > 2, "it is in place");
+
+        assert!(steering.move_entry(entry, 1));
+        let now = sim.now;
+        assert_eq!(sim.server.host().queue_to_follow(socket), Some(1));
+        let moved = sim.server.host().move_out(now, socket).unwrap();
+        sim.settle();
+        assert_eq!(sim.server.count("l5o_contexts"), 0, "of the former device");
+        sim.server.machine = server(1).0;
+        sim.server.host().listen(ListenConfig { addr: None, port: 443, backlog: 8 }).unwrap();
+        sim.server.host().take_over(now, moved);
+        sim.settle();
+        let mut want = first;
+        want.extend_from_slice(b"a request");
+        assert_eq!(sim.server.app.read, want);
+
+        let more = text(90_000);
+        sim.send(&more);
+        want.extend_from_slice(&more);
+        sim.wait_for(want.len());
+        assert_eq!(sim.server.app.read, want);
+        let socket = sim.server.app.socket.unwrap();
+        let now = sim.now;
+        let sent = sim.server.host().send(now, socket, Bytes::from(text(20_000))).unwrap();
+        sim.settle();
+        assert!(sim.client.app.read == text(sent) && sent == 20_000);
+        let info = tls_of(&mut sim.server);
+        assert_eq!((info.tx_offload, info.rx_offload), (Ok(()), Ok(())));
+        let names = ["tls_rx_records_full", "tls_rx_records_none", "tls_tx_sw"];
+        assert_eq!(names.map(|name| sim.server.count(name)), [6, 0, 0]);
+        assert_eq!(
+            sim.server.count("tls_decrypt_error") + sim.client.count("tls_decrypt_error"),
+            0
+        );
+        assert!(sim.server.count("tx_tls_encrypted_bytes") > 20_000);
     }
 }

@@ -187,6 +187,11 @@ impl Device {
                 self.transmit(now, queue, PINNED, &mut transmit);
             }
             EngineRequest::CancelFlow(queue, flow) => self.cancel_flow(now, queue, flow),
+            EngineRequest::TransmitIfWaiting(queue, flow, mut transmit) => {
+                if self.flows.queue_of_flow(queue, flow).is_some() {
+                    self.transmit(now, queue, PINNED, &mut transmit);
+                }
+            }
             EngineRequest::FileDone(extent) => {
                 if let Some(files) = &mut self.engines.files {
                     files.acknowledge(PINNED, extent);

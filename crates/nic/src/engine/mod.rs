@@ -12,6 +12,7 @@
 use abi::l5o::L5oId;
 use abi::link::{FramePayloads, TxFrame};
 use abi::{Capabilities, Event, FileExtent, FileFault, FlowId, Op, PacketHeader, Transmit};
+use alloc::boxed::Box;
 use base::Instant;
 use smallvec::SmallVec;
 use wire::Tuple;
@@ -145,6 +146,8 @@ pub(crate) enum EngineRequest {
     Transmit(usize, Transmit),
     /// Drop all pending transmits of a flow.
     CancelFlow(usize, FlowId),
+    /// Send a transmit, as [`Self::Transmit`] does, if another one of this flow still waits.
+    TransmitIfWaiting(usize, FlowId, Box<Transmit>),
     /// The peer has acknowledged this extent of a pinned file, or never will; release one pin of
     /// the file.
     FileDone(FileExtent),

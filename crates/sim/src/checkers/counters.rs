@@ -8,7 +8,6 @@ use base::Instant;
 use crate::faults::{NodeRole, Scenario, TlsDevice};
 use crate::node::SimNode;
 use crate::report::RunReport;
-use crate::uploads::UploadScenario;
 
 /// Gauges of a machine that are zero at the end.
 const EMPTY_AT_END: [&str; 40] = [
@@ -103,6 +102,7 @@ pub(crate) fn check(
 ) {
     let retries_of_proxy = report.stats.retries_of_proxy;
     let (long, lost) = (report.stats.h3_long, report.stats.h3_lost);
+    let late_data_dropped = report.late_data_dropped;
     let mut fail = |what: String| report.fail(now, "counters", format!("n{index}: {what}"));
     check_empty(index, node, scenario, &mut fail);
     check_buffers(node, &mut fail);
@@ -115,7 +115,7 @@ pub(crate) fn check(
         // retransmitted.
         let refused = ["tls_tx_device_refused", "nvme_tx_device_refused"];
         let dropped = refused.iter().any(|name| node.counter(name) > 0);
-        let overshoots = scenario.overshoots() || dropped;
+        let overshoots = scenario.overshoots() || dropped || late_data_dropped;
         for name in CALM_NET {
             let value = node.counter(name);
             if value != 0 && !(overshoots && OVERSHOT.contains(&name)) {
@@ -297,8 +297,7 @@ fn check_files(node: &SimNode, scenario: &Scenario, lost: bool, fail: &mut dyn F
     let quic_by_host = node.counter("quic_file_bytes_software");
     let sent = if offload { bytes + by_quic + quic_by_host } else { fallback };
     // Data that waits for room in a connection that ends early is not sent.
-    let breaks = scenario.uploads.as_ref().is_some_and(UploadScenario::breaks);
-    let unsent = (breaks || (quic && (lost || scenario.clients_abort()))) && sent < body;
+    let unsent = (scenario.clients_abort() || (quic && lost)) && sent < body;
     if sure && !refused && sent != body && !unsent {
         fail(format!("{body} bytes of bodies, {sent} bytes of files sent"));
     }

@@ -83,6 +83,9 @@ impl Engine for TeardownEngine {
         }
         Some(match self.poll_action()? {
             TeardownAction::Cancel(queue, flow) => EngineRequest::CancelFlow(queue, flow),
+            TeardownAction::TransmitIfWaiting(queue, flow, transmit) => {
+                EngineRequest::TransmitIfWaiting(queue, flow, transmit)
+            }
             TeardownAction::FileDone(extent) => EngineRequest::FileDone(extent),
             TeardownAction::Destroy(queue, context) => {
                 EngineRequest::DestroyContext(queue, context)

@@ -18,6 +18,7 @@
 use abi::l5o::L5oId;
 use abi::teardown::{ClosingState, LateData, Teardown};
 use abi::{FlowId, Transmit, TransmitParts};
+use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use base::{Duration, Instant, SeqNum, internal_error};
 use tcp_rules::challenge::ShortChallengeLimiter;
@@ -36,6 +37,9 @@ use super::unacked::{LossRepair, UnackedBytes, UnackedId, UnackedTable};
 /// Minimum age, in bytes, that an acceptable acknowledgment may have: RFC 5961 section 5.2, for a
 /// peer whose largest window is unknown.
 const OLD_ACK_MIN: i32 = 1 << 16;
+/// Time after which received bytes are acknowledged if the transmit that carries the acknowledgment
+/// waits for a disk: the host's usual delay. RFC 9293 MUST-58: less than half a second.
+const ACK_DELAY: Duration = Duration::from_millis(40);
 
 /// The part of the engine that a connection can access.
 pub(super) struct TeardownEnv<'a> {
@@ -148,6 +152,8 @@ impl TeardownFlow {
             cx.arm = Some(cx.peer.profile.time_wait);
             return;
         };
+        let has_files = t.parts.iter().any(|part| part.extent().is_some());
+        let acks_late = has_files && t.nxt != self.snd_nxt;
         if t.parts.is_empty() {
             destroy(cx, t.contexts);
         } else {
@@ -160,10 +166,11 @@ impl TeardownFlow {
                 flow: t.flow,
                 mss: t.mss,
                 mss_after_timeouts: t.mss_after_timeouts,
+                ack_waits_since: acks_late.then_some(cx.now),
                 repair,
             }));
         }
-        cx.arm = Some(repair.rto());
+        cx.arm = Some(if acks_late { ACK_DELAY.min(repair.rto()) } else { repair.rto() });
         if t.nxt != self.snd_nxt {
             self.send(cx, Some((sent_parts, t.nxt)));
         }
@@ -217,6 +224,17 @@ impl TeardownFlow {
         cx: &mut TeardownEnv<'_>,
         retries_max: u8,
     ) -> Option<TeardownEnd> {
+        if let Outstanding::Bytes(id) = self.outstanding
+            && let Some(bytes) = cx.unacked.get_mut(id)
+            && let Some(begun) = bytes.ack_waits_since.take()
+        {
+            let (flow, left) = (bytes.flow, bytes.repair.rto().saturating_sub(cx.now.since(begun)));
+            self.acknowledge_late(cx, flow);
+            if left > Duration::ZERO {
+                cx.arm = Some(left);
+                return None;
+            }
+        }
         let Some(repair) = self.repair(cx.unacked) else {
             cx.counters.teardown_fin_wait_expired += 1;
             return Some(self.release(cx, TeardownEnd::TimedOut));
@@ -254,6 +272,14 @@ impl TeardownFlow {
     /// Acknowledges everything received.
     pub(super) fn acknowledge(&self, cx: &mut TeardownEnv<'_>) {
         self.send_bare(cx, TcpFlags::ACK);
+    }
+
+    /// Acknowledges everything received, if the transmit that was to carry the acknowledgment still
+    /// waits for a disk.
+    fn acknowledge_late(&self, cx: &mut TeardownEnv<'_>, flow: FlowId) {
+        let ack = self.make_transmit(cx, FlowId::NONE, self.snd_nxt, TcpFlags::ACK);
+        let queue = cx.peer.profile.queue;
+        cx.actions.push_back(TeardownAction::TransmitIfWaiting(queue, flow, Box::new(ack)));
     }
 
     /// SND.UNA.
@@ -384,6 +410,7 @@ impl TeardownFlow {
                 internal_error!(cx.counters.nic_internal_errors, "a connection without its bytes");
                 return;
             };
+            bytes.ack_waits_since = None;
             bytes.advance(una, |acked| actions.push_back(TeardownAction::FileDone(acked)));
             if bytes.parts.is_empty() {
                 self.outstanding = Outstanding::Fin(bytes.repair);
@@ -511,6 +538,18 @@ impl TeardownFlow {
         flags: TcpFlags,
         with: impl FnOnce(Transmit) -> Transmit,
     ) {
+        let transmit = with(self.make_transmit(cx, flow, seq, flags));
+        cx.transmits.push_back((cx.peer.profile.queue, transmit));
+    }
+
+    /// Returns a segment without payload.
+    fn make_transmit(
+        &self,
+        cx: &TeardownEnv<'_>,
+        flow: FlowId,
+        seq: SeqNum,
+        flags: TcpFlags,
+    ) -> Transmit {
         let clock = TimestampClock { offset: self.ts_offset, phase: self.ts_phase };
         let numbers = SegmentNumbers {
             seq,
@@ -521,7 +560,7 @@ impl TeardownFlow {
         };
         let ClosurePeer { profile, remote } = cx.peer;
         let (header, timestamp) = profile.segment(remote, &numbers);
-        let transmit = Transmit {
+        Transmit {
             flow,
             header,
             segment_size: 0,
@@ -531,8 +570,7 @@ impl TeardownFlow {
             echo: None,
             retransmission: false,
             quic: None,
-        };
-        cx.transmits.push_back((profile.queue, with(transmit)));
+        }
     }
 
     /// Sends a reset (RFC 9293 section 3.5.2). Pending transmits must not follow it.

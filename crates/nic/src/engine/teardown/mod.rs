@@ -63,6 +63,8 @@ const TICK: Duration = Duration::from_millis(1);
 pub(crate) enum TeardownAction {
     /// Drop all pending transmits of a flow.
     Cancel(usize, FlowId),
+    /// Send a transmit if another one of this flow still waits.
+    TransmitIfWaiting(usize, FlowId, Box<Transmit>),
     /// The peer has acknowledged this extent of a file, or never will; its part needs the file no
     /// longer.
     FileDone(FileExtent),

@@ -6,7 +6,7 @@
 
 use abi::l5o::L5oId;
 use abi::{FileExtent, FlowId, TransmitParts};
-use base::{Duration, SeqNum};
+use base::{Duration, Instant, SeqNum};
 use smallvec::SmallVec;
 use structures::slab::Slab;
 use tcp_rules::black_hole::BLACK_HOLE_TIMEOUTS;
@@ -85,6 +85,9 @@ pub(super) struct UnackedBytes {
     pub(super) mss: u16,
     /// The same after [`BLACK_HOLE_TIMEOUTS`] consecutive time-outs.
     pub(super) mss_after_timeouts: u16,
+    /// Time of the first transmit, if it may wait for a disk. It carries the acknowledgment of all
+    /// that was received. `None` once that is sent otherwise, or the peer has answered.
+    pub(super) ack_waits_since: Option<Instant>,
     pub(super) repair: LossRepair,
 }
 

@@ -85,6 +85,30 @@ fn a_lone_fin_after_the_files_parts_were_acknowledged() {
     assert_eq!(reported_ends(&mut rig), [CLOSED]);
 }
 
+/// The response waits for a disk, and the acknowledgment of the request with it: it is sent alone
+/// in time (RFC 9293 MUST-58). The response is retransmitted no earlier for that.
+#[test]
+fn a_request_is_acknowledged_while_the_disk_is_slow() {
+    let (mut rig, teardown) = with_file();
+    hand_over(&mut rig, teardown);
+    assert_eq!(advance_to(&mut rig, 16_199), [(16_040, ". 2501+0 5000".into())]);
+    let (_, again) = (advance_to(&mut rig, 16_300), changed_counters(&mut rig));
+    assert_eq!(again, ["teardown_retransmits +1"], "at the time-out");
+    rig.complete_all();
+    assert_eq!(sent_lines(&mut rig)[..2], [". 1000+1448 5000", "FP. 2448+52 5000"]);
+}
+
+/// A response that has left carried the acknowledgment.
+#[test]
+fn a_response_that_has_left_needs_no_second_acknowledgment() {
+    let (mut rig, teardown) = with_file();
+    hand_over(&mut rig, teardown);
+    rig.complete_all();
+    sent_lines(&mut rig);
+    assert_eq!(advance_to(&mut rig, 16_199), []);
+    assert_eq!(advance_to(&mut rig, 16_201).len(), 2, "the time-out is where it was");
+}
+
 #[test]
 fn a_reset_releases_files_and_waiting_transmits() {
     let (mut rig, teardown) = with_file();
