@@ -500,6 +500,9 @@ impl ObservedConnection {
         let answered = |offer: &&TcpHeader| offer.seq + 1 == segment.ack;
         if let Some(offer) = self.offers.iter().rev().find(answered) {
             self.streams[1] = ObservedStream::begin(offer);
+            // The client may have received any of the copies.
+            let stamps = self.offers.iter().filter(answered).filter_map(|o| o.options.timestamps);
+            self.streams[1].tsvals.extend(stamps.map(|ts| ts.value));
             self.both = true;
             self.accepted = Some((offer.seq + 1, offer.ack));
             self.offers = Vec::new();
