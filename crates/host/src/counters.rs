@@ -338,7 +338,8 @@ base::counters! {
         tcp_moved_out,
         /// Connections taken over from the host of another queue.
         tcp_moved_in,
-        /// Connections of other queues that were reset, because no listener accepts them.
+        /// Connections of other queues that were not taken over: reset without a listener or room,
+        /// or dropped because the peer has opened a newer one.
         tcp_moved_refused,
         /// Connections that the device refused to tear down.
         hand_over_refused,

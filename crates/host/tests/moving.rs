@@ -3,13 +3,12 @@
 use std::sync::Arc;
 
 use abi::l5o::{L5oDecrypted, L5oId};
-use abi::steering::{FlowSteering, OwnQueue, SteeringReason};
+use abi::steering::{FlowSteering, SteeringReason};
 use abi::{Checksum, Event, PacketPool, ReceivedFrame};
 use base::Instant;
 use host::SocketId;
 use outboard_host as host;
-use testkit::{ScriptedTcpPeer, seg};
-use wire::Tuple;
+use testkit::{ScriptedTcpPeer, read_all, seg};
 
 /// Two hosts of a stack, of which the peer talks to one.
 struct TwoQueues {
@@ -22,17 +21,9 @@ struct TwoQueues {
 impl TwoQueues {
     /// Establishes a connection with the host of the first queue.
     fn new() -> Self {
-        let info = ScriptedTcpPeer::server().established().info();
-        let tuple = Tuple { local: info.local, remote: info.remote };
-        // The device reports the hash 0 for the peer's frames.
-        let is_hash = |steering: &FlowSteering| steering.entry_of(&tuple) == 0;
-        let steering = (3..).map(|seed| FlowSteering::new(seed, 2)).find(is_hash);
-        let steering = Arc::new(steering.expect("one of 512 keys"));
-        let server = |index| {
-            let own = OwnQueue { steering: Arc::clone(&steering), index };
-            ScriptedTcpPeer::server_with(|config| config.own_queue = Some(own))
-        };
-        let (peer, other) = (server(0).established(), Some(server(1).host));
+        let steering = ScriptedTcpPeer::steering_of_two_queues();
+        let peer = ScriptedTcpPeer::server_of_queue(&steering, 0).established();
+        let other = Some(ScriptedTcpPeer::server_of_queue(&steering, 1).host);
         Self { peer, other, steering }
     }
 
@@ -64,18 +55,12 @@ impl TwoQueues {
 }
 
 fn counter(host: &host::Host, name: &str) -> u64 {
-    let mut found = None;
-    host.visit(&mut |n, value| found = if n == name { Some(value) } else { found });
-    found.expect("there is such a counter")
+    testkit::count(name, |f| host.visit(f))
 }
 
 fn read(t: &mut ScriptedTcpPeer, socket: SocketId) -> Vec<u8> {
     let mut bytes = Vec::new();
-    while !t.host.peek(socket).is_empty() {
-        bytes.extend_from_slice(t.host.peek(socket));
-        let here = t.host.peek(socket).len();
-        t.host.consume(socket, here);
-    }
+    read_all(&mut t.host, socket, &mut bytes);
     bytes
 }
 
@@ -102,7 +87,7 @@ fn a_connection_follows_its_entry() {
     t.take_all();
     t.app_write_zeros(50);
     t.expect(seg!(ACK PSH seq 101 ack 10 len 50));
-    // What the former host still gets it returns.
+    // A segment that the former host has returned.
     t.steered = SteeringReason::Returned;
     t.send(seg!(ACK seq 10 ack 151 len 5));
     assert_eq!(read(t, socket).len(), 5);
@@ -138,8 +123,8 @@ fn a_connection_that_is_not_idle_stays() {
     assert_eq!(follows(&queues), None, "the peer has closed");
 }
 
-/// What the former device decrypted is not handed over: the new host would take it for records. The
-/// peer sends it again.
+/// A segment that the former device decrypted is not handed over: the new host would take the
+/// plaintext for records. The peer sends it again.
 #[test]
 fn decrypted_segments_are_not_handed_over() {
     let mut queues = TwoQueues::new();

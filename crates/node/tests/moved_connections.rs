@@ -4,13 +4,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use abi::disk::{DiskCompletion, DiskRequest};
-use abi::steering::{FlowSteering, OwnQueue, SteeringReason};
+use abi::steering::{FlowSteering, SteeringReason};
 use abi::{Checksum, Event, Op, PacketBuf, PacketPool, ReceivedFrame};
 use base::Instant;
 use host::{Application, Host, MovedConnection, Notice, SocketId};
 use outboard_node::{DiskPort, HostHalf, HostPorts};
 use testkit::{ScriptedTcpPeer, Seg, seg};
-use wire::Tuple;
 
 /// Time of the scripted peer at its begin.
 const NOW: Instant = Instant::from_millis(1_000_000);
@@ -98,16 +97,8 @@ struct TwoDrivers {
 
 impl TwoDrivers {
     fn new() -> Self {
-        let info = ScriptedTcpPeer::server().established().info();
-        let tuple = Tuple { local: info.local, remote: info.remote };
-        // The frames of the peer have the hash 0.
-        let is_hash = |steering: &FlowSteering| steering.entry_of(&tuple) == 0;
-        let steering = (3..).map(|seed| FlowSteering::new(seed, 2)).find(is_hash);
-        let steering = Arc::new(steering.expect("one of 512 keys"));
-        let server = |index| {
-            let own = OwnQueue { steering: Arc::clone(&steering), index };
-            ScriptedTcpPeer::server_with(|config| config.own_queue = Some(own))
-        };
+        let steering = ScriptedTcpPeer::steering_of_two_queues();
+        let server = |index| ScriptedTcpPeer::server_of_queue(&steering, index);
         let mut peer = server(0).established();
         let former = HostHalf::new(std::mem::replace(&mut peer.host, server(1).host));
         let current = HostHalf::new(server(1).host);

@@ -32,8 +32,6 @@ pub(crate) struct HttpServer<I> {
     /// Connections by their socket's index.
     slots: Vec<Option<HttpConnection<I>>>,
     connections: usize,
-    /// [`Self::drain`] was called.
-    is_draining: bool,
     deadlines: DeadlineHeap,
     next_serial: u32,
     /// Results of opens for which HTTP/3 requests wait, by the request's serial number.
@@ -52,7 +50,6 @@ impl<I: Copy + Eq> HttpServer<I> {
             config,
             slots: Vec::new(),
             connections: 0,
-            is_draining: false,
             deadlines: DeadlineHeap::default(),
             next_serial: 0,
             http3_open_results: Vec::new(),
@@ -118,11 +115,11 @@ impl<I: Copy + Eq> HttpServer<I> {
     }
 
     /// Forgets a connection that waits for the first byte of a request, as a new one does. Returns
-    /// whether it did; false while connections are drained.
+    /// whether it did; false if each connection has one request, as while connections are drained.
     pub(crate) fn give_up<S: ContentSockets<Id = I>>(&mut self, socket: I) -> bool {
         let index = S::index(socket);
         let connection = self.slots.get(index).and_then(Option::as_ref);
-        let gives_up = !self.is_draining
+        let gives_up = self.config.requests_per_connection_max > 1
             && connection.is_some_and(|connection| {
                 connection.socket == socket && connection.is_as_accepted()
             });
@@ -186,7 +183,6 @@ impl<I: Copy + Eq> HttpServer<I> {
     /// Makes every further response the last of its connection, and closes idle connections.
     pub(crate) fn drain<S: ContentSockets<Id = I>>(&mut self, now: Instant, host: &mut S) {
         self.config.requests_per_connection_max = 1;
-        self.is_draining = true;
         for index in 0..self.slots.len() {
             self.dispatch(now, host, index, HttpConnectionEvent::Drain);
         }

@@ -18,7 +18,7 @@ use crate::api::{SocketError, SocketId};
 use crate::stream::moving::MovedConnection;
 use crate::stream::table::TupleOwner;
 
-/// Whether entries of a queue were moved away, as of the last change of the table.
+/// Flag that entries of a queue were moved away, looked up again after each change of the table.
 #[derive(Debug, Default)]
 pub(super) struct MovedAway {
     /// Number of changes at the last look; `None` before the first.

@@ -95,7 +95,7 @@ impl Streams {
             listener.accept_queue_len += 1;
         }
         cx.out.counters.tcp_moved_in += 1;
-        self.with_session(cx, id, |session, conn, cx| session.join_device(conn, cx));
+        self.with_session(cx, id, |session, conn, cx| session.install(conn, cx));
         let mtu = cx.out.net.mtu;
         self.with(cx, id, |conn, cx| conn.limit_mtu(cx, mtu));
     }

@@ -608,8 +608,8 @@ impl<T: TxTransforms> TcpConnection<T> {
         self.rearm_retransmit(cx);
     }
 
-    /// Gives up everything that belongs to the device or its host, before the connection moves to
-    /// others: contexts, buffers and the report of acknowledged bytes. Nothing may be in flight.
+    /// Destroys the device's contexts, returns its buffers and reports the last acknowledged file
+    /// bytes, before the connection moves to another host. Nothing may be in flight.
     pub(crate) fn leave_device(&mut self, cx: &mut TcpEnv<'_>) {
         self.report_acked(cx);
         self.snd.destroy_contexts(cx.out);

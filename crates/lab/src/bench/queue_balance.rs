@@ -3,7 +3,7 @@
 //!
 //! The client's kernel may use only such ports ([`ports`]). Row `close` has a connection for each
 //! request, so that new connections go to the other queue; row `keep` has the same connections from
-//! the begin to the end, which have to move while they are open. Both servers are started anew for
+//! beginning to end, which have to move while they are open. Both servers are started anew for
 //! each run, because a server keeps the entries that it has moved. The first seconds of a run, in
 //! which the balance takes effect, are not measured.
 //!

@@ -407,7 +407,7 @@ impl HostTlsSession {
     }
 
     /// Requests the device's contexts for the keys, if it supports them.
-    pub(super) fn install(&mut self, conn: &mut L5pConnection, cx: &mut TcpEnv<'_>) {
+    pub(crate) fn install(&mut self, conn: &mut L5pConnection, cx: &mut TcpEnv<'_>) {
         let Some(open) = self.stage.open() else { return };
         self.offload = Some(Box::new(TlsRxOffload::new(open.rx.keys.clone(), Refusal::Disabled)));
         conn.snd.transforms.tx_keys.get_or_insert_with(|| Box::new(TlsTxKeys::new()));

@@ -11,7 +11,6 @@ use super::stage::TlsStage;
 use super::{DECRYPTED_BYTES_MAX, HostTlsSession};
 use crate::l5p::L5pConnection;
 use crate::net::outbox::Outbox;
-use crate::tcp::conn::TcpEnv;
 use crate::tcp::rcv::TcpReceiveState;
 
 impl HostTlsSession {
@@ -47,10 +46,5 @@ impl HostTlsSession {
         if let Some(tx_keys) = &mut conn.snd.transforms.tx_keys {
             tx_keys.forget_device();
         }
-    }
-
-    /// Requests the contexts of the new host's device.
-    pub(crate) fn join_device(&mut self, conn: &mut L5pConnection, cx: &mut TcpEnv<'_>) {
-        self.install(conn, cx);
     }
 }
