@@ -4,11 +4,13 @@
 //! targets under libFuzzer (`src/bin`); `cargo test` replays the inputs that fuzzing has kept
 //! (`corpus`), and a target's program without libFuzzer replays the files in its arguments.
 //!
-//! [`formats`]: parsers. [`ext4`]: the reader of file systems. [`http`]: uploads and downloads.
+//! [`formats`]: parsers. [`descriptors`]: operations and events as bytes. [`ext4`]: the reader of
+//! file systems. [`http`]: uploads and downloads.
 //! [`transport`]: the NVMe/TCP transport against a hostile peer, with and without a device.
 //! [`target`]: the whole NVMe/TCP target. Nothing here reads a clock.
 #![forbid(unsafe_code)]
 
+pub mod descriptors;
 pub mod ext4;
 pub mod formats;
 pub mod http;
@@ -22,6 +24,7 @@ pub mod transport;
 #[must_use]
 pub fn by_name(name: &str) -> Option<fn(&[u8])> {
     match name {
+        "descriptors" => Some(descriptors::run),
         "ext4" => Some(ext4::run),
         "formats" => Some(formats::run),
         "http" => Some(http::run),

@@ -23,6 +23,11 @@ fn replay(name: &str) {
 }
 
 #[test]
+fn descriptors() {
+    replay("descriptors");
+}
+
+#[test]
 fn ext4() {
     replay("ext4");
 }

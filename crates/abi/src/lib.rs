@@ -2,7 +2,8 @@
 //! that carry them.
 //!
 //! The host sends [`Op`]s through one ordered ring per queue; the device answers with [`Event`]s.
-//! Both are ordinary enums, moved by value. The crates `host` and `nic` depend on this crate, on
+//! Both are ordinary enums, moved by value; [`layout`] gives them a form in bytes for carriers that
+//! leave the process. The crates `host` and `nic` depend on this crate, on
 //! `base` and on `wire`, but never on each other.
 //!
 //! The modules [`link`] and [`disk`] describe the link and the disk below a device, so that a
@@ -28,6 +29,7 @@ pub mod disk;
 mod event;
 pub mod inspect;
 pub mod l5o;
+pub mod layout;
 pub mod link;
 pub mod nvme_tcp;
 mod op;

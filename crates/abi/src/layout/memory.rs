@@ -1,0 +1,136 @@
+//! Payload buffers in descriptors: named by region, offset and length, or inline.
+//!
+//! A carrier implements [`EncodeMemory`] for its sending side and [`DecodeMemory`] for its
+//! receiving side. [`InlineMemory`] is both, for carriers without shared memory: every byte lies
+//! in the descriptor.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use bytes::Bytes;
+use patterns::PatternSet;
+
+use crate::aligned::{AlignedBuf, PAGE_BYTES};
+use crate::{PacketBuf, PacketPool};
+
+/// Bytes in a registered region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryRange {
+    /// Number of the region. All bits set is reserved for inline bytes.
+    pub region: u32,
+    /// Offset of the first byte in the region.
+    pub offset: u64,
+    /// Length in bytes.
+    pub len: u32,
+}
+
+impl MemoryRange {
+    /// Region number that marks inline bytes.
+    pub const INLINE: u32 = u32::MAX;
+}
+
+/// Names the buffers of outgoing descriptors. Each function returns the buffer if it has no name;
+/// its bytes are then copied into the descriptor.
+pub trait EncodeMemory {
+    /// Names payload that the sender keeps until the receiver has released it.
+    ///
+    /// # Errors
+    /// The payload, if it lies in no region.
+    fn name_bytes(&mut self, bytes: Bytes) -> Result<MemoryRange, Bytes>;
+
+    /// Names the buffer of a frame, which then belongs to the receiver.
+    ///
+    /// # Errors
+    /// The frame, if it lies in no region.
+    fn name_frame(&mut self, frame: PacketBuf) -> Result<MemoryRange, PacketBuf>;
+
+    /// Names a registered buffer, which belongs to the receiver until it returns it.
+    ///
+    /// # Errors
+    /// The buffer, if it lies in no region.
+    fn name_buffer(&mut self, buffer: AlignedBuf) -> Result<MemoryRange, AlignedBuf>;
+
+    /// Returns the number under which both sides know a set of patterns.
+    fn number_of_patterns(&mut self, patterns: &Arc<PatternSet>) -> Option<u32>;
+}
+
+/// Resolves the buffers of received descriptors. Each function returns `None` if the sender may not
+/// name the memory, or if there is no memory for a copy; the descriptor is then refused.
+pub trait DecodeMemory {
+    /// Returns payload in a region.
+    fn bytes(&mut self, range: MemoryRange) -> Option<Bytes>;
+
+    /// Returns the buffer of a frame in a region.
+    fn frame(&mut self, range: MemoryRange) -> Option<PacketBuf>;
+
+    /// Returns a registered buffer in a region.
+    fn buffer(&mut self, range: MemoryRange) -> Option<AlignedBuf>;
+
+    /// Copies the bytes of a frame to a new buffer.
+    fn copy_frame(&mut self, bytes: &[u8]) -> Option<PacketBuf>;
+
+    /// Returns the set of patterns with a number.
+    fn patterns(&mut self, number: u32) -> Option<Arc<PatternSet>>;
+
+    /// Copies payload.
+    fn copy_bytes(&mut self, bytes: &[u8]) -> Option<Bytes> {
+        Some(Bytes::copy_from_slice(bytes))
+    }
+
+    /// Copies a registered buffer, whose length is a positive multiple of [`PAGE_BYTES`].
+    fn copy_buffer(&mut self, bytes: &[u8]) -> Option<AlignedBuf> {
+        let mut buffer = AlignedBuf::new(bytes.len() / PAGE_BYTES);
+        buffer.as_mut_slice().copy_from_slice(bytes);
+        Some(buffer)
+    }
+}
+
+/// Memory of a carrier without regions. It refuses every named range.
+#[derive(Debug)]
+pub struct InlineMemory {
+    /// Buffers for received frames.
+    pub pool: PacketPool,
+    /// Sets of patterns that both sides know, by number.
+    pub patterns: Vec<Arc<PatternSet>>,
+}
+
+impl EncodeMemory for InlineMemory {
+    fn name_bytes(&mut self, bytes: Bytes) -> Result<MemoryRange, Bytes> {
+        Err(bytes)
+    }
+
+    fn name_frame(&mut self, frame: PacketBuf) -> Result<MemoryRange, PacketBuf> {
+        Err(frame)
+    }
+
+    fn name_buffer(&mut self, buffer: AlignedBuf) -> Result<MemoryRange, AlignedBuf> {
+        Err(buffer)
+    }
+
+    fn number_of_patterns(&mut self, patterns: &Arc<PatternSet>) -> Option<u32> {
+        let index = self.patterns.iter().position(|known| Arc::ptr_eq(known, patterns))?;
+        u32::try_from(index).ok()
+    }
+}
+
+impl DecodeMemory for InlineMemory {
+    fn bytes(&mut self, _: MemoryRange) -> Option<Bytes> {
+        None
+    }
+
+    fn frame(&mut self, _: MemoryRange) -> Option<PacketBuf> {
+        None
+    }
+
+    fn buffer(&mut self, _: MemoryRange) -> Option<AlignedBuf> {
+        None
+    }
+
+    fn copy_frame(&mut self, bytes: &[u8]) -> Option<PacketBuf> {
+        self.pool.copy(bytes)
+    }
+
+    fn patterns(&mut self, number: u32) -> Option<Arc<PatternSet>> {
+        self.patterns.get(usize::try_from(number).ok()?).cloned()
+    }
+}

@@ -1,0 +1,459 @@
+//! Codec of numbers, lists, addresses, times and buffers.
+
+use alloc::boxed::Box;
+use alloc::format;
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::ops::Range;
+
+use base::{Duration, Instant};
+use bytes::Bytes;
+use patterns::PatternSet;
+use smallvec::SmallVec;
+use zeroize::Zeroizing;
+
+use super::{
+    Decoder, DescriptorCodec, EncodeFault, Encoder, LayoutFault, LayoutTable, MemoryRange,
+};
+use crate::aligned::{AlignedBuf, PAGE_BYTES};
+use crate::quic::QuicConnectionId;
+use crate::splice::SpliceSide;
+use crate::{PacketBuf, PacketHeader};
+
+macro_rules! layout_integer {
+    ($($type:ident)+) => {$(
+        impl DescriptorCodec for $type {
+            #[inline]
+            fn encode(self, to: &mut Encoder<'_>) {
+                to.put(&self.to_le_bytes());
+            }
+
+            #[inline]
+            fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
+                Ok(Self::from_le_bytes(from.take_array()?))
+            }
+
+            fn describe(_: &mut LayoutTable) -> String {
+                stringify!($type).into()
+            }
+        }
+    )+};
+}
+
+layout_integer!(u8 u16 u32 u64 i64);
+
+impl DescriptorCodec for bool {
+    fn encode(self, to: &mut Encoder<'_>) {
+        to.put(&[self.into()]);
+    }
+
+    fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
+        match from.take_array()? {
+            [0] => Ok(false),
+            [1] => Ok(true),
+            _ => Err(LayoutFault::UnknownTag),
+        }
+    }
+
+    fn describe(_: &mut LayoutTable) -> String {
+        "bool".into()
+    }
+}
+
+/// Numbers of queues and positions, 64 bits.
+impl DescriptorCodec for usize {
+    fn encode(self, to: &mut Encoder<'_>) {
+        (self as u64).encode(to);
+    }
+
+    fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
+        Self::try_from(u64::decode(from)?).map_err(|_| LayoutFault::OutOfRange)
+    }
+
+    fn describe(_: &mut LayoutTable) -> String {
+        "u64".into()
+    }
+}
+
+impl DescriptorCodec for () {
+    fn encode(self, _: &mut Encoder<'_>) {}
+
+    fn decode(_: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
+        Ok(())
+    }
+
+    fn describe(_: &mut LayoutTable) -> String {
+        "nothing".into()
+    }
+}
+
+impl<T: DescriptorCodec> DescriptorCodec for Option<T> {
+    fn encode(self, to: &mut Encoder<'_>) {
+        self.is_some().encode(to);
+        if let Some(value) = self {
+            value.encode(to);
+        }
+    }
+
+    fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
+        bool::decode(from)?.then(|| T::decode(from)).transpose()
+    }
+
+    fn describe(table: &mut LayoutTable) -> String {
+        format!("Option<{}>", T::describe(table))
+    }
+}
+
+impl<T: DescriptorCodec, E: DescriptorCodec> DescriptorCodec for Result<T, E> {
+    fn encode(self, to: &mut Encoder<'_>) {
+        self.is_err().encode(to);
+        match self {
+            Ok(value) => value.encode(to),
+            Err(error) => error.encode(to),
+        }
+    }
+
+    fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
+        Ok(if bool::decode(from)? { Err(E::decode(from)?) } else { Ok(T::decode(from)?) })
+    }
+
+    fn describe(table: &mut LayoutTable) -> String {
+        format!("Result<{}, {}>", T::describe(table), E::describe(table))
+    }
+}
+
+impl<T: DescriptorCodec> DescriptorCodec for Box<T> {
+    fn encode(self, to: &mut Encoder<'_>) {
+        (*self).encode(to);
+    }
+
+    fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
+        T::decode(from).map(Self::new)
+    }
+
+    fn describe(table: &mut LayoutTable) -> String {
+        T::describe(table)
+    }
+}
+
+impl<T: DescriptorCodec> DescriptorCodec for Box<[T]> {
+    fn encode(self, to: &mut Encoder<'_>) {
+        to.put_count(self.len());
+        self.into_vec().into_iter().for_each(|item| item.encode(to));
+    }
+
+    fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
+        let count = from.take_count()?;
+        (0..count).map(|_| T::decode(from)).collect::<Result<Vec<T>, _>>().map(Into::into)
+    }
+
+    fn describe(table: &mut LayoutTable) -> String {
+        format!("[{}]", T::describe(table))
+    }
+}
+
+impl<A: smallvec::Array> DescriptorCodec for SmallVec<A>
+where
+    A::Item: DescriptorCodec,
+{
+    fn encode(self, to: &mut Encoder<'_>) {
+        to.put_count(self.len());
+        self.into_iter().for_each(|item| item.encode(to));
+    }
+
+    fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
+        let mut items = Self::new();
+        for _ in 0..from.take_count()? {
+            items.push(A::Item::decode(from)?);
+        }
+        Ok(items)
+    }
+
+    fn describe(table: &mut LayoutTable) -> String {
+        format!("[{}]", A::Item::describe(table))
+    }
+}
+
+impl<const N: usize> DescriptorCodec for [u8; N] {
+    fn encode(self, to: &mut Encoder<'_>) {
+        to.put(&self);
+    }
+
+    fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
+        from.take_array()
+    }
+
+    fn describe(_: &mut LayoutTable) -> String {
+        format!("[u8; {N}]")
+    }
+}
+
+macro_rules! layout_pair {
+    ($($type:ident)+) => {$(
+        impl DescriptorCodec for [$type; 2] {
+            fn encode(self, to: &mut Encoder<'_>) {
+                self.into_iter().for_each(|item| item.encode(to));
+            }
+
+            fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
+                Ok([$type::decode(from)?, $type::decode(from)?])
+            }
+
+            fn describe(table: &mut LayoutTable) -> String {
+                format!("[{}; 2]", $type::describe(table))
+            }
+        }
+    )+};
+}
+
+layout_pair!(u16 u64 SpliceSide);
+
+impl<const N: usize> DescriptorCodec for Zeroizing<[u8; N]> {
+    fn encode(self, to: &mut Encoder<'_>) {
+        to.put(&*self);
+    }
+
+    fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
+        from.take_array().map(Self::new)
+    }
+
+    fn describe(_: &mut LayoutTable) -> String {
+        format!("[u8; {N}]")
+    }
+}
+
+impl<T: DescriptorCodec> DescriptorCodec for Range<T> {
+    fn encode(self, to: &mut Encoder<'_>) {
+        self.start.encode(to);
+        self.end.encode(to);
+    }
+
+    fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
+        Ok(T::decode(from)?..T::decode(from)?)
+    }
+
+    fn describe(table: &mut LayoutTable) -> String {
+        format!("Range<{}>", T::describe(table))
+    }
+}
+
+/// Nanoseconds.
+impl DescriptorCodec for Duration {
+    fn encode(self, to: &mut Encoder<'_>) {
+        self.as_nanos().encode(to);
+    }
+
+    fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
+        u64::decode(from).map(Self::from_nanos)
+    }
+
+    fn describe(_: &mut LayoutTable) -> String {
+        "ns u64".into()
+    }
+}
+
+/// Nanoseconds of the device's clock.
+impl DescriptorCodec for Instant {
+    fn encode(self, to: &mut Encoder<'_>) {
+        self.as_nanos().encode(to);
+    }
+
+    fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
+        u64::decode(from).map(Self::from_nanos)
+    }
+
+    fn describe(_: &mut LayoutTable) -> String {
+        "ns u64".into()
+    }
+}
+
+/// The version, 4 or 6, and the address in network byte order.
+impl DescriptorCodec for IpAddr {
+    fn encode(self, to: &mut Encoder<'_>) {
+        match self {
+            Self::V4(addr) => {
+                to.put(&[4]);
+                to.put(&addr.octets());
+            }
+            Self::V6(addr) => {
+                to.put(&[6]);
+                to.put(&addr.octets());
+            }
+        }
+    }
+
+    fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
+        match from.take_array()? {
+            [4] => Ok(Self::V4(Ipv4Addr::from(from.take_array::<4>()?))),
+            [6] => Ok(Self::V6(Ipv6Addr::from(from.take_array::<16>()?))),
+            _ => Err(LayoutFault::UnknownTag),
+        }
+    }
+
+    fn describe(_: &mut LayoutTable) -> String {
+        "IpAddr".into()
+    }
+}
+
+/// Length, offsets of the network and the transport header, bytes.
+impl DescriptorCodec for PacketHeader {
+    fn encode(self, to: &mut Encoder<'_>) {
+        for number in [self.len(), self.l3(), self.l4()] {
+            to.put(&[u8::try_from(number).unwrap_or(u8::MAX)]);
+        }
+        to.put(self.as_slice());
+    }
+
+    fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
+        let [len, l3, l4] = from.take_array()?;
+        let bytes = from.take(len.into())?;
+        Self::from_bytes(bytes, l3.into(), l4.into()).map_err(|_| LayoutFault::OutOfRange)
+    }
+
+    fn describe(_: &mut LayoutTable) -> String {
+        "PacketHeader".into()
+    }
+}
+
+/// Length and bytes.
+impl DescriptorCodec for QuicConnectionId {
+    fn encode(self, to: &mut Encoder<'_>) {
+        let bytes = self.as_slice();
+        to.put(&[u8::try_from(bytes.len()).unwrap_or(u8::MAX)]);
+        to.put(bytes);
+    }
+
+    fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
+        let [len] = from.take_array()?;
+        Self::new(from.take(len.into())?).ok_or(LayoutFault::OutOfRange)
+    }
+
+    fn describe(_: &mut LayoutTable) -> String {
+        "QuicConnectionId".into()
+    }
+}
+
+/// The number under which both sides know the set.
+impl DescriptorCodec for Arc<PatternSet> {
+    fn encode(self, to: &mut Encoder<'_>) {
+        match to.memory.number_of_patterns(&self) {
+            Some(number) => number.encode(to),
+            None => to.fail(EncodeFault::NotPortable),
+        }
+    }
+
+    fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
+        let number = u32::decode(from)?;
+        from.memory.patterns(number).ok_or(LayoutFault::BadMemory)
+    }
+
+    fn describe(_: &mut LayoutTable) -> String {
+        "PatternSet".into()
+    }
+}
+
+impl DescriptorCodec for Bytes {
+    fn encode(self, to: &mut Encoder<'_>) {
+        match to.memory.name_bytes(self) {
+            Ok(range) => put_range(to, range),
+            Err(bytes) => put_inline(to, &bytes),
+        }
+    }
+
+    fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
+        match take_buffer(from)? {
+            DescribedBuffer::Named(range) => from.memory.bytes(range),
+            DescribedBuffer::Inline(bytes) => from.memory.copy_bytes(bytes),
+        }
+        .ok_or(LayoutFault::BadMemory)
+    }
+
+    fn describe(_: &mut LayoutTable) -> String {
+        "Memory".into()
+    }
+}
+
+impl DescriptorCodec for PacketBuf {
+    fn encode(self, to: &mut Encoder<'_>) {
+        match to.memory.name_frame(self) {
+            Ok(range) => put_range(to, range),
+            Err(frame) => put_inline(to, frame.as_slice()),
+        }
+    }
+
+    fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
+        match take_buffer(from)? {
+            DescribedBuffer::Named(range) => from.memory.frame(range),
+            DescribedBuffer::Inline(bytes) => from.memory.copy_frame(bytes),
+        }
+        .ok_or(LayoutFault::BadMemory)
+    }
+
+    fn describe(_: &mut LayoutTable) -> String {
+        "Memory".into()
+    }
+}
+
+impl DescriptorCodec for AlignedBuf {
+    fn encode(self, to: &mut Encoder<'_>) {
+        match to.memory.name_buffer(self) {
+            Ok(range) => put_range(to, range),
+            Err(buffer) => put_inline(to, buffer.as_slice()),
+        }
+    }
+
+    fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
+        match take_buffer(from)? {
+            DescribedBuffer::Named(range) => from.memory.buffer(range),
+            DescribedBuffer::Inline(bytes) => {
+                if bytes.is_empty() || bytes.len() % PAGE_BYTES != 0 {
+                    return Err(LayoutFault::OutOfRange);
+                }
+                from.memory.copy_buffer(bytes)
+            }
+        }
+        .ok_or(LayoutFault::BadMemory)
+    }
+
+    fn describe(_: &mut LayoutTable) -> String {
+        "PagedMemory".into()
+    }
+}
+
+/// A buffer as a descriptor describes it.
+enum DescribedBuffer<'a> {
+    Named(MemoryRange),
+    Inline(&'a [u8]),
+}
+
+fn put_range(to: &mut Encoder<'_>, range: MemoryRange) {
+    let MemoryRange { region, offset, len } = range;
+    debug_assert_ne!(region, MemoryRange::INLINE, "reserved");
+    region.encode(to);
+    len.encode(to);
+    offset.encode(to);
+}
+
+fn put_inline(to: &mut Encoder<'_>, bytes: &[u8]) {
+    let Some(len) = u32::try_from(bytes.len()).ok().filter(|_| bytes.len() <= INLINE_BYTES_MAX)
+    else {
+        return to.fail(EncodeFault::TooLong);
+    };
+    MemoryRange::INLINE.encode(to);
+    len.encode(to);
+    to.put(bytes);
+}
+
+/// Inline bytes of one buffer: no buffer is longer than its descriptor.
+const INLINE_BYTES_MAX: usize = super::DESCRIPTOR_BYTES_MAX;
+
+fn take_buffer<'a>(from: &mut Decoder<'a>) -> Result<DescribedBuffer<'a>, LayoutFault> {
+    let (region, len) = (u32::decode(from)?, u32::decode(from)?);
+    if region == MemoryRange::INLINE {
+        let len = usize::try_from(len).map_err(|_| LayoutFault::OutOfRange)?;
+        return from.take(len).map(DescribedBuffer::Inline);
+    }
+    Ok(DescribedBuffer::Named(MemoryRange { region, offset: u64::decode(from)?, len }))
+}
