@@ -2,7 +2,7 @@
 //! that carry them.
 //!
 //! The host sends [`Op`]s through one ordered ring per queue; the device answers with [`Event`]s.
-//! Both are ordinary enums, moved by value; [`layout`] gives them a form in bytes for carriers that
+//! Both are ordinary enums, moved by value; [`layout`] is their form in bytes, for carriers that
 //! leave the process. The crates `host` and `nic` depend on this crate, on
 //! `base` and on `wire`, but never on each other.
 //!

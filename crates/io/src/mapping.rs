@@ -1,6 +1,7 @@
-//! Memory that the process maps, its own or that of a socket's rings.
+//! Memory that the process maps: its own, that of a socket's rings, or a file shared with another
+//! process.
 //!
-//! Used by [`crate::xdp`] and [`crate::packet_socket`]. The owner of a [`Mapping`] bounds its
+//! Used by [`crate::xdp`], [`crate::packet_socket`] and [`crate::shared_ring`]. The owner of a [`Mapping`] bounds its
 //! accesses by [`Mapping::len`].
 #![expect(unsafe_code, reason = "mmap and munmap")]
 
@@ -24,10 +25,11 @@ impl Mapping {
         Self::new(bytes, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
     }
 
-    /// Maps memory that a socket shares with the kernel, from the offset `at`.
-    pub(crate) fn of_socket(socket: &impl AsFd, bytes: usize, at: libc::off_t) -> io::Result<Self> {
+    /// Maps `bytes` of a socket or file, shared with the kernel or with other processes, from the
+    /// offset `at`.
+    pub(crate) fn shared(file: &impl AsFd, bytes: usize, at: libc::off_t) -> io::Result<Self> {
         let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
-        Self::new(bytes, flags, socket.as_fd().as_raw_fd(), at)
+        Self::new(bytes, flags, file.as_fd().as_raw_fd(), at)
     }
 
     fn new(bytes: usize, flags: libc::c_int, fd: libc::c_int, at: libc::off_t) -> io::Result<Self> {

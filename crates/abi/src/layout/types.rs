@@ -238,7 +238,11 @@ layout_struct! {
 
 layout_enum! {
     L5oDirection { 0 Transmit, 1 Receive(tuple: Tuple) }
-    L5oState { 1 Tls(state: TlsState), 2 NvmeTcp(state: NvmeTcpState), 3 Inspect(state: InspectState) }
+    L5oState {
+        1 Tls(state: TlsState),
+        2 NvmeTcp(state: NvmeTcpState),
+        3 Inspect(state: InspectState),
+    }
     L5oContent { 1 Host(bytes: Bytes), 2 File(extent: FileExtent), 3 Pdu(pdu: Box<PduRange>) }
     StreamClaims { 1 NvmeTcp(claims: NvmeRxClaims), 2 Inspected(claims: InspectClaims) }
     ResyncRequest {

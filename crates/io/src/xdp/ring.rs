@@ -53,7 +53,7 @@ impl<T: Copy> XskRing<T> {
         let index_end = offsets.producer.max(offsets.consumer).max(offsets.flags) + 4;
         assert!(size.is_power_of_two() && index_end <= bytes, "the kernel's layout of a ring");
         let page = libc::off_t::try_from(page).map_err(io::Error::other)?;
-        let mapping = Mapping::of_socket(socket, bytes, page)?;
+        let mapping = Mapping::shared(socket, bytes, page)?;
         Ok(Self { mapping, offsets, size, ours: 0, entries: PhantomData })
     }
 

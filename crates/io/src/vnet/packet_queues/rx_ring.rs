@@ -63,7 +63,7 @@ impl RxRing {
         set_option(socket, (libc::SOL_PACKET, libc::PACKET_VERSION), &VERSION)?;
         set_option(socket, (libc::SOL_PACKET, libc::PACKET_COPY_THRESH), &threshold)?;
         set_option(socket, (libc::SOL_PACKET, libc::PACKET_RX_RING), &request)?;
-        Ok(Self { mapping: Mapping::of_socket(socket, bytes, 0)?, next: 0 })
+        Ok(Self { mapping: Mapping::shared(socket, bytes, 0)?, next: 0 })
     }
 
     /// Returns the next frame, which stays in its slot until [`Self::release`].

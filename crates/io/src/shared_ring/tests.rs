@@ -1,0 +1,250 @@
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsFd, AsRawFd};
+use std::thread;
+
+use abi::layout::{self, InlineMemory};
+use abi::{FlowId, Op, PacketPool};
+use base::Duration;
+use proptest::prelude::*;
+
+use super::*;
+use crate::notify::{Notifier, Poller};
+
+/// Returns both ends of a ring, each with a mapping of its own, and a third mapping for an
+/// attacker.
+fn rings(capacity: u32) -> (SharedRingProducer, SharedRingConsumer, SharedRingMemory) {
+    let memory = SharedRingMemory::create(capacity).unwrap();
+    let attach = || SharedRingMemory::attach(memory.as_fd().try_clone_to_owned().unwrap()).unwrap();
+    (SharedRingProducer::new(attach()), SharedRingConsumer::new(attach()), memory)
+}
+
+fn pop(rx: &mut SharedRingConsumer) -> Result<Option<Vec<u8>>, PeerFault> {
+    let mut out = vec![1, 2, 3];
+    rx.pop(&mut out).map(|some| some.then_some(out))
+}
+
+#[test]
+fn operations_cross_a_ring() {
+    let (mut tx, mut rx, _) = rings(CAPACITY_MIN);
+    let mut memory = InlineMemory { pool: PacketPool::new(1), patterns: vec![] };
+    for flow in 0..1000 {
+        let mut bytes = vec![];
+        layout::encode_op(Op::Cancel { flow: FlowId(flow) }, &mut memory, &mut bytes).unwrap();
+        assert_eq!(tx.push(&bytes), Ok(RingPush::Written));
+        assert_eq!(pop(&mut rx), Ok(None), "not published");
+        assert!(!tx.publish(), "the consumer is awake");
+        let got = pop(&mut rx).unwrap().unwrap();
+        let op = layout::decode_op(&got, &mut memory).unwrap();
+        assert!(matches!(op, Op::Cancel { flow: FlowId(got) } if got == flow), "{op:?}");
+    }
+}
+
+/// Producer and consumer in two threads; the consumer sleeps, and every wake-up comes from
+/// `publish`.
+#[test]
+fn a_sleeping_consumer_is_woken() {
+    let (mut tx, mut rx, _) = rings(CAPACITY_MIN);
+    let bell = Notifier::new().unwrap();
+    let ringer = bell.clone();
+    let producer = thread::spawn(move || {
+        let mut rung = 0_u32;
+        for n in 0..20_000_u32 {
+            let descriptor = n.to_le_bytes().repeat(1 + n as usize % 40);
+            while tx.push(&descriptor).unwrap() == RingPush::Full {
+                thread::yield_now();
+            }
+            if tx.publish() {
+                rung += 1;
+                ringer.notify();
+            }
+            if n % 64 == 0 {
+                thread::yield_now();
+            }
+        }
+        rung
+    });
+    let mut poller = Poller::new();
+    let signaled = poller.add(bell.as_raw_fd());
+    let mut out = vec![];
+    for n in 0..20_000_u32 {
+        while !rx.pop(&mut out).unwrap() {
+            rx.prepare_sleep();
+            if rx.is_empty().unwrap() {
+                poller.wait(Some(Duration::from_secs(30))).unwrap();
+                assert!(poller.is_ready(signaled), "descriptor {n}: no signal");
+                bell.drain();
+            }
+            rx.mark_awake();
+        }
+        assert_eq!(out, n.to_le_bytes().repeat(1 + n as usize % 40));
+    }
+    let rung = producer.join().unwrap();
+    assert!(rung < 20_000, "a busy consumer is not woken");
+    assert_eq!(pop(&mut rx), Ok(None));
+}
+
+#[test]
+fn descriptors_that_do_not_fit() {
+    let (mut tx, mut rx, _) = rings(CAPACITY_MIN);
+    assert_eq!(tx.push(&[]), Ok(RingPush::DoesNotFit));
+    assert_eq!(tx.push(&[7; CAPACITY_MIN as usize - 3]), Ok(RingPush::DoesNotFit));
+    assert_eq!(tx.push(&vec![7; DESCRIPTOR_BYTES_MAX + 1]), Ok(RingPush::DoesNotFit));
+    let largest = [7; CAPACITY_MIN as usize - 4];
+    assert_eq!(tx.push(&largest), Ok(RingPush::Written));
+    assert_eq!(tx.push(&[1]), Ok(RingPush::Full));
+    let _ = tx.publish();
+    assert_eq!(tx.push(&[1]), Ok(RingPush::Full));
+    assert_eq!(pop(&mut rx).unwrap().as_deref(), Some(&largest[..]));
+    assert_eq!(tx.push(&[1]), Ok(RingPush::Written));
+}
+
+#[test]
+fn only_sealed_files_of_the_right_length_are_mapped() {
+    let refuse = |fd| SharedRingMemory::attach(fd).map(|_| ()).unwrap_err().to_string();
+    let mut plain = tempfile::tempfile().unwrap();
+    plain.write_all(&[0; 8192]).unwrap();
+    assert_eq!(refuse(plain.into()), "the memory of the ring has no seals");
+    for capacity in [0, 100, CAPACITY_MIN - 1, CAPACITY_MIN + 1, CAPACITY_MAX * 2] {
+        assert!(SharedRingMemory::create(capacity).is_err(), "{capacity}");
+    }
+    // The seals hold: neither side changes the length.
+    let memory = SharedRingMemory::create(CAPACITY_MIN).unwrap();
+    let file = File::from(memory.as_fd().try_clone_to_owned().unwrap());
+    for len in [0, 4096, 1 << 20] {
+        let error = file.set_len(len).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied, "{len}");
+    }
+}
+
+/// Each write of a hostile producer, with the fault that the consumer finds.
+#[test]
+fn a_consumer_refuses_what_a_hostile_producer_writes() {
+    let tails = [
+        (4, PeerFault::BadIndex),
+        (1, PeerFault::BadIndex),
+        (CAPACITY_MIN + 8, PeerFault::BadIndex),
+        (u32::MAX - 7, PeerFault::BadIndex),
+        (1 << 31, PeerFault::BadIndex),
+    ];
+    for (tail, fault) in tails {
+        let (_, mut rx, attacker) = rings(CAPACITY_MIN);
+        attacker.control(TAIL_AT).store(tail, Ordering::Relaxed);
+        assert_eq!(pop(&mut rx), Err(fault), "tail {tail}");
+    }
+    for (len, tail) in [(0, 8), (5, 8), (13, 16), (4093, 4096), (u32::MAX, 4096), (1 << 31, 4096)] {
+        let (_, mut rx, attacker) = rings(CAPACITY_MIN);
+        attacker.words()[0].store(u64::from(len), Ordering::Relaxed);
+        attacker.control(TAIL_AT).store(tail, Ordering::Relaxed);
+        assert_eq!(pop(&mut rx), Err(PeerFault::BadLength), "length {len}, tail {tail}");
+    }
+}
+
+#[test]
+fn a_tail_that_goes_back_is_refused() {
+    let (mut tx, mut rx, attacker) = rings(CAPACITY_MIN);
+    assert_eq!(tx.push(&[1; 20]), Ok(RingPush::Written));
+    let _ = tx.publish();
+    assert!(pop(&mut rx).unwrap().is_some());
+    attacker.control(TAIL_AT).store(0, Ordering::Relaxed);
+    assert_eq!(pop(&mut rx), Err(PeerFault::BadIndex));
+}
+
+/// The consumer's index must lie between the one seen last and the producer's own.
+#[test]
+fn a_producer_refuses_what_a_hostile_consumer_writes() {
+    for head in [1, 12, CAPACITY_MIN + 8, u32::MAX - 7, 1 << 31] {
+        let (mut tx, _, attacker) = rings(CAPACITY_MIN);
+        assert_eq!(tx.push(&[7; CAPACITY_MIN as usize - 4]), Ok(RingPush::Written));
+        attacker.control(HEAD_AT).store(head, Ordering::Relaxed);
+        assert_eq!(tx.push(&[1]), Err(PeerFault::BadIndex), "head {head}");
+    }
+    let (mut tx, mut rx, attacker) = rings(CAPACITY_MIN);
+    for _ in 0..3 {
+        assert_eq!(tx.push(&[7; CAPACITY_MIN as usize - 4]), Ok(RingPush::Written));
+        let _ = tx.publish();
+        assert!(pop(&mut rx).unwrap().is_some());
+    }
+    attacker.control(HEAD_AT).store(CAPACITY_MIN, Ordering::Relaxed);
+    assert_eq!(
+        tx.push(&[7; CAPACITY_MIN as usize - 4]),
+        Err(PeerFault::BadIndex),
+        "head went back"
+    );
+}
+
+/// Our own index lies in private memory: the other process cannot move it.
+#[test]
+fn own_indices_are_not_read_back() {
+    let (mut tx, mut rx, attacker) = rings(CAPACITY_MIN);
+    assert_eq!(tx.push(&[1; 4]), Ok(RingPush::Written));
+    let _ = tx.publish();
+    attacker.control(HEAD_AT).store(8, Ordering::Relaxed);
+    assert_eq!(pop(&mut rx), Ok(Some(vec![1; 4])));
+    attacker.control(TAIL_AT).store(0, Ordering::Relaxed);
+    assert_eq!(tx.push(&[2; 4]), Ok(RingPush::Written));
+    let _ = tx.publish();
+    assert_eq!(pop(&mut rx), Ok(Some(vec![2; 4])));
+}
+
+/// A descriptor that was popped does not change when the producer writes its bytes again.
+#[test]
+fn a_popped_descriptor_does_not_change() {
+    let (mut tx, mut rx, attacker) = rings(CAPACITY_MIN);
+    assert_eq!(tx.push(&[5; 100]), Ok(RingPush::Written));
+    let _ = tx.publish();
+    let got = pop(&mut rx).unwrap().unwrap();
+    attacker.words().iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
+    assert_eq!(got, [5; 100]);
+}
+
+proptest! {
+    /// Against a queue: nothing is lost, doubled or reordered, over many turns of the circle.
+    #[test]
+    fn behaves_like_a_queue(
+        steps in proptest::collection::vec((any::<bool>(), 1_usize..1500), 1..300),
+    ) {
+        let (mut tx, mut rx, _) = rings(CAPACITY_MIN);
+        let mut model: VecDeque<Vec<u8>> = VecDeque::new();
+        let mut used = 0;
+        for (n, (push, len)) in steps.into_iter().enumerate() {
+            if push {
+                let bytes: Vec<u8> = (0..len).map(|at| (at + n).to_le_bytes()[0]).collect();
+                let room = (len + 4).next_multiple_of(8);
+                let fits = used + room <= CAPACITY_MIN as usize;
+                let expected = if fits { RingPush::Written } else { RingPush::Full };
+                prop_assert_eq!(tx.push(&bytes), Ok(expected));
+                let _ = tx.publish();
+                if fits {
+                    used += room;
+                    model.push_back(bytes);
+                }
+            } else {
+                let expected = model.pop_front();
+                used -= expected.as_ref().map_or(0, |bytes| (bytes.len() + 4).next_multiple_of(8));
+                prop_assert_eq!(pop(&mut rx), Ok(expected));
+            }
+        }
+    }
+
+    /// Any control words and content: the consumer ends after at most as many descriptors as fit,
+    /// and no access leaves the ring.
+    #[test]
+    fn total_on_any_memory(
+        tail: u32, content in proptest::collection::vec(any::<u64>(), 64),
+    ) {
+        let (_, mut rx, attacker) = rings(CAPACITY_MIN);
+        for (index, word) in attacker.words().iter().enumerate() {
+            // Short lengths, so that several descriptors follow each other.
+            word.store(content[index % 64] & 0xffff_ffff_0000_007f, Ordering::Relaxed);
+        }
+        attacker.control(TAIL_AT).store((tail % (CAPACITY_MIN * 2)) & !7, Ordering::Relaxed);
+        let mut out = vec![];
+        let mut popped = 0;
+        while let Ok(true) = rx.pop(&mut out) {
+            popped += 1;
+            prop_assert!(!out.is_empty() && popped <= CAPACITY_MIN / 8);
+        }
+    }
+}
