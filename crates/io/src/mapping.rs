@@ -1,8 +1,8 @@
 //! Memory that the process maps: its own, that of a socket's rings, or a file shared with another
 //! process.
 //!
-//! Used by [`crate::xdp`], [`crate::packet_socket`] and [`crate::shared_ring`]. The owner of a [`Mapping`] bounds its
-//! accesses by [`Mapping::len`].
+//! Used by [`crate::xdp`], [`crate::packet_socket`] and [`crate::shared_ring`]. The owner of a
+//! [`Mapping`] bounds its accesses by [`Mapping::len`].
 #![expect(unsafe_code, reason = "mmap and munmap")]
 
 use std::io;

@@ -366,7 +366,8 @@ proptest! {
     /// A changed descriptor is refused, or is the only encoding of another value.
     #[test]
     fn changed_descriptors_have_one_encoding(
-        seed: u64, event: bool, changes in proptest::collection::vec((any::<u16>(), any::<u8>()), 1..4),
+        seed: u64, event: bool,
+        changes in proptest::collection::vec((any::<u16>(), any::<u8>()), 1..4),
     ) {
         let layout = PublishedLayout::read(&layout_table().to_text());
         let of = if event { "Event" } else { "Op" };

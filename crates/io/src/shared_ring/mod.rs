@@ -144,8 +144,8 @@ impl SharedRingConsumer {
         Self { memory, head: 0, tail_seen: 0 }
     }
 
-    /// Moves the oldest descriptor to `out`, whose content it replaces. Returns false if the ring is
-    /// empty.
+    /// Moves the oldest descriptor to `out`, whose content it replaces. Returns false if there is
+    /// none.
     ///
     /// # Errors
     /// If the producer's index or the length of the descriptor is invalid.
@@ -222,23 +222,35 @@ fn write(words: &[AtomicU64], index: u32, descriptor: &[u8]) {
     first[len.len()..len.len() + begin.len()].copy_from_slice(begin);
     word(words, index).store(u64::from_le_bytes(first), Ordering::Relaxed);
     let mut index = index;
-    for chunk in rest.chunks(WORD_BYTES as usize) {
+    let mut store = |bytes| {
         index = index.wrapping_add(WORD_BYTES);
-        let mut bytes = [0; WORD_BYTES as usize];
-        bytes[..chunk.len()].copy_from_slice(chunk);
         word(words, index).store(u64::from_le_bytes(bytes), Ordering::Relaxed);
+    };
+    let mut chunks = rest.chunks_exact(WORD_BYTES as usize);
+    chunks.by_ref().filter_map(|chunk| chunk.first_chunk().copied()).for_each(&mut store);
+    let last = chunks.remainder();
+    if !last.is_empty() {
+        let mut padded = [0; WORD_BYTES as usize];
+        padded[..last.len()].copy_from_slice(last);
+        store(padded);
     }
 }
 
 /// Copies a descriptor of `len` bytes at an index, with its first word, to `out`.
 fn read(words: &[AtomicU64], index: u32, first: u64, len: usize, out: &mut Vec<u8>) {
+    let [_, _, _, _, begin @ ..] = first.to_le_bytes();
     out.clear();
-    out.extend_from_slice(&first.to_le_bytes()[LENGTH_BYTES as usize..]);
+    out.extend_from_slice(&begin[..begin.len().min(len)]);
+    out.resize(len, 0);
     let mut index = index;
-    while out.len() < len {
+    let mut load = || {
         index = index.wrapping_add(WORD_BYTES);
-        let bytes = word(words, index).load(Ordering::Relaxed).to_le_bytes();
-        out.extend_from_slice(&bytes);
+        word(words, index).load(Ordering::Relaxed).to_le_bytes()
+    };
+    let mut chunks = out[begin.len().min(len)..].chunks_exact_mut(WORD_BYTES as usize);
+    chunks.by_ref().for_each(|chunk| chunk.copy_from_slice(&load()));
+    let last = chunks.into_remainder();
+    if !last.is_empty() {
+        last.copy_from_slice(&load()[..last.len()]);
     }
-    out.truncate(len);
 }

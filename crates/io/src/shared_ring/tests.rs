@@ -1,3 +1,6 @@
+//! Tests of the rings: two mappings for the two sides, and a third one for an attacker who writes
+//! to any word of the memory.
+
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::Write;

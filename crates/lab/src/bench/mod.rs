@@ -11,12 +11,13 @@
 //! - Live benchmarks ([`serve_live`], [`proxy_live`], [`quic_live`], [`quic_relay`]) run the
 //!   program as users do, in turn with other programs ([`live::comparison`]).
 //! - [`splice_frames`] runs the device alone on XDP sockets, beside programs of the kernel.
-//! - [`connections`], [`tls_engine`], [`aead_workers`] and [`timer_wheel`] measure a device or a
-//!   data structure alone.
+//! - [`connections`], [`tls_engine`], [`aead_workers`], [`timer_wheel`] and [`carriers`] measure a
+//!   device, a data structure or a carrier alone.
 //!
 //! Every claim is a ratio measured within one run, because machines differ.
 
 mod aead_workers;
+mod carriers;
 mod client;
 mod connections;
 mod content_pair;
@@ -117,6 +118,9 @@ enum Bench {
     RemoteStorage(remote_storage::RemoteStorageArgs),
     /// Compare the timer bitmap wheel, the device's wheel of lists and a hashed timing wheel
     TimerWheel(timer_wheel::TimerWheelArgs),
+    /// Measure the cost of carrying operations and events within a process, and through memory
+    /// shared by two
+    Carriers(carriers::CarriersArgs),
     /// Measure bytes of host memory per idle established connection
     Memory(memory::MemoryArgs),
     /// Compare `outboard proxy` with HAProxy and nginx, on one core each
@@ -153,6 +157,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         Bench::NvmeLoss(args) => args,
         Bench::RemoteStorage(args) => args,
         Bench::TimerWheel(args) => args,
+        Bench::Carriers(args) => args,
         Bench::Memory(args) => args,
         Bench::ProxyLive(args) => args,
         Bench::ServeLive(args) => args,

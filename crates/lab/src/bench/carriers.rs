@@ -1,0 +1,438 @@
+//! `outboard-lab bench carriers`: the cost of carrying an operation or event from one side to the
+//! other, inside a process and through memory that two processes share.
+//!
+//! One thread is both sides, in batches, so that the cost of the code is measured and not that of
+//! moving cache lines between cores, which all carriers have. `send` is the encoding and the write
+//! to the ring, `receive` the read and the decoding. `ring` moves Rust values ([`abi::ring`]);
+//! `shared, inline` carries descriptors with their payload ([`abi::layout`], [`io::shared_ring`]);
+//! `shared, named` names payload in a registered region.
+//!
+//! No program uses the shared ring yet: these are costs of the parts, not of a system.
+
+use std::collections::VecDeque;
+use std::fmt::Display;
+use std::hint::black_box;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use abi::aligned::AlignedBuf;
+use abi::layout::{self, DecodeMemory, EncodeMemory, InlineMemory, MemoryRange};
+use abi::ring::{RingConsumer, RingProducer, ring};
+use abi::{
+    Checksum, Event, FileExtent, FileId, FlowId, Op, PacketBuf, PacketHeader, PacketPool,
+    ReceivedFrame, Transmit, TransmitPart, TransmitParts,
+};
+use bytes::Bytes;
+use clap::Args;
+use io::clock::cycles;
+use io::shared_ring::{RingPush, SharedRingConsumer, SharedRingMemory, SharedRingProducer};
+use patterns::PatternSet;
+use serde_json::{Map, Value};
+
+use super::experiment::{BenchReport, Benchmark, Experiment, Fields, find_figures, median_by};
+use cli::Failure;
+
+/// Descriptors that are sent before they are received.
+const BATCH: usize = 32;
+/// Bytes of a shared ring: a batch of frames with room to spare.
+const RING_BYTES: u32 = 256 << 10;
+/// Batches in a run, and runs of a row.
+const BATCHES: usize = 2000;
+const ROUNDS: usize = 9;
+/// Payload of a segment, and of a small transaction.
+const SEGMENT_BYTES: usize = 1448;
+const SMALL_BYTES: usize = 64;
+
+/// Arguments of `outboard-lab bench carriers`.
+#[derive(Debug, Args)]
+pub(crate) struct CarriersArgs {
+    /// Run three rounds instead of nine
+    #[arg(long)]
+    quick: bool,
+}
+
+/// Carriers under test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CarrierKind {
+    Values,
+    SharedInline,
+    SharedNamed,
+}
+
+/// Descriptors under test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CarriedKind {
+    /// A transmit of [`SMALL_BYTES`] from the host's memory.
+    Small,
+    /// A transmit of 64 KiB of a file, with the head of a response.
+    File,
+    /// A received frame of [`SEGMENT_BYTES`].
+    Received,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct CarrierSetting {
+    carrier: CarrierKind,
+    carried: CarriedKind,
+}
+
+/// Cycles per descriptor.
+#[derive(Clone, Copy, Debug)]
+struct CarrierFigures {
+    send: f64,
+    receive: f64,
+    /// Bytes of a descriptor; zero for values.
+    bytes: usize,
+}
+
+impl Benchmark for CarriersArgs {
+    fn run(&self, report: &mut BenchReport) -> Result<(), Failure> {
+        let all = [CarriedKind::Small, CarriedKind::File, CarriedKind::Received];
+        let group = |carried| {
+            [CarrierKind::Values, CarrierKind::SharedInline, CarrierKind::SharedNamed]
+                .map(|carrier| CarrierSetting { carrier, carried })
+                .into()
+        };
+        let experiment = Experiment {
+            groups: all.into_iter().map(group).collect(),
+            repeats: if self.quick { 3 } else { ROUNDS },
+            measure: &mut measure,
+            // The measurement checks that every descriptor arrives.
+            took_path: &|_, _| true,
+            combine: &|runs| median_by(runs, |run: &CarrierFigures| run.send + run.receive),
+            fields: &|row, _| {
+                let CarrierFigures { send, receive, bytes } = row.figures;
+                Fields::new()
+                    .show("descriptor", "descriptor", row.setting.carried.name())
+                    .show("carrier", "carrier", row.setting.carrier.name())
+                    .show("send", "send_cycles", send)
+                    .show("receive", "receive_cycles", receive)
+                    .show("bytes", "bytes", bytes)
+            },
+        };
+        let rows = report.measure("rows", experiment)?;
+        let mut headline = Map::new();
+        for carried in all {
+            let cost = |carrier| {
+                let of = |s: &CarrierSetting| s.carrier == carrier && s.carried == carried;
+                find_figures(&rows, of).map(|f: &CarrierFigures| f.send + f.receive)
+            };
+            let (values, named) = (cost(CarrierKind::Values), cost(CarrierKind::SharedNamed));
+            let added = named.zip(values).map(|(named, values)| named - values);
+            headline.insert(format!("added_cycles_{}", carried.key()), added.into());
+        }
+        report.set("headline", Value::Object(headline));
+        Ok(())
+    }
+}
+
+impl CarrierKind {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Values => "ring",
+            Self::SharedInline => "shared, inline",
+            Self::SharedNamed => "shared, named",
+        }
+    }
+}
+
+impl CarriedKind {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Small => "transmit of 64 bytes",
+            Self::File => "transmit of a file",
+            Self::Received => "received frame",
+        }
+    }
+
+    const fn key(self) -> &'static str {
+        match self {
+            Self::Small => "transmit",
+            Self::File => "file",
+            Self::Received => "received",
+        }
+    }
+}
+
+fn measure(setting: CarrierSetting) -> Result<CarrierFigures, Failure> {
+    let region = Bytes::from(vec![7; 64 << 10]);
+    let mut source = DescriptorSource { region: region.clone(), pool: PacketPool::new(BATCH * 2) };
+    let memory = BenchMemory {
+        region: (setting.carrier == CarrierKind::SharedNamed).then_some(region),
+        frames: VecDeque::new(),
+        inline: InlineMemory { pool: PacketPool::new(BATCH * 2), patterns: vec![] },
+    };
+    let is_shared = setting.carrier != CarrierKind::Values;
+    let is_file = setting.carried == CarriedKind::File;
+    match (setting.carried, is_shared) {
+        (CarriedKind::Received, false) => {
+            run(&mut ValueCarrier::new(), &mut source, DescriptorSource::received)
+        }
+        (CarriedKind::Received, true) => {
+            let (encode, decode) = (layout::encode_event, layout::decode_event);
+            let mut carrier = SharedCarrier::new(memory, encode, decode)?;
+            run(&mut carrier, &mut source, DescriptorSource::received)
+        }
+        (_, false) => run(&mut ValueCarrier::new(), &mut source, |source| source.transmit(is_file)),
+        (_, true) => {
+            let mut carrier = SharedCarrier::new(memory, layout::encode_op, layout::decode_op)?;
+            run(&mut carrier, &mut source, |source| source.transmit(is_file))
+        }
+    }
+}
+
+/// Sends and receives batches, and returns the cycles per descriptor.
+fn run<T: Carried>(
+    carrier: &mut impl BenchCarrier<T>,
+    source: &mut DescriptorSource,
+    make: impl Fn(&mut DescriptorSource) -> T,
+) -> Result<CarrierFigures, Failure> {
+    let (mut sending, mut receiving, mut arrived) = (0, 0, 0);
+    let mut made = Vec::with_capacity(BATCH);
+    let mut got = Vec::with_capacity(BATCH);
+    for _ in 0..BATCHES {
+        made.extend((0..BATCH).map(|_| make(source)));
+        let begun = cycles();
+        for descriptor in made.drain(..) {
+            carrier.send(descriptor);
+        }
+        carrier.publish();
+        let sent = cycles();
+        while let Some(descriptor) = carrier.receive() {
+            got.push(black_box(descriptor));
+        }
+        receiving += cycles() - sent;
+        sending += sent - begun;
+        arrived += got.len();
+        for buffer in got.drain(..).filter_map(Carried::into_buffer) {
+            carrier.recycle(buffer, &mut source.pool);
+        }
+    }
+    if arrived != BATCHES * BATCH {
+        return Err(Failure::System(format!("{arrived} of {} arrived", BATCHES * BATCH)));
+    }
+    let per = |cycles: u64| cycles as f64 / (BATCHES * BATCH) as f64;
+    Ok(CarrierFigures { send: per(sending), receive: per(receiving), bytes: carrier.bytes() })
+}
+
+/// An operation or event.
+trait Carried {
+    /// Returns the buffer of a received frame.
+    fn into_buffer(self) -> Option<PacketBuf>;
+}
+
+impl Carried for Op {
+    fn into_buffer(self) -> Option<PacketBuf> {
+        None
+    }
+}
+
+impl Carried for Event {
+    fn into_buffer(self) -> Option<PacketBuf> {
+        match self {
+            Self::Received(mut received) => Some(received.take_packet()),
+            _ => None,
+        }
+    }
+}
+
+/// Both ends of a carrier.
+trait BenchCarrier<T> {
+    fn send(&mut self, descriptor: T);
+    fn publish(&mut self);
+    fn receive(&mut self) -> Option<T>;
+    /// Returns a received buffer to the pool that it comes from.
+    fn recycle(&mut self, buffer: PacketBuf, source: &mut PacketPool);
+    /// Returns the length of the last descriptor.
+    fn bytes(&self) -> usize;
+}
+
+/// The rings of one process.
+struct ValueCarrier<T>(RingProducer<T>, RingConsumer<T>);
+
+impl<T: Send> ValueCarrier<T> {
+    fn new() -> Self {
+        let (producer, consumer) = ring(BATCH);
+        Self(producer, consumer)
+    }
+}
+
+impl<T: Send> BenchCarrier<T> for ValueCarrier<T> {
+    fn send(&mut self, descriptor: T) {
+        // The ring has room for a batch; `run` counts what arrives.
+        let _full = self.0.push(descriptor);
+    }
+
+    fn publish(&mut self) {}
+
+    fn receive(&mut self) -> Option<T> {
+        self.1.pop()
+    }
+
+    fn recycle(&mut self, buffer: PacketBuf, source: &mut PacketPool) {
+        source.put(buffer);
+    }
+
+    fn bytes(&self) -> usize {
+        0
+    }
+}
+
+type EncodeDescriptor<T> =
+    fn(T, &mut dyn EncodeMemory, &mut Vec<u8>) -> Result<(), layout::EncodeFault>;
+type DecodeDescriptor<T> = fn(&[u8], &mut dyn DecodeMemory) -> Result<T, layout::LayoutFault>;
+
+/// A ring in shared memory, mapped twice.
+struct SharedCarrier<T> {
+    producer: SharedRingProducer,
+    consumer: SharedRingConsumer,
+    memory: BenchMemory,
+    encode: EncodeDescriptor<T>,
+    decode: DecodeDescriptor<T>,
+    outgoing: Vec<u8>,
+    incoming: Vec<u8>,
+}
+
+impl<T> SharedCarrier<T> {
+    fn new(
+        memory: BenchMemory,
+        encode: EncodeDescriptor<T>,
+        decode: DecodeDescriptor<T>,
+    ) -> Result<Self, Failure> {
+        let failed = |e: &dyn Display| Failure::System(format!("cannot create a ring: {e}"));
+        let ring = SharedRingMemory::create(RING_BYTES).map_err(|e| failed(&e))?;
+        let other = ring.as_fd().try_clone_to_owned().map_err(|e| failed(&e))?;
+        let other = SharedRingMemory::attach(other).map_err(|e| failed(&e))?;
+        Ok(Self {
+            producer: SharedRingProducer::new(ring),
+            consumer: SharedRingConsumer::new(other),
+            memory,
+            encode,
+            decode,
+            outgoing: vec![],
+            incoming: vec![],
+        })
+    }
+}
+
+impl<T> BenchCarrier<T> for SharedCarrier<T> {
+    fn send(&mut self, descriptor: T) {
+        self.outgoing.clear();
+        let encoded = (self.encode)(descriptor, &mut self.memory, &mut self.outgoing);
+        let pushed = self.producer.push(&self.outgoing);
+        debug_assert_eq!((encoded, pushed), (Ok(()), Ok(RingPush::Written)));
+    }
+
+    fn publish(&mut self) {
+        let _awake = self.producer.publish();
+    }
+
+    fn receive(&mut self) -> Option<T> {
+        let popped = self.consumer.pop(&mut self.incoming);
+        (popped == Ok(true)).then(|| (self.decode)(&self.incoming, &mut self.memory).ok())?
+    }
+
+    fn recycle(&mut self, buffer: PacketBuf, source: &mut PacketPool) {
+        match self.memory.region {
+            Some(_) => source.put(buffer),
+            None => self.memory.inline.pool.put(buffer),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        self.incoming.len()
+    }
+}
+
+/// Memory of both sides: everything inline, or named if there is a region.
+struct BenchMemory {
+    region: Option<Bytes>,
+    /// Named frames on their way.
+    frames: VecDeque<PacketBuf>,
+    inline: InlineMemory,
+}
+
+impl EncodeMemory for BenchMemory {
+    fn name_bytes(&mut self, bytes: Bytes) -> Result<MemoryRange, Bytes> {
+        let start = self.region.as_ref().map(|region| region.as_ptr() as usize);
+        let offset = start.and_then(|start| (bytes.as_ptr() as usize).checked_sub(start));
+        match (offset, u32::try_from(bytes.len())) {
+            (Some(offset), Ok(len)) => Ok(MemoryRange { region: 0, offset: offset as u64, len }),
+            _ => Err(bytes),
+        }
+    }
+
+    fn name_frame(&mut self, frame: PacketBuf) -> Result<MemoryRange, PacketBuf> {
+        if self.region.is_none() {
+            return Err(frame);
+        }
+        let len = u32::try_from(frame.len()).unwrap_or(0);
+        self.frames.push_back(frame);
+        Ok(MemoryRange { region: 1, offset: 0, len })
+    }
+
+    fn name_buffer(&mut self, buffer: AlignedBuf) -> Result<MemoryRange, AlignedBuf> {
+        Err(buffer)
+    }
+
+    fn number_of_patterns(&mut self, _: &Arc<PatternSet>) -> Option<u32> {
+        None
+    }
+}
+
+impl DecodeMemory for BenchMemory {
+    fn bytes(&mut self, range: MemoryRange) -> Option<Bytes> {
+        let start = usize::try_from(range.offset).ok()?;
+        let end = start.checked_add(range.len as usize)?;
+        let region = self.region.as_ref().filter(|region| end <= region.len())?;
+        Some(region.slice(start..end))
+    }
+
+    fn frame(&mut self, range: MemoryRange) -> Option<PacketBuf> {
+        self.frames.pop_front().filter(|frame| frame.len() == range.len as usize)
+    }
+
+    fn buffer(&mut self, _: MemoryRange) -> Option<AlignedBuf> {
+        None
+    }
+
+    fn copy_frame(&mut self, bytes: &[u8]) -> Option<PacketBuf> {
+        self.inline.copy_frame(bytes)
+    }
+
+    fn patterns(&mut self, _: u32) -> Option<Arc<PatternSet>> {
+        None
+    }
+}
+
+/// Makes descriptors without allocating.
+struct DescriptorSource {
+    region: Bytes,
+    pool: PacketPool,
+}
+
+impl DescriptorSource {
+    fn transmit(&mut self, file: bool) -> Op {
+        let mut parts = TransmitParts::new();
+        parts.push(TransmitPart::Host(self.region.slice(4096..4096 + SMALL_BYTES)));
+        if file {
+            let extent = FileExtent { file: FileId(3), offset: 1 << 20, len: 64 << 10 };
+            parts.push(TransmitPart::File(extent));
+        }
+        Op::Transmit(Transmit {
+            flow: FlowId(77),
+            header: PacketHeader::zeroed(66, 14, 34).unwrap_or_else(|_| PacketHeader::empty()),
+            segment_size: 1448,
+            parts,
+            timestamp: None,
+            echo: None,
+            retransmission: false,
+            quic: None,
+        })
+    }
+
+    fn received(&mut self) -> Event {
+        let packet = self.pool.take(SEGMENT_BYTES + 66).unwrap_or_else(PacketBuf::empty);
+        Event::Received(ReceivedFrame::new(packet, Checksum::Good, 9, 0))
+    }
+}
