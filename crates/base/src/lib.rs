@@ -16,7 +16,7 @@ mod seq;
 mod time;
 
 pub use deadline_heap::DeadlineHeap;
-pub use mix::mix;
+pub use mix::{fnv1a, mix};
 pub use prng::Prng;
 pub use seq::{SeqNum, low32};
 pub use time::{Duration, Instant};

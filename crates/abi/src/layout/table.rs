@@ -70,9 +70,7 @@ impl LayoutTable {
     /// Returns a number that differs between layouts: FNV-1a of the text.
     #[must_use]
     pub fn fingerprint(&self) -> u64 {
-        self.to_text().bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        })
+        base::fnv1a(self.to_text().as_bytes())
     }
 }
 

@@ -181,11 +181,7 @@ pub(super) fn open_namespace_file(
 /// Returns a serial number for a subsystem. It is the same on each start, because hosts identify
 /// controllers by it.
 fn serial(nqn: &str) -> String {
-    // FNV-1a of 64 bits.
-    let hash = nqn.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    format!("OB{hash:016x}")
+    format!("OB{:016x}", base::fnv1a(nqn.as_bytes()))
 }
 
 /// Returns whether the device sends data from files, or why not: it can if it also encrypts them,
