@@ -30,47 +30,64 @@ impl MemoryRange {
 }
 
 /// Names the buffers of outgoing descriptors. Each function returns the buffer if it has no name;
-/// its bytes are then copied into the descriptor.
+/// its bytes are then copied into the descriptor. By default nothing has a name.
 pub trait EncodeMemory {
     /// Names payload that the sender keeps until the receiver has released it.
     ///
     /// # Errors
     /// The payload, if it lies in no region.
-    fn name_bytes(&mut self, bytes: Bytes) -> Result<MemoryRange, Bytes>;
+    fn name_bytes(&mut self, bytes: Bytes) -> Result<MemoryRange, Bytes> {
+        Err(bytes)
+    }
 
     /// Names the buffer of a frame, which then belongs to the receiver.
     ///
     /// # Errors
     /// The frame, if it lies in no region.
-    fn name_frame(&mut self, frame: PacketBuf) -> Result<MemoryRange, PacketBuf>;
+    fn name_frame(&mut self, frame: PacketBuf) -> Result<MemoryRange, PacketBuf> {
+        Err(frame)
+    }
 
     /// Names a registered buffer, which belongs to the receiver until it returns it.
     ///
     /// # Errors
     /// The buffer, if it lies in no region.
-    fn name_buffer(&mut self, buffer: AlignedBuf) -> Result<MemoryRange, AlignedBuf>;
+    fn name_buffer(&mut self, buffer: AlignedBuf) -> Result<MemoryRange, AlignedBuf> {
+        Err(buffer)
+    }
 
     /// Returns the number under which both sides know a set of patterns.
-    fn number_of_patterns(&mut self, patterns: &Arc<PatternSet>) -> Option<u32>;
+    fn number_of_patterns(&mut self, _: &Arc<PatternSet>) -> Option<u32> {
+        None
+    }
 }
 
 /// Resolves the buffers of received descriptors. Each function returns `None` if the sender may not
-/// name the memory, or if there is no memory for a copy; the descriptor is then refused.
+/// name the memory, or if there is no memory for a copy; the descriptor is then refused. By default
+/// no memory may be named.
 pub trait DecodeMemory {
     /// Returns payload in a region.
-    fn bytes(&mut self, range: MemoryRange) -> Option<Bytes>;
+    fn bytes(&mut self, _: MemoryRange) -> Option<Bytes> {
+        None
+    }
 
     /// Returns the buffer of a frame in a region.
-    fn frame(&mut self, range: MemoryRange) -> Option<PacketBuf>;
+    fn frame(&mut self, _: MemoryRange) -> Option<PacketBuf> {
+        None
+    }
 
     /// Returns a registered buffer in a region.
-    fn buffer(&mut self, range: MemoryRange) -> Option<AlignedBuf>;
+    fn buffer(&mut self, _: MemoryRange) -> Option<AlignedBuf> {
+        None
+    }
 
     /// Copies the bytes of a frame to a new buffer.
     fn copy_frame(&mut self, bytes: &[u8]) -> Option<PacketBuf>;
 
     /// Returns the set of patterns with a number.
-    fn patterns(&mut self, number: u32) -> Option<Arc<PatternSet>>;
+    fn patterns(&mut self, _: u32) -> Option<Arc<PatternSet>> {
+        None
+    }
 
     /// Copies payload.
     fn copy_bytes(&mut self, bytes: &[u8]) -> Option<Bytes> {
@@ -95,18 +112,6 @@ pub struct InlineMemory {
 }
 
 impl EncodeMemory for InlineMemory {
-    fn name_bytes(&mut self, bytes: Bytes) -> Result<MemoryRange, Bytes> {
-        Err(bytes)
-    }
-
-    fn name_frame(&mut self, frame: PacketBuf) -> Result<MemoryRange, PacketBuf> {
-        Err(frame)
-    }
-
-    fn name_buffer(&mut self, buffer: AlignedBuf) -> Result<MemoryRange, AlignedBuf> {
-        Err(buffer)
-    }
-
     fn number_of_patterns(&mut self, patterns: &Arc<PatternSet>) -> Option<u32> {
         let index = self.patterns.iter().position(|known| Arc::ptr_eq(known, patterns))?;
         u32::try_from(index).ok()
@@ -114,18 +119,6 @@ impl EncodeMemory for InlineMemory {
 }
 
 impl DecodeMemory for InlineMemory {
-    fn bytes(&mut self, _: MemoryRange) -> Option<Bytes> {
-        None
-    }
-
-    fn frame(&mut self, _: MemoryRange) -> Option<PacketBuf> {
-        None
-    }
-
-    fn buffer(&mut self, _: MemoryRange) -> Option<AlignedBuf> {
-        None
-    }
-
     fn copy_frame(&mut self, bytes: &[u8]) -> Option<PacketBuf> {
         self.pool.copy(bytes)
     }

@@ -14,7 +14,7 @@
 //! - The sender is hostile. [`Decoder`] bounds every length by the bytes that are there, refuses
 //!   unknown variants and left-over bytes, and allocates no more than the descriptor justifies.
 //!   A descriptor has one encoding: what decodes encodes to the same bytes again.
-//! - Keys lie in descriptors of contexts; carriers clear such a descriptor after use.
+//! - Keys lie in descriptors of contexts; a carrier has to clear such a descriptor after use.
 //!
 //! The codec neither sends nor waits, and does not judge values that only an engine can judge
 //! (tables, states, ranges within a buffer): host and device check those as they do in process.

@@ -15,7 +15,8 @@ use smallvec::SmallVec;
 use zeroize::Zeroizing;
 
 use super::{
-    Decoder, DescriptorCodec, EncodeFault, Encoder, LayoutFault, LayoutTable, MemoryRange,
+    DESCRIPTOR_BYTES_MAX, Decoder, DescriptorCodec, EncodeFault, Encoder, LayoutFault, LayoutTable,
+    MemoryRange,
 };
 use crate::aligned::{AlignedBuf, PAGE_BYTES};
 use crate::quic::QuicConnectionId;
@@ -356,10 +357,8 @@ impl DescriptorCodec for Arc<PatternSet> {
 
 impl DescriptorCodec for Bytes {
     fn encode(self, to: &mut Encoder<'_>) {
-        match to.memory.name_bytes(self) {
-            Ok(range) => put_range(to, range),
-            Err(bytes) => put_inline(to, &bytes),
-        }
+        let named = to.memory.name_bytes(self);
+        put_buffer(to, named, |bytes| bytes);
     }
 
     fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
@@ -377,10 +376,8 @@ impl DescriptorCodec for Bytes {
 
 impl DescriptorCodec for PacketBuf {
     fn encode(self, to: &mut Encoder<'_>) {
-        match to.memory.name_frame(self) {
-            Ok(range) => put_range(to, range),
-            Err(frame) => put_inline(to, frame.as_slice()),
-        }
+        let named = to.memory.name_frame(self);
+        put_buffer(to, named, Self::as_slice);
     }
 
     fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
@@ -398,21 +395,22 @@ impl DescriptorCodec for PacketBuf {
 
 impl DescriptorCodec for AlignedBuf {
     fn encode(self, to: &mut Encoder<'_>) {
-        match to.memory.name_buffer(self) {
-            Ok(range) => put_range(to, range),
-            Err(buffer) => put_inline(to, buffer.as_slice()),
-        }
+        let named = to.memory.name_buffer(self);
+        put_buffer(to, named, Self::as_slice);
     }
 
     fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
-        match take_buffer(from)? {
+        let described = take_buffer(from)?;
+        let len = match &described {
+            DescribedBuffer::Named(range) => range.len as usize,
+            DescribedBuffer::Inline(bytes) => bytes.len(),
+        };
+        if len == 0 || len % PAGE_BYTES != 0 {
+            return Err(LayoutFault::OutOfRange);
+        }
+        match described {
             DescribedBuffer::Named(range) => from.memory.buffer(range),
-            DescribedBuffer::Inline(bytes) => {
-                if bytes.is_empty() || bytes.len() % PAGE_BYTES != 0 {
-                    return Err(LayoutFault::OutOfRange);
-                }
-                from.memory.copy_buffer(bytes)
-            }
+            DescribedBuffer::Inline(bytes) => from.memory.copy_buffer(bytes),
         }
         .ok_or(LayoutFault::BadMemory)
     }
@@ -428,26 +426,31 @@ enum DescribedBuffer<'a> {
     Inline(&'a [u8]),
 }
 
-fn put_range(to: &mut Encoder<'_>, range: MemoryRange) {
-    let MemoryRange { region, offset, len } = range;
-    debug_assert_ne!(region, MemoryRange::INLINE, "reserved");
-    region.encode(to);
-    len.encode(to);
-    offset.encode(to);
+/// Writes the name of a buffer, or the buffer itself if it has none.
+fn put_buffer<B>(
+    to: &mut Encoder<'_>,
+    named: Result<MemoryRange, B>,
+    as_slice: impl Fn(&B) -> &[u8],
+) {
+    match named {
+        Ok(MemoryRange { region, offset, len }) => {
+            debug_assert_ne!(region, MemoryRange::INLINE, "reserved");
+            region.encode(to);
+            len.encode(to);
+            offset.encode(to);
+        }
+        Err(buffer) => {
+            let bytes = as_slice(&buffer);
+            let len = u32::try_from(bytes.len()).ok();
+            let Some(len) = len.filter(|_| bytes.len() <= DESCRIPTOR_BYTES_MAX) else {
+                return to.fail(EncodeFault::TooLong);
+            };
+            MemoryRange::INLINE.encode(to);
+            len.encode(to);
+            to.put(bytes);
+        }
+    }
 }
-
-fn put_inline(to: &mut Encoder<'_>, bytes: &[u8]) {
-    let Some(len) = u32::try_from(bytes.len()).ok().filter(|_| bytes.len() <= INLINE_BYTES_MAX)
-    else {
-        return to.fail(EncodeFault::TooLong);
-    };
-    MemoryRange::INLINE.encode(to);
-    len.encode(to);
-    to.put(bytes);
-}
-
-/// Inline bytes of one buffer: no buffer is longer than its descriptor.
-const INLINE_BYTES_MAX: usize = super::DESCRIPTOR_BYTES_MAX;
 
 fn take_buffer<'a>(from: &mut Decoder<'a>) -> Result<DescribedBuffer<'a>, LayoutFault> {
     let (region, len) = (u32::decode(from)?, u32::decode(from)?);

@@ -211,8 +211,8 @@ fn descriptors_made_from_the_table_are_understood() {
     }
 }
 
-/// A transmit of every kind of part keeps its values, which the byte comparison alone would not
-/// show if writer and reader confused two fields in the same manner.
+/// A transmit keeps its values, and its bytes are those of the page. A comparison of encodings
+/// alone would not show that writer and reader confuse two fields in the same manner.
 #[test]
 fn values_survive() {
     let (mut memory, mut out) = (memory(), vec![]);
@@ -253,18 +253,6 @@ impl EncodeMemory for NamedPayload {
         let len = u32::try_from(bytes.len()).unwrap();
         Ok(MemoryRange { region: 3, offset: offset as u64, len })
     }
-
-    fn name_frame(&mut self, frame: crate::PacketBuf) -> Result<MemoryRange, crate::PacketBuf> {
-        Err(frame)
-    }
-
-    fn name_buffer(&mut self, buffer: AlignedBuf) -> Result<MemoryRange, AlignedBuf> {
-        Err(buffer)
-    }
-
-    fn number_of_patterns(&mut self, _: &Arc<PatternSet>) -> Option<u32> {
-        None
-    }
 }
 
 impl DecodeMemory for NamedPayload {
@@ -274,19 +262,7 @@ impl DecodeMemory for NamedPayload {
         (range.region == 3 && end <= self.0.len()).then(|| self.0.slice(start..end))
     }
 
-    fn frame(&mut self, _: MemoryRange) -> Option<crate::PacketBuf> {
-        None
-    }
-
-    fn buffer(&mut self, _: MemoryRange) -> Option<AlignedBuf> {
-        None
-    }
-
     fn copy_frame(&mut self, _: &[u8]) -> Option<crate::PacketBuf> {
-        None
-    }
-
-    fn patterns(&mut self, _: u32) -> Option<Arc<PatternSet>> {
         None
     }
 }
@@ -320,7 +296,16 @@ fn registered_buffers_consist_of_pages() {
         bytes.resize(8 + len, 0);
         let refused = decode::<AlignedBuf>(&bytes, &mut memory).map(|buffer| buffer.len());
         assert_eq!(refused, Err(LayoutFault::OutOfRange), "{len} bytes");
+        // A named buffer has the same rule; unregistered memory is refused after it.
+        bytes.truncate(8);
+        bytes[..4].fill(0);
+        bytes.extend_from_slice(&[0; 8]);
+        let refused = decode::<AlignedBuf>(&bytes, &mut memory).map(|buffer| buffer.len());
+        assert_eq!(refused, Err(LayoutFault::OutOfRange), "{len} bytes, named");
     }
+    let named = [0, 0, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let refused = decode::<AlignedBuf>(&named, &mut memory).map(|buffer| buffer.len());
+    assert_eq!(refused, Err(LayoutFault::BadMemory));
 }
 
 /// An operation that cannot leave the process leaves no bytes behind.
@@ -328,7 +313,7 @@ fn registered_buffers_consist_of_pages() {
 fn what_is_not_portable_is_refused_whole() {
     let (mut memory, mut out) = (memory(), vec![1, 2, 3]);
     let unknown = Arc::new(PatternSet::new(&["other"]).unwrap());
-    let refused = encode((FlowId(7), unknown).1, &mut memory, &mut out);
+    let refused = encode(unknown, &mut memory, &mut out);
     assert_eq!(refused, Err(EncodeFault::NotPortable));
     let long: Box<[u8]> = vec![0; 1 << 16].into();
     assert_eq!(encode(long, &mut memory, &mut out), Err(EncodeFault::TooLong));
@@ -341,7 +326,7 @@ fn what_is_not_portable_is_refused_whole() {
 
 /// A list cannot claim more elements than there are bytes.
 #[test]
-fn a_length_without_bytes_allocates_nothing() {
+fn a_length_without_bytes_is_refused() {
     let entries = [17, 0xff, 0xff, 0, 0];
     assert_eq!(again("Op", &entries), Err(LayoutFault::Truncated));
     assert_eq!(again("Op", &[99]), Err(LayoutFault::UnknownTag));

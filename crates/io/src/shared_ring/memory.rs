@@ -5,7 +5,6 @@
 //! it must not cannot cause a data race in this one.
 #![expect(unsafe_code, reason = "memfd_create, file seals, and memory of two processes")]
 
-use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -30,39 +29,17 @@ pub const CAPACITY_MAX: u32 = 1 << 30;
 const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
 /// Reason for which a file cannot be the memory of a ring.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum RingMemoryError {
     /// The file can be shrunk by its sender.
+    #[error("the memory of the ring has no seals")]
     NotSealed,
-    /// The length is not that of a ring.
+    /// The length is not that of a ring, or exceeds the limit of the receiver.
+    #[error("the memory of the ring has {0} bytes")]
     BadLength(u64),
     /// The operating system refused.
-    Io(io::Error),
-}
-
-impl fmt::Display for RingMemoryError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotSealed => f.write_str("the memory of the ring has no seals"),
-            Self::BadLength(bytes) => write!(f, "the memory of the ring has {bytes} bytes"),
-            Self::Io(error) => write!(f, "cannot map the memory of the ring: {error}"),
-        }
-    }
-}
-
-impl std::error::Error for RingMemoryError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Io(error) => Some(error),
-            Self::NotSealed | Self::BadLength(_) => None,
-        }
-    }
-}
-
-impl From<io::Error> for RingMemoryError {
-    fn from(error: io::Error) -> Self {
-        Self::Io(error)
-    }
+    #[error("cannot map the memory of the ring: {0}")]
+    Io(#[from] io::Error),
 }
 
 /// Memory of one ring. One process creates it and passes its descriptor to the other.
@@ -97,14 +74,15 @@ impl SharedRingMemory {
         if unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, SEALS) } < 0 {
             return Err(io::Error::last_os_error().into());
         }
-        Self::attach(file.into())
+        Self::attach(file.into(), capacity)
     }
 
-    /// Maps the memory of a ring that another process has created.
+    /// Maps the memory of a ring that another process has created. Mapping it allocates it, at the
+    /// expense of this process, so `capacity_max` bounds its capacity.
     ///
     /// # Errors
-    /// If the file is no memory of a ring: its sender is not trusted.
-    pub fn attach(fd: OwnedFd) -> Result<Self, RingMemoryError> {
+    /// If the file is no memory of a ring, or a larger one: its sender is not trusted.
+    pub fn attach(fd: OwnedFd, capacity_max: u32) -> Result<Self, RingMemoryError> {
         // SAFETY: no pointers are passed.
         let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
         // A file of another kind has no seals: EINVAL.
@@ -114,9 +92,9 @@ impl SharedRingMemory {
         let file = File::from(fd);
         let len = file.metadata()?.len();
         let capacity = len.checked_sub(CONTROL_BYTES as u64).and_then(|len| len.try_into().ok());
-        let (Some(capacity), Ok(bytes)) =
-            (capacity.filter(|&capacity| is_capacity(capacity)), usize::try_from(len))
-        else {
+        let capacity =
+            capacity.filter(|&capacity| is_capacity(capacity) && capacity <= capacity_max);
+        let (Some(capacity), Ok(bytes)) = (capacity, usize::try_from(len)) else {
             return Err(RingMemoryError::BadLength(len));
         };
         let mapping = Mapping::shared(&file, bytes, 0)?;

@@ -20,7 +20,6 @@ mod memory;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use abi::layout::DESCRIPTOR_BYTES_MAX;
@@ -34,25 +33,16 @@ const LENGTH_BYTES: u32 = 4;
 const WORD_BYTES: u32 = 8;
 
 /// A violation of the ring's rules by the other process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PeerFault {
     /// An index of the other process lies outside of the ring, or is not a multiple of eight.
+    #[error("an index outside of the ring")]
     BadIndex,
     /// A descriptor is empty, or longer than the bytes that were published or than
     /// [`DESCRIPTOR_BYTES_MAX`].
+    #[error("a descriptor of impossible length")]
     BadLength,
 }
-
-impl fmt::Display for PeerFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::BadIndex => "an index outside of the ring",
-            Self::BadLength => "a descriptor of impossible length",
-        })
-    }
-}
-
-impl std::error::Error for PeerFault {}
 
 /// Result of [`SharedRingProducer::push`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -19,7 +19,9 @@ use crate::notify::{Notifier, Poller};
 /// attacker.
 fn rings(capacity: u32) -> (SharedRingProducer, SharedRingConsumer, SharedRingMemory) {
     let memory = SharedRingMemory::create(capacity).unwrap();
-    let attach = || SharedRingMemory::attach(memory.as_fd().try_clone_to_owned().unwrap()).unwrap();
+    let attach = || {
+        SharedRingMemory::attach(memory.as_fd().try_clone_to_owned().unwrap(), capacity).unwrap()
+    };
     (SharedRingProducer::new(attach()), SharedRingConsumer::new(attach()), memory)
 }
 
@@ -105,13 +107,19 @@ fn descriptors_that_do_not_fit() {
 
 #[test]
 fn only_sealed_files_of_the_right_length_are_mapped() {
-    let refuse = |fd| SharedRingMemory::attach(fd).map(|_| ()).unwrap_err().to_string();
+    let refuse =
+        |fd| SharedRingMemory::attach(fd, CAPACITY_MAX).map(|_| ()).unwrap_err().to_string();
     let mut plain = tempfile::tempfile().unwrap();
     plain.write_all(&[0; 8192]).unwrap();
     assert_eq!(refuse(plain.into()), "the memory of the ring has no seals");
     for capacity in [0, 100, CAPACITY_MIN - 1, CAPACITY_MIN + 1, CAPACITY_MAX * 2] {
         assert!(SharedRingMemory::create(capacity).is_err(), "{capacity}");
     }
+    let large = SharedRingMemory::create(2 * CAPACITY_MIN).unwrap();
+    let fd = || large.as_fd().try_clone_to_owned().unwrap();
+    let beyond = SharedRingMemory::attach(fd(), CAPACITY_MIN);
+    assert!(matches!(beyond, Err(RingMemoryError::BadLength(12_288))), "{beyond:?}");
+    assert!(SharedRingMemory::attach(fd(), 2 * CAPACITY_MIN).is_ok());
     // The seals hold: neither side changes the length.
     let memory = SharedRingMemory::create(CAPACITY_MIN).unwrap();
     let file = File::from(memory.as_fd().try_clone_to_owned().unwrap());

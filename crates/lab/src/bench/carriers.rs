@@ -13,9 +13,7 @@ use std::collections::VecDeque;
 use std::fmt::Display;
 use std::hint::black_box;
 use std::os::fd::AsFd;
-use std::sync::Arc;
 
-use abi::aligned::AlignedBuf;
 use abi::layout::{self, DecodeMemory, EncodeMemory, InlineMemory, MemoryRange};
 use abi::ring::{RingConsumer, RingProducer, ring};
 use abi::{
@@ -26,7 +24,6 @@ use bytes::Bytes;
 use clap::Args;
 use io::clock::cycles;
 use io::shared_ring::{RingPush, SharedRingConsumer, SharedRingMemory, SharedRingProducer};
-use patterns::PatternSet;
 use serde_json::{Map, Value};
 
 use super::experiment::{BenchReport, Benchmark, Experiment, Fields, find_figures, median_by};
@@ -302,7 +299,7 @@ impl<T> SharedCarrier<T> {
         let failed = |e: &dyn Display| Failure::System(format!("cannot create a ring: {e}"));
         let ring = SharedRingMemory::create(RING_BYTES).map_err(|e| failed(&e))?;
         let other = ring.as_fd().try_clone_to_owned().map_err(|e| failed(&e))?;
-        let other = SharedRingMemory::attach(other).map_err(|e| failed(&e))?;
+        let other = SharedRingMemory::attach(other, RING_BYTES).map_err(|e| failed(&e))?;
         Ok(Self {
             producer: SharedRingProducer::new(ring),
             consumer: SharedRingConsumer::new(other),
@@ -370,14 +367,6 @@ impl EncodeMemory for BenchMemory {
         self.frames.push_back(frame);
         Ok(MemoryRange { region: 1, offset: 0, len })
     }
-
-    fn name_buffer(&mut self, buffer: AlignedBuf) -> Result<MemoryRange, AlignedBuf> {
-        Err(buffer)
-    }
-
-    fn number_of_patterns(&mut self, _: &Arc<PatternSet>) -> Option<u32> {
-        None
-    }
 }
 
 impl DecodeMemory for BenchMemory {
@@ -392,16 +381,8 @@ impl DecodeMemory for BenchMemory {
         self.frames.pop_front().filter(|frame| frame.len() == range.len as usize)
     }
 
-    fn buffer(&mut self, _: MemoryRange) -> Option<AlignedBuf> {
-        None
-    }
-
     fn copy_frame(&mut self, bytes: &[u8]) -> Option<PacketBuf> {
         self.inline.copy_frame(bytes)
-    }
-
-    fn patterns(&mut self, _: u32) -> Option<Arc<PatternSet>> {
-        None
     }
 }
 
