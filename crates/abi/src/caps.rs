@@ -37,6 +37,22 @@ pub struct Capabilities {
     pub decompress: Result<DecompressLimits, Refusal>,
 }
 
+impl Capabilities {
+    /// Returns the capabilities for a host in another process, whose operations cross as
+    /// descriptors ([`crate::layout`]) with inline payload. Decompression jobs and sets of patterns
+    /// cannot cross, and a registered buffer would be lost with the device.
+    #[must_use]
+    pub fn for_other_process(mut self) -> Self {
+        self.decompress = Err(Refusal::NotSupported);
+        if let Ok(l5o) = &mut self.l5o {
+            l5o.inspect = false;
+            l5o.nvme_tcp.buffers_max = 0;
+            l5o.nvme_tcp.buffer_bytes_max = 0;
+        }
+        self
+    }
+}
+
 /// Limits of the file engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileLimits {
@@ -141,6 +157,27 @@ impl fmt::Display for Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A program in another process gets the offloads that need nothing of its memory.
+    #[test]
+    fn offloads_that_need_memory_of_the_host_are_not_offered_to_other_processes() {
+        let decompress = Ok(DecompressLimits { buffer_bytes_max: 1 });
+        let none = Refusal::Disabled;
+        let offered = |decompress| Capabilities {
+            transmit_bytes_max: 70_000,
+            mtu: 1500,
+            mac: [2, 0, 0, 0, 0, 1],
+            file: Ok(FileLimits { files_max: 9 }),
+            l5o: Err(none),
+            setup: Err(none),
+            teardown: Err(none),
+            splice: Err(none),
+            quic: Err(none),
+            decompress,
+        };
+        let expected = offered(Err(Refusal::NotSupported));
+        assert_eq!(offered(decompress).for_other_process(), expected);
+    }
 
     #[test]
     fn contiguous_extents_count_once() {

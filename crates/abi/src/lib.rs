@@ -21,6 +21,7 @@ extern crate std;
 extern crate alloc;
 
 pub mod aligned;
+pub mod attach;
 mod caps;
 pub mod count;
 pub mod crypto;

@@ -48,6 +48,9 @@ pub trait EncodeMemory {
         Err(frame)
     }
 
+    /// Takes the buffer of a frame whose bytes were copied into the descriptor.
+    fn take_copied(&mut self, _frame: PacketBuf) {}
+
     /// Names a registered buffer, which belongs to the receiver until it returns it.
     ///
     /// # Errors

@@ -21,6 +21,7 @@
 //! Decompression jobs have no layout, because they carry a decoder's code and state: a device that
 //! is not in the host's process must not offer [`crate::Capabilities`] for them.
 
+mod attach;
 mod codec;
 mod declare;
 mod memory;
@@ -32,15 +33,22 @@ mod types;
 
 use alloc::vec::Vec;
 
+use zeroize::Zeroize;
+
+pub use attach::{
+    ATTACH_BYTES_MAX, ATTACH_MAGIC, AttachFault, decode_attach_reply, decode_attach_request,
+    encode_attach_reply, encode_attach_request,
+};
 pub use codec::{Decoder, DescriptorCodec, EncodeFault, Encoder, LayoutFault};
 pub use memory::{DecodeMemory, EncodeMemory, InlineMemory, MemoryRange};
 pub use table::LayoutTable;
 
+use crate::attach::{AttachReply, AttachRequest};
 use crate::{Event, Op};
 
 /// Version of the layout. Both sides compare it, and [`LayoutTable::fingerprint`], before the first
 /// descriptor; it changes with every change of the table.
-pub const LAYOUT_VERSION: u16 = 1;
+pub const LAYOUT_VERSION: u16 = 2;
 
 /// Largest descriptor in bytes: a registered buffer of 1 MiB inline, or a merged frame of 64 KiB.
 pub const DESCRIPTOR_BYTES_MAX: usize = (1 << 20) + (64 << 10);
@@ -85,12 +93,30 @@ pub fn decode_event(bytes: &[u8], memory: &mut dyn DecodeMemory) -> Result<Event
     decode(bytes, memory)
 }
 
+/// Returns whether a descriptor may hold keys, so that a carrier clears it after use: those of
+/// operations that create contexts or entries, or change their keys. The answer for events has no
+/// meaning: none holds keys.
+#[must_use]
+pub const fn may_hold_keys(descriptor: &[u8]) -> bool {
+    // The variants of `Op`: L5oCreate, QuicAdd, QuicRekey.
+    matches!(descriptor, [7 | 21 | 22, ..])
+}
+
+/// Overwrites the bytes of a descriptor that may hold keys.
+pub fn clear_keys(descriptor: &mut [u8]) {
+    if may_hold_keys(descriptor) {
+        descriptor.zeroize();
+    }
+}
+
 /// Returns the layout of all types of the contract.
 #[must_use]
 pub fn layout_table() -> LayoutTable {
     let mut table = LayoutTable::default();
     Op::describe(&mut table);
     Event::describe(&mut table);
+    AttachRequest::describe(&mut table);
+    AttachReply::describe(&mut table);
     table
 }
 

@@ -376,8 +376,13 @@ impl DescriptorCodec for Bytes {
 
 impl DescriptorCodec for PacketBuf {
     fn encode(self, to: &mut Encoder<'_>) {
-        let named = to.memory.name_frame(self);
-        put_buffer(to, named, Self::as_slice);
+        match to.memory.name_frame(self) {
+            Ok(range) => put_buffer::<Self>(to, Ok(range), Self::as_slice),
+            Err(frame) => {
+                put_buffer(to, Err(&frame), |frame| frame.as_slice());
+                to.memory.take_copied(frame);
+            }
+        }
     }
 
     fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {

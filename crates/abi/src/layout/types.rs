@@ -21,35 +21,40 @@ use zeroize::Zeroizing;
 use super::declare::{layout_enum, layout_number, layout_struct};
 use super::{Decoder, DescriptorCodec, EncodeFault, Encoder, LayoutFault, LayoutTable};
 use crate::aligned::AlignedBuf;
+use crate::attach::{AttachRefusal, AttachReply, AttachRequest, RootIdentity};
 use crate::count::{CountRequest, FlowCounts, FlowTraffic};
 use crate::crypto::{NONCE_BYTES, Suite};
 use crate::decompress::{
-    DecodeFault, DecodeProgress, DecompressId, DecompressJob, DecompressOutcome, DecompressRequest,
-    Decompressed,
+    DecodeFault, DecodeProgress, DecompressId, DecompressJob, DecompressLimits, DecompressOutcome,
+    DecompressRequest, Decompressed,
 };
 use crate::inspect::{InspectClaims, InspectState, InspectedContent, InspectedRange, RangeMatch};
 use crate::l5o::{
-    L5oContent, L5oCreate, L5oDecrypted, L5oDirection, L5oId, L5oRefused, L5oState, RecordRange,
-    ResyncRequest, RxMetadata, StreamClaims, TlsState,
+    L5oContent, L5oCreate, L5oDecrypted, L5oDirection, L5oId, L5oLimits, L5oRefused, L5oState,
+    RecordRange, ResyncMode, ResyncRequest, RxMetadata, StreamClaims, TlsState,
 };
 use crate::link::RxFrame;
 use crate::nvme_tcp::{
-    DdpId, DdpPlacement, DdpSetup, DdpTeardownDone, NvmeRxClaims, NvmeTcpState, PduDataSource,
-    PduRange, TlsCarrier,
+    DdpId, DdpPlacement, DdpSetup, DdpTeardownDone, NvmeRxClaims, NvmeTcpLimits, NvmeTcpState,
+    PduDataSource, PduRange, TlsCarrier,
 };
 use crate::quic::{
     QuicAdd, QuicConnectionId, QuicDecrypted, QuicDirection, QuicFailure, QuicId, QuicKeys,
-    QuicProtect, QuicRekey, QuicReorderBounds, QuicRouteChange, QuicRouteKey, QuicStatus,
-    QuicTxPacket,
+    QuicLimits, QuicProtect, QuicRekey, QuicReorderBounds, QuicRouteChange, QuicRouteKey,
+    QuicStatus, QuicTxPacket,
 };
-use crate::setup::{Established, HandshakeSegment, ListenId, SetupListen};
-use crate::splice::{Splice, SpliceClosed, SpliceEnd, SpliceId, SpliceSide, SpliceTimestamps};
+use crate::setup::{Established, HandshakeSegment, ListenId, SetupLimits, SetupListen};
+use crate::splice::{
+    Splice, SpliceClosed, SpliceEnd, SpliceId, SpliceLimits, SpliceSide, SpliceTimestamps,
+};
 use crate::steering::{SegmentHandOver, SteeredFrame, SteeringReason};
-use crate::teardown::{ClosingState, LateData, Teardown, TeardownDone, TeardownRefused};
+use crate::teardown::{
+    ClosingState, LateData, Teardown, TeardownDone, TeardownLimits, TeardownRefused,
+};
 use crate::{
-    Checksum, DeviceLoad, Event, FileAccess, FileExtent, FileFault, FileId, FileKind, FileOpened,
-    FileStat, FlowId, Op, PacketBuf, PacketHeader, ReceivedFrame, Refusal, Transmit, TransmitDone,
-    TransmitOutcome, TransmitPart, TransmitParts, TsvalPosition,
+    Capabilities, Checksum, DeviceLoad, Event, FileAccess, FileExtent, FileFault, FileId, FileKind,
+    FileLimits, FileOpened, FileStat, FlowId, Op, PacketBuf, PacketHeader, ReceivedFrame, Refusal,
+    Transmit, TransmitDone, TransmitOutcome, TransmitPart, TransmitParts, TsvalPosition,
 };
 
 layout_number! {
@@ -330,6 +335,37 @@ layout_enum! {
         2 Refused(reason: Refusal),
     }
     DecodeFault { 0 Malformed, 1 WindowTooLarge }
+}
+
+// Attachment of a program.
+layout_struct! {
+    AttachRequest { root: Option<RootIdentity> }
+    RootIdentity { device: u64, inode: u64 }
+    Capabilities {
+        transmit_bytes_max: u32, mtu: u16, mac: [u8; 6], file: Result<FileLimits, Refusal>,
+        l5o: Result<L5oLimits, Refusal>, setup: Result<SetupLimits, Refusal>,
+        teardown: Result<TeardownLimits, Refusal>, splice: Result<SpliceLimits, Refusal>,
+        quic: Result<QuicLimits, Refusal>, decompress: Result<DecompressLimits, Refusal>,
+    }
+    FileLimits { files_max: u32 }
+    L5oLimits {
+        contexts_max: u32, resync: ResyncMode, tls_tx: bool, tls_rx: bool,
+        nvme_tcp: NvmeTcpLimits, inspect: bool,
+    }
+    NvmeTcpLimits {
+        tx: bool, rx: bool, buffers_max: u32, buffer_bytes_max: u64, io_threshold: u32,
+    }
+    SetupLimits { listeners_max: u32 }
+    TeardownLimits { flows_max: u32, bytes_max: u32 }
+    SpliceLimits { pairs_max: u32 }
+    QuicLimits { entries_max: u32, waiting_max: u32 }
+    DecompressLimits { buffer_bytes_max: u32 }
+}
+
+layout_enum! {
+    AttachReply { 0 Attached(capabilities: Box<Capabilities>), 1 Refused(reason: AttachRefusal) }
+    AttachRefusal { 0 InUse, 1 UnknownRoot, 2 NoResources, 3 BadRequest }
+    ResyncMode { 0 StreamScan, 1 NextHint, 2 Async }
 }
 
 impl DescriptorCodec for DecompressJob {

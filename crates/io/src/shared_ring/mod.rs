@@ -22,7 +22,7 @@ mod tests;
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use abi::layout::DESCRIPTOR_BYTES_MAX;
+use abi::layout::{DESCRIPTOR_BYTES_MAX, may_hold_keys};
 
 use memory::{ASLEEP_AT, HEAD_AT, TAIL_AT};
 pub use memory::{CAPACITY_MAX, CAPACITY_MIN, RingMemoryError, SharedRingMemory};
@@ -90,21 +90,34 @@ impl SharedRingProducer {
         else {
             return Ok(RingPush::DoesNotFit);
         };
-        if self.free() < bytes {
-            let head = self.memory.control(HEAD_AT).load(Ordering::Acquire);
-            if self.tail.wrapping_sub(head) > self.tail.wrapping_sub(self.head_seen)
-                || head % WORD_BYTES != 0
-            {
-                return Err(PeerFault::BadIndex);
-            }
-            self.head_seen = head;
-            if self.free() < bytes {
-                return Ok(RingPush::Full);
-            }
+        if !self.has_room(bytes)? {
+            return Ok(RingPush::Full);
         }
         write(self.memory.words(), self.tail, descriptor);
         self.tail = self.tail.wrapping_add(bytes);
         Ok(RingPush::Written)
+    }
+
+    /// Returns whether there is room for the longest descriptor.
+    ///
+    /// # Errors
+    /// If the consumer's index is invalid.
+    pub fn has_room_for_any(&mut self) -> Result<bool, PeerFault> {
+        occupied(DESCRIPTOR_BYTES_MAX).map_or(Ok(false), |bytes| self.has_room(bytes))
+    }
+
+    fn has_room(&mut self, bytes: u32) -> Result<bool, PeerFault> {
+        if self.free() >= bytes {
+            return Ok(true);
+        }
+        let head = self.memory.control(HEAD_AT).load(Ordering::Acquire);
+        if self.tail.wrapping_sub(head) > self.tail.wrapping_sub(self.head_seen)
+            || head % WORD_BYTES != 0
+        {
+            return Err(PeerFault::BadIndex);
+        }
+        self.head_seen = head;
+        Ok(self.free() >= bytes)
     }
 
     /// Makes the written descriptors visible to the consumer. Returns whether the caller has to
@@ -135,7 +148,7 @@ impl SharedRingConsumer {
     }
 
     /// Moves the oldest descriptor to `out`, whose content it replaces. Returns false if there is
-    /// none.
+    /// none. No key stays in the ring; the caller clears `out` ([`abi::layout::clear_keys`]).
     ///
     /// # Errors
     /// If the producer's index or the length of the descriptor is invalid.
@@ -153,6 +166,12 @@ impl SharedRingConsumer {
             return Err(PeerFault::BadLength);
         };
         read(words, self.head, first, len, out);
+        if may_hold_keys(out) {
+            (0..bytes / WORD_BYTES).for_each(|n| {
+                let index = self.head.wrapping_add(n * WORD_BYTES);
+                word(words, index).store(0, Ordering::Relaxed);
+            });
+        }
         self.head = self.head.wrapping_add(bytes);
         self.memory.control(HEAD_AT).store(self.head, Ordering::Release);
         Ok(true)

@@ -46,6 +46,22 @@ fn operations_cross_a_ring() {
     }
 }
 
+/// Descriptors that may hold keys leave only zeros behind, also where they continue at the start of
+/// the circle.
+#[test]
+fn no_key_stays_in_a_ring() {
+    let (mut tx, mut rx, memory) = rings(CAPACITY_MIN);
+    let mut secret = vec![0x5e; 900];
+    for round in 0..20 {
+        secret[0] = [7, 21, 22][round % 3];
+        assert_eq!(tx.push(&secret), Ok(RingPush::Written));
+        let _ = tx.publish();
+        assert_eq!(pop(&mut rx).unwrap().unwrap(), secret);
+        let rest = memory.words().iter().filter(|word| word.load(Ordering::Relaxed) != 0).count();
+        assert_eq!(rest, 0, "round {round}");
+    }
+}
+
 /// Producer and consumer in two threads; the consumer sleeps, and every wake-up comes from
 /// `publish`.
 #[test]
