@@ -122,8 +122,8 @@ pub enum Notice {
     UdpFault(FlowId, FaultScope, FileFault),
     /// The device refused an operation on a QUIC connection, or dropped one of its transmits.
     Quic(QuicStatus),
-    /// The device lost its state. Sent only if a UDP socket is bound: stream sockets recover
-    /// without the application.
+    /// The device lost its state. Stream sockets recover without the application; QUIC endpoints
+    /// install their keys again, and open files are read by the host until they are opened again.
     DeviceReset,
 }
 

@@ -280,6 +280,14 @@ impl FileCache {
         }
     }
 
+    /// Drops all files, so that the next requests open them with new handles.
+    pub(crate) fn drop_all(&mut self) {
+        for index in 0..self.entries.len() {
+            self.expire_entry(index);
+            self.drop_resource(index);
+        }
+    }
+
     /// Drops a file from which a transfer failed.
     pub(crate) fn invalidate(&mut self, file: FileId) {
         let named = |entry: &FileCacheEntry| match &entry.resource {

@@ -260,8 +260,9 @@ impl ContentServer {
             | Notice::SpliceClosed(_)
             | Notice::Udp(_)
             | Notice::UdpFault(..)
-            | Notice::Quic(_)
-            | Notice::DeviceReset => {}
+            | Notice::Quic(_) => {}
+            // The host reads the files that were open. The next requests open them on the device.
+            Notice::DeviceReset => self.server.responder.files.drop_all(),
         }
     }
 

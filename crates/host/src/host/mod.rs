@@ -397,9 +397,7 @@ impl Services {
         self.splices.handle_device_reset(streams, cx);
         self.ending.handle_device_reset();
         streams.handle_device_reset(cx);
-        if self.udp.has_sockets() {
-            cx.out.notices.push_back(Notice::DeviceReset);
-        }
+        cx.out.notices.push_back(Notice::DeviceReset);
     }
 
     fn handle_file_work(&mut self, cx: &mut TcpEnv<'_>, work: FileCompletion) {

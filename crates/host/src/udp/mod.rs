@@ -93,11 +93,6 @@ impl UdpSockets {
         }
     }
 
-    /// Returns whether there is a socket.
-    pub(crate) fn has_sockets(&self) -> bool {
-        self.sockets.iter().any(Option::is_some)
-    }
-
     /// Returns the number of received frames that wait in sockets.
     pub(crate) fn queued(&self) -> usize {
         self.sockets.iter().flatten().map(|socket| socket.queue.len()).sum()

@@ -197,6 +197,21 @@ fn an_expired_path_is_opened_again() {
 }
 
 #[test]
+fn after_all_files_were_dropped_handles_are_new() {
+    let mut files = cache(4);
+    open(&mut files, at(0), "a", 1, 7);
+    files.begin(b"b", FileId(2), waiter(1), false);
+    files.drop_all();
+    assert_eq!((closed(&mut files), files.len()), (vec![1], 0));
+    // Unchanged, but the old handle is gone.
+    open(&mut files, at(0), "a", 3, 7);
+    assert_eq!((closed(&mut files), ready(&mut files, at(0), "a")), (vec![], Some(3)));
+    // The open that had begun before is repeated.
+    let again = files.handle_opened(at(0), 0, FileId(2), Ok(stat(1, 7)));
+    assert_eq!(again, FileOpenOutcome::Reopen(b"b"[..].into()));
+}
+
+#[test]
 fn open_that_expired_meanwhile_is_repeated_once() {
     let mut files = cache(4);
     files.begin(b"a", FileId(1), waiter(1), false);
