@@ -170,7 +170,7 @@ impl DevicePorts for Ports {
         self.link.transmit(now, frame)
     }
 
-    fn pop_op(&mut self) -> Option<Op> {
+    fn pop_op(&mut self, _: &mut PacketPool) -> Option<Op> {
         self.ops.pop_front()
     }
 

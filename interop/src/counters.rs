@@ -36,6 +36,15 @@ impl Counters {
         Ok(Self(all))
     }
 
+    /// Adds the counters of another process.
+    #[must_use]
+    pub(crate) fn with(mut self, other: Self) -> Self {
+        for (name, value) in other.0 {
+            *self.0.entry(name).or_default() += value;
+        }
+        self
+    }
+
     /// Returns the value of the counter `name`, or the sum if several parts count it
     /// (`nic.q0.NAME`, `nic.q1.NAME`).
     ///

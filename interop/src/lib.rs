@@ -17,6 +17,7 @@ mod certificate;
 pub mod counters;
 mod curl;
 mod daemon;
+mod device_process;
 mod files;
 mod linux_target;
 mod netns;

@@ -3,6 +3,7 @@
 //! [`TestServer::start`] waits for the line that reports readiness. Dropping the server ends it as
 //! a user would (SIGTERM), and asserts exit code 0.
 
+use crate::device_process::{self, SplitArguments};
 use crate::{Counters, Netns, tool};
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
@@ -45,6 +46,8 @@ pub struct TestServer {
     stderr: Option<JoinHandle<String>>,
     control: PathBuf,
     ready_line: String,
+    /// The device, if it is a process of its own.
+    device: Option<Box<Self>>,
     _scratch: TempDir,
 }
 
@@ -66,13 +69,9 @@ impl TestServer {
     #[must_use]
     pub fn start_with(folder: &Path, options: &[&str], env: &[(&str, &Path)]) -> Self {
         let (scratch, control) = scratch();
-        let netns = Netns::new();
-        let mut command = netns.command(program());
-        command
-            .args(serve_args(folder, &control))
-            .args(with_drain_option(options))
-            .envs(env.iter().copied());
-        Self::run(netns, command, scratch, control)
+        let mut args = serve_args(folder, &control);
+        args.extend(with_drain_option(options).into_iter().map(OsString::from));
+        Self::run(Netns::new(), args, env, scratch, control)
     }
 
     /// Starts `outboard proxy` with `options` in a namespace that contains its backends, and waits
@@ -83,9 +82,10 @@ impl TestServer {
     #[must_use]
     pub fn proxy(netns: Netns, options: &[&str]) -> Self {
         let (scratch, control) = scratch();
-        let mut command = netns.command(program());
-        command.arg("proxy").args(common_args(&control)).args(with_drain_option(options));
-        Self::run(netns, command, scratch, control)
+        let mut args = vec![OsString::from("proxy")];
+        args.extend(common_args(&control));
+        args.extend(with_drain_option(options).into_iter().map(OsString::from));
+        Self::run(netns, args, &[], scratch, control)
     }
 
     /// Starts `outboard nvme target` with `options` in a namespace, and waits until it is ready.
@@ -95,12 +95,10 @@ impl TestServer {
     #[must_use]
     pub fn nvme_target(netns: Arc<Netns>, options: &[&str]) -> Self {
         let (scratch, control) = scratch();
-        let mut command = netns.command(program());
-        command
-            .args(["nvme", "target"])
-            .args(common_args(&control))
-            .args(with_drain_option(options));
-        Self::run(netns, command, scratch, control)
+        let mut args = Vec::from(["nvme", "target"].map(OsString::from));
+        args.extend(common_args(&control));
+        args.extend(with_drain_option(options).into_iter().map(OsString::from));
+        Self::run(netns, args, &[], scratch, control)
     }
 
     /// Starts `outboard serve` for a namespace on an NVMe/TCP target, with these `network` options
@@ -126,15 +124,12 @@ impl TestServer {
     #[must_use]
     pub fn on_link(netns: Arc<Netns>, verb: &[&str], network: &[&str], options: &[&str]) -> Self {
         let (scratch, control) = scratch();
-        let mut command = netns.command(program());
-        command
-            .args(verb)
-            .args(["--seed", "1"])
-            .args(network)
-            .arg("--control")
-            .arg(&control)
-            .args(with_drain_option(options));
-        Self::run(netns, command, scratch, control)
+        let mut args: Vec<OsString> = verb.iter().map(OsString::from).collect();
+        args.extend(["--seed", "1"].map(OsString::from));
+        args.extend(network.iter().map(OsString::from));
+        args.extend(["--control".into(), control.clone().into()]);
+        args.extend(with_drain_option(options).into_iter().map(OsString::from));
+        Self::run(netns, args, &[], scratch, control)
     }
 
     /// Starts the example program that embeds a stack, in a new namespace, and waits until it is
@@ -149,14 +144,74 @@ impl TestServer {
         let example = program().with_file_name("examples").join("echo");
         let mut command = netns.command(example);
         command.args(common_args(&control));
-        Self::run(netns, command, scratch, control)
+        Self::spawn(netns, command, None, (scratch, control))
     }
 
+    /// Runs `outboard` with arguments that begin with its verb, attached to a device in another
+    /// process if the tests run with these.
     fn run(
         netns: impl Into<Arc<Netns>>,
-        mut command: Command,
+        args: Vec<OsString>,
+        env: &[(&str, &Path)],
         scratch: TempDir,
         control: PathBuf,
+    ) -> Self {
+        let netns = netns.into();
+        let split = device_process::is_selected().then(|| device_process::split(&args)).flatten();
+        let mut command = netns.command(program());
+        command.envs(env.iter().copied());
+        let Some(SplitArguments { device, program: args }) = split else {
+            command.args(args);
+            return Self::spawn(netns, command, None, (scratch, control));
+        };
+        let device = Self::device_process(Arc::clone(&netns), &device);
+        let mut nic = OsString::from("unix:");
+        nic.push(device.listen_path());
+        command.args(args).arg("--nic").arg(nic);
+        Self::spawn(netns, command, Some(Box::new(device)), (scratch, control))
+    }
+
+    /// Starts `outboard nic` with arguments that begin with its verb, and waits until it is ready.
+    ///
+    /// # Panics
+    /// Like [`Self::start`].
+    #[must_use]
+    pub fn device(netns: Arc<Netns>, args: &[&str]) -> Self {
+        let (scratch, control) = scratch();
+        let mut command = netns.command(program());
+        command.args(args).arg("--control").arg(&control);
+        Self::spawn(netns, command, None, (scratch, control))
+    }
+
+    /// Starts a program with arguments that begin with its verb and name a device process, and
+    /// waits until it is ready.
+    ///
+    /// # Panics
+    /// Like [`Self::start`].
+    #[must_use]
+    pub fn attached(netns: Arc<Netns>, args: &[&str]) -> Self {
+        Self::device(netns, &with_drain_option(args))
+    }
+
+    /// Starts the device of [`Self::run`], with a socket beside its control socket.
+    fn device_process(netns: Arc<Netns>, args: &[OsString]) -> Self {
+        let (scratch, control) = scratch();
+        let mut command = netns.command(program());
+        let listen = scratch.path().join("nic");
+        command.args(args).arg("--control").arg(&control).arg("--listen").arg(listen);
+        Self::spawn(netns, command, None, (scratch, control))
+    }
+
+    /// Returns the path of the socket of a device process.
+    fn listen_path(&self) -> PathBuf {
+        self.control.with_file_name("nic")
+    }
+
+    fn spawn(
+        netns: impl Into<Arc<Netns>>,
+        mut command: Command,
+        device: Option<Box<Self>>,
+        (scratch, control): (TempDir, PathBuf),
     ) -> Self {
         let netns = netns.into();
         let mut child = command
@@ -169,7 +224,8 @@ impl TestServer {
         let stderr = collect_stderr(&mut child);
         let child = Some(child);
         let ready_line = String::new();
-        let server = Self { netns, child, stdout, stderr, control, ready_line, _scratch: scratch };
+        let server =
+            Self { netns, child, stdout, stderr, control, ready_line, device, _scratch: scratch };
         server.wait_until_ready()
     }
 
@@ -182,6 +238,9 @@ impl TestServer {
         self.signal("KILL");
         let netns = Arc::clone(&self.netns);
         self.reap();
+        if let Some(device) = self.device.take() {
+            let _netns = device.crash();
+        }
         netns
     }
 
@@ -213,8 +272,12 @@ impl TestServer {
     /// If `outboard stat` fails.
     #[must_use]
     pub fn stat(&self) -> Counters {
-        let json = self.ask("stat");
-        Counters::parse(&json).unwrap_or_else(|e| panic!("outboard stat: {e}"))
+        let own = self.ask("stat");
+        let own = Counters::parse(&own).unwrap_or_else(|e| panic!("outboard stat: {e}"));
+        match &self.device {
+            Some(device) => own.with(device.stat()),
+            None => own,
+        }
     }
 
     /// Asserts that there are counters for alarms, and that none of them has moved.
@@ -226,6 +289,7 @@ impl TestServer {
         let all = self.ask_with("stat", &["--alarms", "--json"]);
         let all = Counters::parse(&all).unwrap_or_else(|e| panic!("outboard stat --alarms: {e}"));
         all.expect_all_zero();
+        self.device.iter().for_each(|device| device.expect_no_alarm());
     }
 
     /// Returns the instance's connections, from `outboard ss`.
@@ -235,7 +299,10 @@ impl TestServer {
     #[must_use]
     pub fn connections(&self) -> Vec<serde_json::Value> {
         let json = self.ask("ss");
-        serde_json::from_str(&json).unwrap_or_else(|e| panic!("outboard ss: {e}: {json}"))
+        let own: Vec<_> =
+            serde_json::from_str(&json).unwrap_or_else(|e| panic!("outboard ss: {e}: {json}"));
+        let spliced = self.device.iter().flat_map(|device| device.connections());
+        own.into_iter().chain(spliced).collect()
     }
 
     /// Runs `outboard nvme ctl`, and returns its answer.
@@ -277,7 +344,8 @@ impl TestServer {
             .unwrap_or_else(|e| panic!("the server has ended: {e}"));
         // proc_pid_stat(5): utime and stime are the 12th and 13th field after the name.
         let fields = stat.rsplit(") ").next().unwrap_or_default().split(' ');
-        fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum()
+        let own: u64 = fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
+        own + self.device.as_ref().map_or(0, |device| device.cpu_ticks())
     }
 
     /// Sends the server a signal, given by name.
@@ -364,13 +432,20 @@ impl TestServer {
         loop {
             match self.stdout.recv_timeout(WATCHDOG) {
                 Ok(_) => {}
-                Err(RecvTimeoutError::Disconnected) => return self.reap(),
+                Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) => {
                     self.kill();
                     panic!("still there {WATCHDOG:?} after SIGTERM: {}", self.reap().stderr);
                 }
             }
         }
+        let mut ended = self.reap();
+        if let Some(mut device) = self.device.take() {
+            let device = device.terminate();
+            assert!(device.status.success(), "device: {}: {}", device.status, device.stderr);
+            ended.stderr.push_str(&device.stderr);
+        }
+        ended
     }
 
     fn kill(&mut self) {

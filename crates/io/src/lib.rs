@@ -8,14 +8,15 @@
 //! Links: [`memory_link`] (two ends in one process), [`tap`] (the Linux kernel at the other end),
 //! [`macvtap`], [`packet_socket`] and [`xdp`] (the network of an interface); [`fault`] and [`pcap`]
 //! wrap any link, [`bridge`] joins two. Disks: io_uring, a thread pool, or plain calls, chosen by
-//! [`disk::open_disk`]. [`shared_ring`] carries descriptors between two processes. [`heap`] reports
-//! how much memory the process has allocated.
+//! [`disk::open_disk`]. [`shared_ring`] carries descriptors between two processes, which
+//! [`attachment`] connects. [`heap`] reports how much memory the process has allocated.
 //!
 //! This crate implements no protocol: it parses a frame only if the format of a link or a capture
 //! requires it. `unsafe` code is confined to the modules that make system calls, which declare it
 //! at their head.
 #![deny(unsafe_code)]
 
+pub mod attachment;
 mod bpf;
 pub mod bridge;
 pub mod clock;

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 
 use base::{Duration, Instant};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use io::clock::MonotonicClock;
 use serde_json::{Value, json};
 use sim::RunOutcome;
@@ -63,12 +63,37 @@ pub(crate) struct SimArgs {
     /// Force splicing by a proxy on or off, whatever the seed says
     #[arg(long, requires = "seed", value_name = "on|off", value_parser = parse_on_off)]
     splice: Option<bool>,
+    /// Machines whose device is a process of its own, which a reset kills: some, drawn by the seed,
+    /// none, or all with one queue
+    #[arg(long, value_name = "WHICH", value_enum, default_value_t = DeviceProcessArg::BySeed)]
+    device_process: DeviceProcessArg,
     /// Number of threads; by default one per processor
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
     /// Print the counters of all seeds as JSON
     #[arg(long, conflicts_with = "trace")]
     json: bool,
+}
+
+/// Machines whose device is a process of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum DeviceProcessArg {
+    /// Some
+    BySeed,
+    /// None
+    Never,
+    /// All with one queue
+    Always,
+}
+
+impl DeviceProcessArg {
+    const fn option(self) -> sim::DeviceProcess {
+        match self {
+            Self::BySeed => sim::DeviceProcess::BySeed,
+            Self::Never => sim::DeviceProcess::Never,
+            Self::Always => sim::DeviceProcess::Always,
+        }
+    }
 }
 
 /// Runs `outboard-lab sim`.
@@ -106,6 +131,7 @@ fn run_one(seed: u64, args: &SimArgs) -> Result<(), Failure> {
             calm: args.calm,
             trace,
             record,
+            device_process: args.device_process.option(),
         };
         sim::run_seed(seed, &options)
     } else {
@@ -136,11 +162,14 @@ fn run_one(seed: u64, args: &SimArgs) -> Result<(), Failure> {
 }
 
 fn check(seed: u64, args: &SimArgs) -> RunOutcome {
-    match (args.storage, args.calm) {
-        (true, _) => sim::check_storage(seed),
-        (false, true) => sim::run_seed(seed, &sim::RunOptions { calm: true, ..Default::default() }),
-        (false, false) => sim::check_seed(seed),
-    }
+    let device_process = args.device_process.option();
+    let options = sim::RunOptions {
+        storage: args.storage,
+        calm: args.calm,
+        device_process,
+        ..Default::default()
+    };
+    if args.calm { sim::run_seed(seed, &options) } else { sim::check_run(seed, &options) }
 }
 
 fn run_many(args: &SimArgs) -> Result<(), Failure> {
@@ -211,7 +240,7 @@ struct Totals {
 }
 
 /// Counters of the summary, with their descriptions: injected faults, and their effects.
-const SUMMARY_COUNTERS: [(&str, &str); 171] = [
+const SUMMARY_COUNTERS: [(&str, &str); 174] = [
     ("responses", "responses, verified byte by byte"),
     ("bytes", "bytes read by clients"),
     ("errors", "connections that failed"),
@@ -352,6 +381,9 @@ const SUMMARY_COUNTERS: [(&str, &str); 171] = [
     ("nvmei_failed", "requests that failed"),
     ("nvmei_associations_lost", "associations lost"),
     ("nvmei_replayed", "commands replayed after a lost association"),
+    ("remote_device_ops", "operations to devices in other processes"),
+    ("remote_device_events", "events of devices in other processes"),
+    ("remote_device_deaths", "fault: device processes killed"),
     ("machines_killed", "fault: machines killed"),
     ("disk_stale_reads", "reads of a namespace during a write"),
     ("disk_lost_sectors", "fault: sectors lost at power loss"),

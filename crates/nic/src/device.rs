@@ -414,6 +414,20 @@ impl Device {
     /// all queues. Counters keep their values.
     pub fn reset(&mut self) {
         self.resets += 1;
+        self.discard_state();
+    }
+
+    /// Discards all state and all events, except counters: the host that the device served is gone.
+    pub fn forget_host(&mut self) {
+        self.discard_state();
+        while let Some((_, event)) = self.poll_event() {
+            if let Event::Received(received) = event {
+                self.egress.recycle(received.packet);
+            }
+        }
+    }
+
+    fn discard_state(&mut self) {
         self.discard_jobs();
         // The hosts of these queues learn of the reset and ask again.
         self.quiescing.clear();

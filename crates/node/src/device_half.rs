@@ -26,8 +26,9 @@ pub trait DevicePorts: DiskPort {
         true
     }
 
-    /// Returns the next operation of the host.
-    fn pop_op(&mut self) -> Option<Op>;
+    /// Returns the next operation of the host, with frames that were copied on the way in buffers
+    /// from `pool`.
+    fn pop_op(&mut self, pool: &mut PacketPool) -> Option<Op>;
 
     /// Returns the next buffer that the host or another device has returned.
     fn pop_recycled(&mut self) -> Option<PacketBuf>;
@@ -148,7 +149,7 @@ impl DeviceHalf {
                 turn.blocked = true;
                 return;
             }
-            let Some(op) = ports.pop_op() else { return };
+            let Some(op) = ports.pop_op(self.device.pool()) else { return };
             self.device.handle_op(now, self.queue, op);
             turn.worked = true;
         }

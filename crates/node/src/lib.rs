@@ -28,6 +28,7 @@ extern crate alloc;
 mod device_half;
 mod host_half;
 pub mod record;
+pub mod remote;
 
 use abi::disk::{DiskCompletion, DiskRequest};
 use base::{Duration, Instant};

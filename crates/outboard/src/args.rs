@@ -33,6 +33,8 @@ pub(crate) enum CliSubcommand {
     /// Serve block storage over NVMe/TCP, or access it
     #[command(subcommand)]
     Nvme(crate::nvme::NvmeSubcommand),
+    /// Run the device in a process of its own, for programs that attach to it
+    Nic(Box<crate::nic::NicArgs>),
     /// Examine this machine, and recommend a link and options; changes nothing
     Doctor(DoctorArgs),
     /// Show counters of a running instance
@@ -225,7 +227,7 @@ pub(crate) struct ProxyArgs {
     #[arg(long, default_value_t = 300, value_name = "S")]
     pub(crate) idle_timeout: u32,
     /// Separate link to the backends, in the forms of --link [default: the link of --link]
-    #[arg(long, value_name = "LINK")]
+    #[arg(long, value_name = "LINK", conflicts_with = "nic")]
     pub(crate) backend_link: Option<LinkName>,
     /// Address and prefix length of the stack on the link to the backends; may be given twice
     #[arg(long, value_name = "CIDR", requires = "backend_link",

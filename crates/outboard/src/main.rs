@@ -12,6 +12,7 @@ mod entropy;
 mod file_args;
 mod get;
 mod interrupt;
+mod nic;
 mod nvme;
 mod pattern_file;
 mod progress;
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
         CliSubcommand::Proxy(args) => proxy::run(&args),
         CliSubcommand::Get(args) => get::run(&args),
         CliSubcommand::Nvme(verb) => nvme::run(&verb),
+        CliSubcommand::Nic(args) => nic::run(&args),
         CliSubcommand::Doctor(args) => doctor::run(&args),
         CliSubcommand::Stat(args) => query::stat(&args),
         CliSubcommand::Ss(args) => query::ss(&args),

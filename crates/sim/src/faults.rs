@@ -16,6 +16,7 @@ use host::{CongestionAlgorithm, TcpConfig};
 use nic::FileConfig;
 
 use crate::calm::Disturbance;
+use crate::device_process::DeviceProcess;
 use crate::numbers::Numbers;
 use crate::path_mtu::PathMtuScenario;
 use crate::patterns::PatternScenario;
@@ -296,6 +297,8 @@ pub(crate) enum NodeRole {
 #[derive(Clone, Debug)]
 pub(crate) struct Scenario {
     pub(crate) seed: u64,
+    /// Machines whose device is another process.
+    pub(crate) device_process: DeviceProcess,
     /// Connection offloads of the device.
     pub(crate) hand_over: HandOverScenario,
     /// TLS, and the engines for its record layer.
@@ -425,17 +428,18 @@ impl Scenario {
             numbers: None,
             queues: 1,
             steering: queues::steering(seed, 1),
+            device_process: DeviceProcess::default(),
             terminates: None,
         };
         scenario.shape(storage);
         scenario.draw_files((calm_net, calm_disk));
-        scenario.draw_oddities();
         scenario.draw_additions(calm_net);
         scenario
     }
 
     /// Draws later additions to scenarios, each from a generator of its own.
     fn draw_additions(&mut self, calm_net: bool) {
+        self.draw_oddities();
         self.draw_end();
         self.draw_queues();
         self.draw_path_mtu(calm_net);

@@ -38,6 +38,7 @@ mod calm;
 mod checkers;
 mod client;
 mod content;
+mod device_process;
 mod disk;
 mod events;
 pub mod ext4_image;
@@ -57,6 +58,7 @@ mod patterns;
 mod proxy_scenario;
 mod queues;
 mod quic;
+mod remote_device;
 mod remote_scenario;
 mod report;
 mod run;
@@ -71,6 +73,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use ::node::record::RecordEntry;
 use base::Instant;
 
+pub use device_process::DeviceProcess;
 pub use report::{ResponseRow, Stats, StreamRow, Violation};
 
 use checkers::plaintext::CleanPayloads;
@@ -94,6 +97,8 @@ pub struct RunOptions {
     pub storage: bool,
     /// Forces a scenario with a single disturbance, in which performance has bounds.
     pub calm: bool,
+    /// Machines whose device is a process of its own.
+    pub device_process: DeviceProcess,
     /// Keeps every line of the trace.
     pub trace: bool,
     /// Keeps the entries of [`RunOutcome::record`].
@@ -227,6 +232,11 @@ fn simulate(seed: u64, options: &RunOptions, clean: &mut CleanPayloads) -> SimRu
     if let (Some(proxied), Some(splice)) = (&mut scenario.proxied, options.splice) {
         proxied.splice = splice;
     }
+    scenario.device_process = options.device_process;
+    if matches!(scenario.device_process, DeviceProcess::DiesAfter(_)) {
+        // Checkers expect what a reset permits.
+        scenario.resets = scenario.resets.max(1);
+    }
     let mut sim = SimRun::new(scenario, options);
     if options.record {
         sim.report.trace.start_recording();
@@ -329,16 +339,18 @@ fn counters_of(sim: &mut SimRun) -> BTreeMap<&'static str, u64> {
 /// depend on that. Returns the first run, with any difference as its violation.
 #[must_use]
 pub fn check_seed(seed: u64) -> RunOutcome {
-    check(seed, &RunOptions::default())
+    check_run(seed, &RunOptions::default())
 }
 
 /// Like [`check_seed`], with a scenario with storage whatever the seed.
 #[must_use]
 pub fn check_storage(seed: u64) -> RunOutcome {
-    check(seed, &RunOptions { storage: true, ..RunOptions::default() })
+    check_run(seed, &RunOptions { storage: true, ..RunOptions::default() })
 }
 
-fn check(seed: u64, options: &RunOptions) -> RunOutcome {
+/// Like [`check_seed`], with options.
+#[must_use]
+pub fn check_run(seed: u64, options: &RunOptions) -> RunOutcome {
     let clean = &mut CleanPayloads::default();
     let mut outcome = run_without_streams(seed, options, clean);
     if outcome.violation.is_some() {

@@ -6,7 +6,7 @@
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
-use abi::Refusal;
+use abi::{Capabilities, Refusal};
 use apps::content::{ContentServer, ContentServerConfig, UploadConfig, UploadQuota};
 use base::{Duration, Instant, Prng};
 use host::{Cidr, Host, HostConfig, ListenConfig};
@@ -15,6 +15,7 @@ use wire::Endpoint;
 
 use crate::client::SimClient;
 use crate::content::UPLOADS;
+use crate::device_process::DeviceProcess;
 use crate::disk::SimDisk;
 use crate::faults::Scenario;
 use crate::h3::H3Client;
@@ -24,7 +25,11 @@ use crate::numbers;
 use crate::patterns::PatternScenario;
 use crate::queues::SimQueue;
 use crate::quic;
+use crate::remote_device::RemoteDevice;
 use crate::tls;
+
+/// Salt of the generators of devices in other processes.
+const REMOTE_SALT: u64 = 0x00de_71ce_0f0f;
 
 /// Returns the IP address of a node.
 pub(crate) fn address(node: usize, v6: bool) -> IpAddr {
@@ -48,6 +53,33 @@ pub(crate) fn addresses(node: usize) -> Vec<Cidr> {
         Cidr { addr: address(node, false), prefix_len: 16 },
         Cidr { addr: address(node, true), prefix_len: 64 },
     ]
+}
+
+/// Returns whether the device of a machine is another process.
+fn has_remote_device(scenario: &Scenario, node: usize) -> bool {
+    let drawn = || Prng::new(scenario.seed ^ REMOTE_SALT ^ ((node as u64) << 48)).chance(0.25);
+    let wanted = match scenario.device_process {
+        DeviceProcess::BySeed => drawn(),
+        DeviceProcess::Never => false,
+        DeviceProcess::Always | DeviceProcess::DiesAfter(_) => true,
+    };
+    wanted && scenario.queues_of(node) == 1
+}
+
+/// Returns the carrier of a machine whose device is another process.
+pub(crate) fn remote_device(scenario: &Scenario, node: usize) -> Option<Box<RemoteDevice>> {
+    let random = Prng::new(scenario.seed ^ REMOTE_SALT ^ node as u64);
+    let dies_after = match scenario.device_process {
+        DeviceProcess::DiesAfter(ops) if scenario.servers().next() == Some(node) => Some(ops),
+        _ => None,
+    };
+    has_remote_device(scenario, node).then(|| Box::new(RemoteDevice::new(random, dies_after)))
+}
+
+/// Returns the capabilities that a machine's device offers to its host.
+pub(crate) fn capabilities(scenario: &Scenario, node: usize, device: &Device) -> Capabilities {
+    let capabilities = device.capabilities();
+    if has_remote_device(scenario, node) { capabilities.for_other_process() } else { capabilities }
 }
 
 /// Returns whether a node's host uses TLS offload.
@@ -173,7 +205,7 @@ pub(crate) fn server(
     let steering = queue.quic_steering(scenario.seed, quic::SERVER_PORT);
     device.quic_steering = steering;
     let device = Device::new(device, net.link_caps());
-    let mut host = Host::new(config, &device.capabilities(), rng.next_u64());
+    let mut host = Host::new(config, &capabilities(scenario, node, &device), rng.next_u64());
     let mut content = scenario.content.clone();
     content.tls = scenario.tls.as_ref().map(tls::server);
     content.http3 = quic::config(scenario, node, start.life);
@@ -188,6 +220,7 @@ pub(crate) fn server(
         vec![ListenConfig { addr: None, port: scenario.port(), backlog: scenario.backlog }];
     let app = content_server(scenario, content, start.now + ahead, &mut host);
     SimNode::new(device, host, app, ahead, scenario.rings.slots)
+        .with_remote_device(remote_device(scenario, node))
         .with_patterns(scenario.patterns_of(node).map(PatternScenario::rules))
         .on_queue(queue)
 }
@@ -223,7 +256,7 @@ pub(crate) fn client(
         udp_segmentation: quic::segmentation(scenario),
         ..HostConfig::default()
     };
-    let mut host = Host::new(config, &device.capabilities(), rng.next_u64());
+    let mut host = Host::new(config, &capabilities(scenario, index, &device), rng.next_u64());
     let v6 = rng.chance(scenario.crowd.v6);
     let server = Endpoint { addr: address(scenario.front(), v6), port: scenario.port() };
     let start = Instant::ZERO + ahead;
@@ -231,6 +264,7 @@ pub(crate) fn client(
     let h3 = h3_client(index, scenario, server.addr, &mut host, &files, start);
     let client = SimClient::new(index, server, rng.fork(), scenario, &files, start).with_h3(h3);
     SimNode::new(device, host, App::Client(Box::new(client)), ahead, scenario.rings.slots.max(64))
+        .with_remote_device(remote_device(scenario, index))
 }
 
 /// Builds the HTTP/3 client of a client's machine.

@@ -31,6 +31,7 @@ use crate::disk::SimDisk;
 use crate::events::{NodeHalf, SentFrame, SimLinkFrame};
 use crate::misbehaving_host::MisbehavingHost;
 use crate::queues::SimQueue;
+use crate::remote_device::RemoteDevice;
 use crate::report::RunReport;
 use crate::storage::rogue::Rogue;
 use crate::storage::user::User;
@@ -113,6 +114,8 @@ struct NodeRings {
     device_disk: VecDeque<DiskCompletion>,
     host_disk: VecDeque<DiskCompletion>,
     slots: usize,
+    /// The carrier, if the device is another process.
+    remote: Option<Box<RemoteDevice>>,
 }
 
 impl NodeRings {
@@ -128,6 +131,19 @@ impl NodeRings {
             device_disk: VecDeque::new(),
             host_disk: VecDeque::new(),
             slots,
+            remote: None,
+        }
+    }
+
+    /// Loses the operations and events on the way. The buffers of frames in events return to the
+    /// device's pool, which stays, so that they are not missed.
+    fn lose(&mut self) {
+        self.ops.clear();
+        self.received.clear();
+        for event in self.events.drain(..) {
+            if let Event::Received(received) = event {
+                self.recycle.push_back(received.packet);
+            }
         }
     }
 }
@@ -190,6 +206,22 @@ impl SimNode {
     /// Makes the node one of several queues of its machine.
     pub(crate) fn on_queue(self, queue: SimQueue) -> Self {
         Self { device: DeviceHalf::new(self.device.device, queue.index), queue, ..self }
+    }
+
+    /// Makes the device another process, if there is a carrier to it.
+    pub(crate) fn with_remote_device(mut self, remote: Option<Box<RemoteDevice>>) -> Self {
+        self.rings.remote = remote;
+        self
+    }
+
+    /// Returns whether the device's process is about to die.
+    pub(crate) fn device_is_dying(&self) -> bool {
+        self.rings.remote.as_ref().is_some_and(|remote| remote.is_dying())
+    }
+
+    /// Returns whether the device is another process.
+    pub(crate) const fn has_remote_device(&self) -> bool {
+        self.rings.remote.is_some()
     }
 
     /// Compares the claims of the device about these rules' patterns with the results of software.
@@ -264,7 +296,9 @@ impl SimNode {
         self.terminating = false;
         self.life += 1;
         self.turns = [Instant::FAR_FUTURE; 2];
-        self.rings = NodeRings::new(self.rings.slots);
+        let mut remote = self.rings.remote.take();
+        remote.iter_mut().for_each(|remote| remote.restart());
+        self.rings = NodeRings { remote, ..NodeRings::new(self.rings.slots) };
         self.watch.splices.clear();
         self.watch.echo_order.clear();
     }
@@ -290,10 +324,20 @@ impl SimNode {
         self.stopped = false;
     }
 
-    /// Resets the device, which loses its state.
-    pub(crate) fn reset_device(&mut self) {
+    /// Resets the device, which loses its state, or kills its process.
+    pub(crate) fn reset_device(&mut self, now: Instant) {
         self.device.device.reset();
         self.watch.echo_order.clear();
+        let Some(remote) = &mut self.rings.remote else { return };
+        remote.die(now);
+        self.rings.lose();
+        while let Some((_, event)) = self.device.device.poll_event() {
+            if let Event::Received(received) = event {
+                self.rings.recycle.push_back(received.packet);
+            }
+        }
+        self.watch.splices.clear();
+        self.watch.quic_order = QuicOrderChecker::default();
     }
 
     /// Returns the number of buffers on their way from the host to the device's pool, including
@@ -314,15 +358,27 @@ impl SimNode {
             && moved.is_empty()
             && device_disk.is_empty()
             && host_disk.is_empty()
+            && self.rings.remote.as_ref().is_none_or(|remote| remote.is_settled())
     }
 
     /// Runs a turn of the device.
     pub(crate) fn device_turn(&mut self, around: &mut TurnEnv<'_>) -> NodeTurnResult {
         let now = self.local(around.now);
         let soon = around.now + Duration::from_micros(1);
+        let mut turned = NodeTurnResult::default();
+        if let Some(remote) = &mut self.rings.remote
+            && let Some(until) = remote.lost_until()
+        {
+            if until > around.now {
+                self.rings.lose();
+                return NodeTurnResult { next: Some(until), ..turned };
+            }
+            remote.attach(self.device.device.capabilities().mtu);
+            around.unspliced.push(None);
+            turned.ring = true;
+        }
         let (rings, watch) = (&mut self.rings, &mut self.watch);
-        let mut ports =
-            SimDevicePorts { rings, watch, around, turned: NodeTurnResult::default(), full: None };
+        let mut ports = SimDevicePorts { rings, watch, around, turned, full: None };
         let TurnResult { more, blocked, .. } = self.device.turn(now, &mut ports);
         let (mut turned, full) = (ports.turned, ports.full);
         let NodeRings { received, steered, device_disk, ops, events, .. } = &self.rings;
@@ -442,6 +498,9 @@ impl SimNode {
     pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.device.device.visit(f);
         self.host.host.visit(f);
+        if let Some(remote) = &self.rings.remote {
+            remote.visit(f);
+        }
         match &self.app {
             App::Server(server) => server.visit(f),
             App::RemoteServer(server) => server.visit(f),
@@ -575,8 +634,14 @@ impl DevicePorts for SimDevicePorts<'_, '_> {
         LinkTxStatus::Sent
     }
 
-    fn pop_op(&mut self) -> Option<Op> {
-        let op = self.rings.ops.pop_front()?;
+    fn pop_op(&mut self, pool: &mut PacketPool) -> Option<Op> {
+        if self.rings.remote.as_ref().is_some_and(|remote| remote.is_dying()) {
+            return None;
+        }
+        let mut op = self.rings.ops.pop_front()?;
+        if let Some(remote) = &mut self.rings.remote {
+            op = remote.cross_op(op, pool);
+        }
         self.turned.taken[1] += 1;
         match &op {
             Op::Splice(splice) => {
@@ -669,13 +734,26 @@ impl DiskPort for SimHostPorts<'_> {
 
 impl HostPorts for SimHostPorts<'_> {
     fn pop_event(&mut self) -> Option<Event> {
-        let event = self.rings.events.pop_front()?;
+        let Some(remote) = &mut self.rings.remote else {
+            let event = self.rings.events.pop_front()?;
+            self.turned.taken[0] += 1;
+            return Some(event);
+        };
+        let event = match remote.pop_own_event() {
+            Some(event) => event,
+            None => {
+                let (event, buffer) = remote.cross_event(self.rings.events.pop_front()?);
+                self.rings.recycle.extend(buffer);
+                event
+            }
+        };
         self.turned.taken[0] += 1;
         Some(event)
     }
 
     fn has_op_room(&mut self) -> bool {
         self.rings.ops.len() < self.rings.slots
+            && self.rings.remote.as_ref().is_none_or(|remote| remote.is_attached())
     }
 
     fn push_op(&mut self, op: Op) {
@@ -684,6 +762,9 @@ impl HostPorts for SimHostPorts<'_> {
     }
 
     fn push_recycled(&mut self, packet: PacketBuf) {
+        if let Some(remote) = &mut self.rings.remote {
+            return remote.recycle(packet);
+        }
         if self.rings.recycle.len() < self.rings.slots {
             self.rings.recycle.push_back(packet);
         } else {

@@ -16,7 +16,7 @@ use wire::Endpoint;
 
 use crate::faults::{NetFaults, Scenario, draw_net, draw_tcp};
 use crate::http::PROXY_NAME;
-use crate::machines::{address, addresses, device_base};
+use crate::machines::{address, addresses, capabilities, device_base, remote_device};
 use crate::net::SimNet;
 use crate::node::{App, SimNode};
 use crate::numbers;
@@ -251,7 +251,7 @@ pub(crate) fn machine(
     };
     queue.configure(&scenario.steering, &mut device, &mut config);
     let device = Device::new(device, net.link_caps());
-    let mut host = Host::new(config, &device.capabilities(), rng.next_u64());
+    let mut host = Host::new(config, &capabilities(scenario, node, &device), rng.next_u64());
     let config = ProxyConfig {
         pattern_rules: scenario.patterns_of(node).map(PatternScenario::rules),
         backlog: scenario.backlog,
@@ -267,6 +267,7 @@ pub(crate) fn machine(
         Err(error) => unreachable!("no other listener: {error}"),
     };
     SimNode::new(device, host, App::Proxy(Box::new(proxy)), ahead, scenario.rings.slots)
+        .with_remote_device(remote_device(scenario, node))
         .with_patterns(scenario.patterns_of(node).map(PatternScenario::rules))
         .on_queue(queue)
 }

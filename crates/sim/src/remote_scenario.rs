@@ -22,7 +22,7 @@ use wire::Endpoint;
 use wire::nvme::nqn::Nqn;
 
 use crate::faults::{Scenario, TlsScenario};
-use crate::machines::{address, addresses, device_base};
+use crate::machines::{address, addresses, capabilities, device_base, remote_device};
 use crate::net::SimNet;
 use crate::node::{App, SimNode};
 use crate::numbers;
@@ -192,7 +192,7 @@ impl RemoteScenario {
             tcp: numbers::tcp(scenario, node, &scenario.server_tcp, ahead),
             ..HostConfig::default()
         };
-        let mut host = Host::new(config, &device.capabilities(), rng.next_u64());
+        let mut host = Host::new(config, &capabilities(scenario, node, &device), rng.next_u64());
         let namespace = NamespaceConfig {
             block_shift: self.shift,
             ..NamespaceConfig::new(&name("disk"), NAMESPACE)
@@ -215,6 +215,7 @@ impl RemoteScenario {
         };
         let slots = scenario.rings.slots.max(64);
         SimNode::new(device, host, App::Target(Box::new(target)), ahead, slots)
+            .with_remote_device(remote_device(scenario, node))
     }
 }
 

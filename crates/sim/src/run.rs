@@ -317,7 +317,7 @@ impl SimRun {
             SimEvent::Reset(node) => {
                 self.note(node, TraceKind::Fault, [1, node as u64, 1, 0, 0]);
                 if !self.nodes[node].stopped {
-                    self.nodes[node].reset_device();
+                    self.nodes[node].reset_device(self.now);
                     self.wake_soon(node, NodeHalf::Device);
                 }
             }
@@ -569,6 +569,15 @@ impl SimRun {
         for frame in frames {
             self.transmit(index, frame);
         }
+        self.plan_turns(index, side, &turn);
+        self.finish_end(index);
+    }
+
+    /// Schedules the turns that follow a turn, and the death of a device's process.
+    fn plan_turns(&mut self, index: usize, side: NodeHalf, turn: &NodeTurnResult) {
+        if self.nodes[index].device_is_dying() {
+            self.queue.push(self.now, SimEvent::Reset(index));
+        }
         if turn.ring {
             let other = if side == NodeHalf::Device { NodeHalf::Host } else { NodeHalf::Device };
             self.wake_soon(index, other);
@@ -576,7 +585,6 @@ impl SimRun {
         if let Some(at) = turn.next {
             self.wake(index, side, at.max(self.now));
         }
-        self.finish_end(index);
     }
 
     fn submit(&mut self, index: usize, side: NodeHalf, requests: Vec<DiskRequest>) {

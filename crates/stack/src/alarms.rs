@@ -17,6 +17,9 @@ pub fn alarms() -> impl Iterator<Item = &'static str> {
         io::watched_link::LinkWatchCounters::ALARMS,
         io::xdp::XdpLinkCounters::ALARMS,
         io::bridge::BridgeCounters::ALARMS,
+        node::remote::CarrierCounters::ALARMS,
+        crate::attach::AttachCounters::ALARMS,
+        crate::attach::ProgramCounters::ALARMS,
     ];
     let host_disk = io::disk::DiskCounters::ALARMS.iter().map(|name| host_disk::counter_name(name));
     nic::ALARMS.into_iter().chain(others).flatten().copied().chain(host_disk)

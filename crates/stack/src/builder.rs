@@ -1,7 +1,7 @@
 //! Assembles a stack and starts it.
 
 use std::os::fd::RawFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -9,16 +9,18 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use abi::steering::FlowSteering;
 use base::Instant;
 use cli::Failure;
-use host::{Application, AutoAddrEvent, AutoAddrs, Host, NetworkAddrs};
+use host::{Application, AutoAddrEvent, AutoAddrs, Host, HostConfig, NetworkAddrs};
 use io::clock::{self, MonotonicClock};
 use io::disk::{Disk, DiskKind};
 use io::link::Link;
-use nic::{Device, DeviceConfig};
+use nic::DeviceConfig;
 use quic::ConnectionInfo;
 
+use crate::attach::{self, NicAddress, ProgramCarrier};
 use crate::balance;
 use crate::control::metrics::IsAlarm;
 use crate::control::{self, ControlSocket, OrderHandler};
+use crate::device::create_device;
 use crate::hooks::Hooks;
 use crate::link::{LinkName, open_links};
 use crate::log::open_access_log;
@@ -28,9 +30,7 @@ use crate::options::StackOptions;
 use crate::record::RunRecord;
 use crate::running::{AsideThreads, Stack};
 use crate::signals::Signals;
-use crate::threads::{
-    CryptoThreads, DeviceSide, HostSide, MessageSender, QueueRings, Threads, ring_mesh,
-};
+use crate::threads::{DeviceSide, HostSide, MessageSender, QueueRings, Threads, ring_mesh};
 
 /// The queue that an application is made for.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ pub struct QueueSetup<'a> {
 type OpenedLinks = Result<Vec<Box<dyn Link>>, Failure>;
 type OpenLinks<'a> = Box<dyn FnOnce(&StackOptions, &MonotonicClock) -> OpenedLinks + 'a>;
 type OpenDisk<'a> = Box<dyn Fn() -> Result<Box<dyn Disk>, Failure> + 'a>;
-type Configure<'a> = Box<dyn Fn(usize, &mut DeviceConfig, &mut host::HostConfig) + 'a>;
+type Configure<'a> = Box<dyn Fn(usize, &mut DeviceConfig, &mut HostConfig) + 'a>;
 type MakeApplication<'a, A> = Box<dyn FnMut(QueueSetup<'_>) -> Result<A, Failure> + 'a>;
 type MakeOrderHandler<'a, M> = Box<dyn FnOnce(Vec<MessageSender<M>>) -> OrderHandler + 'a>;
 
@@ -58,6 +58,7 @@ pub struct Builder<'a, A = (), M = ()> {
     open_links: Option<OpenLinks<'a>>,
     network: Option<Network>,
     open_disk: Option<OpenDisk<'a>>,
+    root: Option<&'a Path>,
     configure: Option<Configure<'a>>,
     make_application: MakeApplication<'a, A>,
     hooks: Hooks<A, M>,
@@ -72,6 +73,7 @@ impl<'a> Builder<'a> {
             open_links: None,
             network: None,
             open_disk: None,
+            root: None,
             configure: None,
             make_application: Box::new(|_| Ok(())),
             hooks: Hooks::default(),
@@ -92,6 +94,7 @@ impl<'a> Builder<'a> {
             open_links: self.open_links,
             network: self.network,
             open_disk: self.open_disk,
+            root: self.root,
             configure: self.configure,
             make_application: Box::new(make),
             hooks: Hooks::default(),
@@ -115,6 +118,7 @@ impl<'a, A: Application + Send + 'static> Builder<'a, A> {
             open_links: self.open_links,
             network: self.network,
             open_disk: self.open_disk,
+            root: self.root,
             configure: self.configure,
             make_application: self.make_application,
             hooks: Hooks { handle_message, list_quic_connections, pollable },
@@ -157,10 +161,17 @@ impl<'a, A, M> Builder<'a, A, M> {
     /// [`StackOptions::offload`] excludes it.
     #[must_use]
     pub fn folder(self, root: &'a Path) -> Self {
-        self.disk(move || {
+        self.root(root).disk(move || {
             let disk = io::disk::open_disk(root, DiskKind::Auto);
             disk.map_err(|e| Failure::NoInput(e.to_string()))
         })
+    }
+
+    /// Sets the directory that the disks of [`Self::disk`] open. A device in another process finds
+    /// it among its roots; without it that device sends no files.
+    #[must_use]
+    pub fn root(self, root: &'a Path) -> Self {
+        Self { root: Some(root), ..self }
     }
 
     /// Sets the function that opens a disk; each device and each host has its own.
@@ -175,7 +186,7 @@ impl<'a, A, M> Builder<'a, A, M> {
     #[must_use]
     pub fn configure(
         self,
-        change: impl Fn(usize, &mut DeviceConfig, &mut host::HostConfig) + 'a,
+        change: impl Fn(usize, &mut DeviceConfig, &mut HostConfig) + 'a,
     ) -> Self {
         Self { configure: Some(Box::new(change)), ..self }
     }
@@ -224,33 +235,14 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
     /// Fails if a link, file, address or thread is not available; the message says what to do.
     pub fn start(mut self) -> Result<Stack<M>, Failure> {
         let record = self.options.record.as_deref().map(RunRecord::create).transpose()?;
-        let (clock, opened, mut auto) = match self.network.take() {
-            Some(Network { clock, links, auto }) => (clock, Some(links), Some(auto)),
-            None => (MonotonicClock::new(), None, None),
-        };
-        let path = control::path(self.options.control.as_deref(), &self.options.link);
-        let control = ControlSocket::bind(&path)?;
-        let links = match (opened, self.open_links.take()) {
-            (Some(links), _) => links,
-            (None, Some(open)) => open(&self.options, &clock)?,
-            (None, None) => open_links(&self.options, &clock)?,
-        };
-        let queues = ring_mesh(links.len())?;
+        let control = ControlSocket::bind(&self.control_path())?;
         let (reopened, steering) = (Arc::default(), self.options.flow_steering());
-        let mut threads = Threads::new(clock, self.options.shares_thread());
-        let addrs = auto.as_ref().map(|auto| auto.network().clone());
-        let (addr_events, received) = channel();
-        for (link, queue) in links.into_iter().zip(queues) {
-            // The first queue runs the clients; it tells the others of changes.
-            let auto = auto.take().map(|auto| (auto, addr_events.clone()));
-            let addrs = HostAddrs { now: clock.now(), addrs: addrs.as_ref(), auto };
-            let common =
-                QueueCommon { reopened: &reopened, steering: &steering, record: record.as_ref() };
-            self.start_queue(&mut threads, queue, (link, addrs), common)?;
-        }
-        if addrs.is_some() {
-            start_addr_thread(received, threads.senders().to_vec())?;
-        }
+        let common =
+            QueueCommon { reopened: &reopened, steering: &steering, record: record.as_ref() };
+        let threads = match self.options.nic.clone() {
+            Some(nic) => self.start_attached(&nic, common)?,
+            None => self.start_queues(common)?,
+        };
         let probes = threads.probes().to_vec();
         let metrics = self
             .options
@@ -268,7 +260,70 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
         let hosts = threads.senders().to_vec();
         let balance = balance::start(self.options.queue_balance, steering, hosts)?;
         let aside = AsideThreads { control, metrics, dashboard, balance };
+        let clock = threads.clock();
         Ok(Stack::new(clock, &self.options, threads, reopened, (aside, record)))
+    }
+
+    fn control_path(&self) -> PathBuf {
+        let given = self.options.control.as_deref();
+        match self.options.nic {
+            None => control::path(given, &self.options.link),
+            Some(_) => {
+                control::path_by_addr(given, self.options.addrs().first().map(|cidr| cidr.addr))
+            }
+        }
+    }
+
+    /// Opens the links, and starts the threads of all queues.
+    fn start_queues(&mut self, common: QueueCommon<'_>) -> Result<Threads<M>, Failure> {
+        let (clock, opened, mut auto) = match self.network.take() {
+            Some(Network { clock, links, auto }) => (clock, Some(links), Some(auto)),
+            None => (MonotonicClock::new(), None, None),
+        };
+        let links = match (opened, self.open_links.take()) {
+            (Some(links), _) => links,
+            (None, Some(open)) => open(&self.options, &clock)?,
+            (None, None) => open_links(&self.options, &clock)?,
+        };
+        let queues = ring_mesh(links.len())?;
+        let mut threads = Threads::new(clock, self.options.shares_thread());
+        let addrs = auto.as_ref().map(|auto| auto.network().clone());
+        let (addr_events, received) = channel();
+        for (link, queue) in links.into_iter().zip(queues) {
+            // The first queue runs the clients; it tells the others of changes.
+            let auto = auto.take().map(|auto| (auto, addr_events.clone()));
+            let addrs = HostAddrs { now: clock.now(), addrs: addrs.as_ref(), auto };
+            self.start_queue(&mut threads, queue, (link, addrs), common)?;
+        }
+        if addrs.is_some() {
+            start_addr_thread(received, threads.senders().to_vec())?;
+        }
+        Ok(threads)
+    }
+
+    /// Attaches to a device in another process, and starts the host's thread.
+    fn start_attached(
+        &mut self,
+        nic: &NicAddress,
+        common: QueueCommon<'_>,
+    ) -> Result<Threads<M>, Failure> {
+        let clock = MonotonicClock::new();
+        let mut wanted = self.options.device_config(None);
+        let mut host_config = self.options.host_config(None);
+        self.configure_queue(0, &mut wanted, &mut host_config);
+        let root = self.root.filter(|_| wanted.file.is_some());
+        let identity = |root: &Path| {
+            let failed = |e| Failure::NoInput(format!("{}: {e}", root.display()));
+            attach::root_identity(root).map_err(failed)
+        };
+        let root = root.map(identity).transpose()?;
+        let (capabilities, carrier) = ProgramCarrier::attach(nic, root)?;
+        let capabilities = attach::restrict_to(&wanted, capabilities);
+        let mut threads = Threads::new(clock, false);
+        let host = Host::new(host_config, &capabilities, clock::entropy());
+        let host = self.host_side(0, clock, host, None, common)?;
+        threads.start_host(carrier, host)?;
+        Ok(threads)
     }
 
     /// Starts the threads of a queue.
@@ -279,39 +334,46 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
         (link, addrs): (Box<dyn Link>, HostAddrs<'_>),
         common: QueueCommon<'_>,
     ) -> Result<(), Failure> {
-        let QueueCommon { reopened, steering, record } = common;
+        let QueueCommon { steering, record, .. } = common;
         let index = queue.device.index;
         let own_queue = self.options.own_queue(index, steering);
-        let mut device_config = self.options.device_config(own_queue.clone());
-        let mut host_config = self.options.host_config(own_queue);
-        if let Some(mac) = link.link_address() {
-            device_config.mac = mac;
-        }
-        if link.capabilities().segmentation {
-            device_config.run_bytes_max = self.options.link.run_bytes_max();
-        }
-        if self.open_disk.is_some() {
-            device_config.file = self.options.offload.file.then(nic::FileConfig::default);
-        }
-        if let Some(configure) = &self.configure {
-            configure(index, &mut device_config, &mut host_config);
-        }
-        self.options.limits.apply(self.options.queues, &mut device_config);
-        let workers = CryptoThreads::start(index, self.options.crypto_workers)?;
-        let device = Device::new(device_config, link.capabilities());
-        let device = device.with_crypto_workers(Box::new(workers));
+        let mut host_config = self.options.host_config(own_queue.clone());
+        let device = create_device(&self.options, (index, own_queue), &*link, |config| {
+            self.configure_queue(index, config, &mut host_config);
+        })?;
         let mut host = Host::new(host_config, &device.capabilities(), clock::entropy());
         let addr_events = addrs.install(&mut host);
-        let app =
-            (self.make_application)(QueueSetup { index, clock: threads.clock(), host: &mut host })?;
-        let open_log = |path| open_access_log(path, index, reopened);
-        let log = self.options.access_log.as_deref().map(open_log).transpose()?;
-        let disk = self.open_disk()?;
-        let host = HostSide { host, app, disk, log, addr_events, hooks: self.hooks };
+        let host = self.host_side(index, threads.clock(), host, addr_events, common)?;
         let disk = self.open_disk()?;
         let (steering, recorder) =
             (Arc::clone(steering), record.map(|record| record.recorder(index)));
         threads.start(queue, DeviceSide { device, link, disk, steering, recorder }, host)
+    }
+
+    /// Changes the configurations of a queue's device and host as the program wants them.
+    fn configure_queue(&self, index: usize, device: &mut DeviceConfig, host: &mut HostConfig) {
+        if self.open_disk.is_some() {
+            device.file = self.options.offload.file.then(nic::FileConfig::default);
+        }
+        if let Some(configure) = &self.configure {
+            configure(index, device, host);
+        }
+    }
+
+    /// Makes the application of a host, and opens its disk and its log.
+    fn host_side(
+        &mut self,
+        index: usize,
+        clock: MonotonicClock,
+        mut host: Host,
+        addr_events: Option<Sender<AutoAddrEvent>>,
+        common: QueueCommon<'_>,
+    ) -> Result<HostSide<A, M>, Failure> {
+        let app = (self.make_application)(QueueSetup { index, clock, host: &mut host })?;
+        let open_log = |path| open_access_log(path, index, common.reopened);
+        let log = self.options.access_log.as_deref().map(open_log).transpose()?;
+        let disk = self.open_disk()?;
+        Ok(HostSide { host, app, disk, log, addr_events, hooks: self.hooks })
     }
 
     fn open_disk(&self) -> Result<Box<dyn Disk>, Failure> {

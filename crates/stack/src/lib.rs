@@ -26,9 +26,11 @@ pub use base;
 pub use host;
 
 mod alarms;
+mod attach;
 mod balance;
 mod builder;
 pub mod control;
+mod device;
 mod hooks;
 mod host_disk;
 mod limits;
@@ -37,6 +39,7 @@ pub mod listener;
 mod log;
 mod machine;
 mod network;
+mod nic_process;
 mod no_disk;
 mod options;
 mod record;
@@ -45,11 +48,13 @@ mod signals;
 mod threads;
 
 pub use alarms::alarms;
+pub use attach::{NicAddress, RootDirectory};
 pub use builder::{Builder, QueueSetup};
 pub use cli::{Failure, exit_code};
 pub use limits::LimitOptions;
 pub use link::{LinkName, open_links};
 pub use network::Network;
+pub use nic_process::{NicProcess, OpenRoot, RunningNic};
 pub use options::{
     AddrSource, CongestionControl, FaultOptions, MtuProbing, Offloads, QueueBalance, StackOptions,
     Switch, ThreadsPerQueue,

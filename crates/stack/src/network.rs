@@ -48,6 +48,10 @@ impl StackOptions {
         if !self.has_auto_addrs() {
             return Ok(None);
         }
+        if self.nic.is_some() {
+            let line = "--addr dhcp and slaac do not work with --nic; name the addresses";
+            return Err(Failure::Usage(line.to_owned()));
+        }
         let machine = crate::machine::MachineKey::read();
         self.link_address = Some(machine.link_address(&self.link.to_string()));
         let clock = MonotonicClock::new();

@@ -21,6 +21,7 @@ use io::fault::FaultConfig;
 use io::xdp::ListenerPorts;
 use nic::DeviceConfig;
 
+use crate::attach::NicAddress;
 use crate::limits::LimitOptions;
 use crate::link::LinkName;
 
@@ -53,6 +54,14 @@ pub struct StackOptions {
     /// generic, copy or zerocopy, busy-poll
     #[arg(long = "link", alias = "wire", default_value = "tap:ob0", value_name = "LINK")]
     pub link: LinkName,
+    /// Attach to a device in another process, `outboard nic`, instead of opening a link: unix:PATH,
+    /// the path of its --listen. Further devices after commas stand by: if the first one ends,
+    /// connections continue on the next
+    #[arg(long, value_name = "unix:PATH", conflicts_with_all = ["link", "share_address", "peer",
+        "queues", "threads", "crypto_workers", "drop", "reorder", "dup", "corrupt", "seed", "pcap",
+        "record", "device_memory", "max_contexts", "max_quic_entries", "max_splices",
+        "max_closures"])]
+    pub nic: Option<NicAddress>,
     /// Use addresses of the kernel on the interface of an xdp link for --addr: the stack has the
     /// ports that it listens on, and 61000 to 65535 for connections that it opens; the kernel has
     /// the rest

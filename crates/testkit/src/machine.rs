@@ -256,7 +256,7 @@ impl<D: TestDisk> DevicePorts for MachinePorts<'_, D> {
         LinkTxStatus::Sent
     }
 
-    fn pop_op(&mut self) -> Option<Op> {
+    fn pop_op(&mut self, _: &mut PacketPool) -> Option<Op> {
         self.queues.ops.pop_front()
     }
 

@@ -352,7 +352,7 @@ impl DevicePorts for DeviceSide {
         status
     }
 
-    fn pop_op(&mut self) -> Option<Op> {
+    fn pop_op(&mut self, _: &mut PacketPool) -> Option<Op> {
         self.ops.pop()
     }
 

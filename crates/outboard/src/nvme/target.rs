@@ -69,6 +69,7 @@ pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
         })
         .network(network)
         .configure(|_, device, host| configure(args, device, host))
+        .root(Path::new("/"))
         // Namespaces may be anywhere. Only files named by the operator are opened.
         .disk(|| args.files.open_disk(Path::new("/"), ChangeRule::Content))
         .application(service)

@@ -219,6 +219,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
                 configure_remote(args, device, host);
             }
         })
+        .root(args.dir())
         .disk(|| open_disk(args, is_remote, uploads.as_ref().map(|(directory, _)| directory)))
         .application(site)
         .messages(|site: &mut ServedSite, _, _, order| match order {

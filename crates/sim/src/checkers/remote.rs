@@ -50,7 +50,11 @@ pub(crate) fn check(now: Instant, nodes: &[SimNode], scenario: &Scenario, report
     let has_room =
         remote.server.has_room() && scenario.tls_device(0).is_none_or(TlsDevice::has_room);
     let sure = calm && remote.server.does_all() && has_room;
-    if sure && remote.tls.is_none() && placed < fetched {
+    if server.has_remote_device() {
+        if placed > 0 {
+            fail(format!("{placed} bytes placed in memory of another process"));
+        }
+    } else if sure && remote.tls.is_none() && placed < fetched {
         fail(format!("{fetched} bytes fetched, the device placed {placed}"));
     }
 }

@@ -18,7 +18,7 @@ use super::rogue::{self, Rogue};
 use super::user::User;
 use super::{NodeNvmeOffloads, PORT, SPARE_ENTRIES, StorageScenario, StorageSide};
 use crate::faults::{Scenario, TlsDevice};
-use crate::machines::{address, addresses, device_base};
+use crate::machines::{address, addresses, capabilities, device_base, remote_device};
 use crate::net::SimNet;
 use crate::node::{App, SimNode};
 use crate::numbers;
@@ -84,7 +84,7 @@ pub(crate) fn machine(
     };
     queue.configure(&scenario.steering, &mut device_config, &mut config);
     let device = Device::new(device_config, net.link_caps());
-    let host = Host::new(config, &device.capabilities(), rng.next_u64());
+    let host = Host::new(config, &capabilities(scenario, node, &device), rng.next_u64());
     (device, host)
 }
 
@@ -209,6 +209,7 @@ pub(crate) fn node(
         App::User(Box::new(user))
     };
     SimNode::new(device, host, app, ahead, scenario.rings.slots.max(64))
+        .with_remote_device(remote_device(scenario, node))
         .on_queue(queue)
         .with_patterns(storage.rules.clone())
 }

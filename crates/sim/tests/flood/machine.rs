@@ -184,7 +184,7 @@ impl DevicePorts for TimedRings {
         LinkTxStatus::Sent
     }
 
-    fn pop_op(&mut self) -> Option<Op> {
+    fn pop_op(&mut self, _: &mut PacketPool) -> Option<Op> {
         self.ops.pop_front()
     }
 

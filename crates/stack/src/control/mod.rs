@@ -10,6 +10,7 @@ pub(crate) mod metrics;
 mod probe;
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::net::IpAddr;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -41,8 +42,21 @@ pub fn path(given: Option<&Path>, link: &LinkName) -> PathBuf {
     if let Some(path) = given {
         return path.to_owned();
     }
-    let folder = std::env::var_os("XDG_RUNTIME_DIR").map_or_else(std::env::temp_dir, PathBuf::from);
-    folder.join(format!("outboard-{}.sock", link.interface()))
+    runtime_folder().join(format!("outboard-{}.sock", link.interface()))
+}
+
+/// Returns the path of the control socket of a program without a link: `given`, or a path derived
+/// from its first address.
+pub(crate) fn path_by_addr(given: Option<&Path>, addr: Option<IpAddr>) -> PathBuf {
+    match (given, addr) {
+        (Some(path), _) => path.to_owned(),
+        (None, Some(addr)) => runtime_folder().join(format!("outboard-{addr}.sock")),
+        (None, None) => runtime_folder().join("outboard.sock"),
+    }
+}
+
+fn runtime_folder() -> PathBuf {
+    std::env::var_os("XDG_RUNTIME_DIR").map_or_else(std::env::temp_dir, PathBuf::from)
 }
 
 /// The bound control socket. Its file is removed when it is dropped.
@@ -58,26 +72,7 @@ impl ControlSocket {
     /// # Errors
     /// Fails if another instance is running, or if the socket cannot be created.
     pub(crate) fn bind(path: &Path) -> Result<Self, Failure> {
-        let shown = path.display();
-        if UnixStream::connect(path).is_ok() {
-            return Err(Failure::Unavailable(format!(
-                "another instance is running at {shown}; stop it, or choose another --link and \
-                 --control"
-            )));
-        }
-        let stale = std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket());
-        if stale {
-            // If this fails, so does bind, which reports why.
-            let _ = std::fs::remove_file(path);
-        }
-        let failed = |e| {
-            Failure::Unavailable(format!(
-                "cannot create control socket {shown}: {e}; choose another path with --control"
-            ))
-        };
-        let listener = UnixListener::bind(path).map_err(failed)?;
-        let file = SocketFile(path.to_owned());
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
+        let (listener, file) = bind_socket(path, 0o600, ("control socket", "--control"))?;
         Ok(Self { listener, file })
     }
 
@@ -106,8 +101,41 @@ pub(crate) struct ControlThread {
     _thread: ListenerThread,
 }
 
-/// Removes the control socket's file when it is dropped.
-struct SocketFile(PathBuf);
+/// Binds a Unix socket whose file has the permissions `mode`. The file of a process that was killed
+/// is replaced; if a process answers at the path, it is another instance. `names` are those of the
+/// socket, and of the option with its path, in messages.
+///
+/// # Errors
+/// Fails if another instance is running, or if the socket cannot be created.
+pub(crate) fn bind_socket(
+    path: &Path,
+    mode: u32,
+    names: (&str, &str),
+) -> Result<(UnixListener, SocketFile), Failure> {
+    let (shown, (name, option)) = (path.display(), names);
+    if UnixStream::connect(path).is_ok() {
+        return Err(Failure::Unavailable(format!(
+            "another instance is running at {shown}; stop it, or choose another --link and {option}"
+        )));
+    }
+    let stale = std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket());
+    if stale {
+        // If this fails, so does bind, which reports why.
+        let _ = std::fs::remove_file(path);
+    }
+    let failed = |e| {
+        Failure::Unavailable(format!(
+            "cannot create {name} {shown}: {e}; choose another path with {option}"
+        ))
+    };
+    let listener = UnixListener::bind(path).map_err(failed)?;
+    let file = SocketFile(path.to_owned());
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(failed)?;
+    Ok((listener, file))
+}
+
+/// Removes a socket's file when it is dropped.
+pub(crate) struct SocketFile(PathBuf);
 
 impl Drop for SocketFile {
     fn drop(&mut self) {

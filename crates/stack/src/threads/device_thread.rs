@@ -19,27 +19,28 @@ use node::record::{RecordLane, describe_event, describe_frame, describe_op, desc
 use node::{DeviceHalf, DevicePorts, DiskPort, RETRY};
 
 use super::DeviceSide;
+use super::carrier::{DeviceCarrier, ProgramChange};
 use super::load::LoadMeter;
-use super::queue::DeviceRings;
 use super::shutdown::ThreadPhase;
 use crate::control::ProbeReceiver;
+use crate::no_disk::NoDisk;
 use crate::record::QueueRecorder;
 
-/// Link and disk of a device, with its ends of the rings.
-struct DeviceThreadPorts {
+/// Link and disk of a device, with its end of the carrier.
+struct DeviceThreadPorts<C> {
     link: Box<dyn Link>,
     disk: Box<dyn Disk>,
-    queue: DeviceRings,
+    carrier: C,
     steering: Arc<FlowSteering>,
     /// Start of the turn, which is the time of its entries in the record.
     turn_at: Instant,
     recorder: Option<QueueRecorder>,
 }
 
-pub(super) struct DeviceThread {
+pub(crate) struct DeviceThread<C> {
     clock: MonotonicClock,
     half: DeviceHalf,
-    ports: DeviceThreadPorts,
+    ports: DeviceThreadPorts<C>,
     queries: ProbeReceiver,
     /// A full link, ring or disk blocked the last turn: retry after [`RETRY`] even without a
     /// wake-up.
@@ -50,49 +51,68 @@ pub(super) struct DeviceThread {
     phase: ThreadPhase,
 }
 
-impl DeviceThread {
-    pub(super) fn new(
+impl<C: DeviceCarrier> DeviceThread<C> {
+    pub(crate) fn new(
         clock: MonotonicClock,
         device_side: DeviceSide,
-        queue: DeviceRings,
+        carrier: C,
         queries: ProbeReceiver,
     ) -> Self {
         let DeviceSide { device, link, disk, steering, recorder } = device_side;
-        let half = DeviceHalf::new(device, queue.index);
+        let half = DeviceHalf::new(device, carrier.index());
         let turn_at = Instant::ZERO;
-        let ports = DeviceThreadPorts { link, disk, queue, steering, turn_at, recorder };
+        let ports = DeviceThreadPorts { link, disk, carrier, steering, turn_at, recorder };
         let (load, phase) = (LoadMeter::new(), ThreadPhase::Running);
         Self { clock, half, ports, queries, blocked: false, link_changes: 0, load, phase }
     }
 
-    pub(super) const fn queue(&mut self) -> &mut DeviceRings {
-        &mut self.ports.queue
+    pub(super) const fn carrier(&mut self) -> &mut C {
+        &mut self.ports.carrier
     }
 
     /// Runs until `stop` is set and all hosts have ended.
-    pub(super) fn run(mut self, stop: &AtomicBool) {
+    pub(crate) fn run(mut self, stop: &AtomicBool) {
         let mut poller = Poller::new();
-        let bell = poller.add(self.queue().waker.fd());
         self.register_descriptors(&mut poller);
         let mut worked = false;
         while !self.has_ended(stop) {
             // Before the turn, because there may be no idle moment for minutes.
             self.answer_queries();
             self.measure_load(worked);
+            if self.follow_program() {
+                poller.clear();
+                self.register_descriptors(&mut poller);
+            }
             worked = self.turn();
             if worked {
                 continue;
             }
-            self.queue().waker.prepare_sleep();
-            let sleeps = !self.queue().has_work() && !self.has_unseen_flag(stop);
+            self.carrier().prepare_sleep();
+            let sleeps = !self.carrier().has_work() && !self.has_unseen_flag(stop);
             // An error means that the kernel is out of memory: the loop continues without sleep.
             let woken = sleeps && poller.wait(self.sleep_for()).is_ok();
-            self.queue().waker.finish_sleep(woken && poller.is_ready(bell));
+            self.carrier().finish_sleep(woken.then_some(&poller));
         }
     }
 
-    /// Adds the descriptors that announce work, except the notifier's.
-    pub(super) fn register_descriptors(&self, poller: &mut Poller) {
+    /// Follows the programs that the device serves: the state of one that is gone is discarded.
+    /// Returns whether the descriptors that announce work have changed.
+    fn follow_program(&mut self) -> bool {
+        let mut changed = false;
+        while let Some(change) = self.ports.carrier.follow_program() {
+            self.half.device.forget_host();
+            self.ports.disk = match change {
+                ProgramChange::Arrived(disk) => disk,
+                ProgramChange::Left => NoDisk::boxed(),
+            };
+            changed = true;
+        }
+        changed
+    }
+
+    /// Adds the descriptors that announce work.
+    pub(super) fn register_descriptors(&mut self, poller: &mut Poller) {
+        self.ports.carrier.register(poller);
         self.ports.link.pollable().map(|fd| poller.add(fd));
         self.ports.link.pollable_changes().map(|fd| poller.add(fd));
         self.ports.disk.pollable().map(|fd| poller.add(fd));
@@ -102,7 +122,7 @@ impl DeviceThread {
     pub(super) fn has_ended(&mut self, stop: &AtomicBool) -> bool {
         let now = self.clock.now();
         self.phase.enter_if_stopped(stop, now);
-        let ended = self.ports.queue.have_hosts_ended();
+        let ended = self.ports.carrier.have_hosts_ended();
         self.phase.is_ending() && (ended || self.phase.is_over(now))
     }
 
@@ -110,7 +130,7 @@ impl DeviceThread {
     /// must not sleep.
     pub(super) fn has_unseen_flag(&self, stop: &AtomicBool) -> bool {
         let told = stop.load(Ordering::Acquire);
-        told && (!self.phase.is_ending() || self.ports.queue.have_hosts_ended())
+        told && (!self.phase.is_ending() || self.ports.carrier.have_hosts_ended())
     }
 
     /// Runs a turn of the device; returns whether there was any work.
@@ -149,6 +169,7 @@ impl DeviceThread {
             self.half.device.visit(&mut |name, value| answer.counter(name, value));
             self.ports.link.visit(&mut |name, value| answer.counter(name, value));
             self.ports.disk.visit(&mut |name, value| answer.counter(name, value));
+            self.ports.carrier.visit(&mut |name, value| answer.counter(name, value));
             if answer.wants_sockets() {
                 let now = self.clock.now();
                 self.half.device.splices(now).for_each(|info| answer.splice(info));
@@ -157,7 +178,7 @@ impl DeviceThread {
     }
 }
 
-impl DiskPort for DeviceThreadPorts {
+impl<C> DiskPort for DeviceThreadPorts<C> {
     fn submit(&mut self, _: Instant, request: DiskRequest) -> Result<(), DiskRequest> {
         self.disk.submit(request)
     }
@@ -171,7 +192,7 @@ impl DiskPort for DeviceThreadPorts {
     }
 }
 
-impl DevicePorts for DeviceThreadPorts {
+impl<C: DeviceCarrier> DevicePorts for DeviceThreadPorts<C> {
     fn receive(&mut self, now: Instant, pool: &mut PacketPool) -> Option<RxFrame> {
         let frame = self.link.receive(now, pool);
         if let (Some(recorder), Some(frame)) = (&mut self.recorder, &frame) {
@@ -195,8 +216,8 @@ impl DevicePorts for DeviceThreadPorts {
         self.link.flush(now)
     }
 
-    fn pop_op(&mut self) -> Option<Op> {
-        let op = self.queue.ops.pop();
+    fn pop_op(&mut self, pool: &mut PacketPool) -> Option<Op> {
+        let op = self.carrier.pop_op(pool);
         if let (Some(recorder), Some(op)) = (&mut self.recorder, &op) {
             recorder.add(self.turn_at, RecordLane::Operation, describe_op(op));
         }
@@ -204,17 +225,13 @@ impl DevicePorts for DeviceThreadPorts {
     }
 
     fn pop_recycled(&mut self) -> Option<PacketBuf> {
-        self.queue.recycle.pop().or_else(|| self.queue.steering.pop_spare())
+        self.carrier.pop_recycled()
     }
 
     fn push_event(&mut self, queue: usize, event: Event) -> Result<(), Event> {
-        debug_assert_eq!(queue, self.queue.index, "a device has events for its own host only");
+        debug_assert_eq!(queue, self.carrier.index(), "a device has events for its own host only");
         let item = self.recorder.is_some().then(|| describe_event(&event));
-        let ring = &mut self.queue.events;
-        match ring.push(event) {
-            Err(event) if !ring.is_abandoned() => return Err(event),
-            _ => {}
-        }
+        self.carrier.push_event(event)?;
         if let (Some(recorder), Some(item)) = (&mut self.recorder, item) {
             recorder.add(self.turn_at, RecordLane::Event, item);
         }
@@ -222,22 +239,22 @@ impl DevicePorts for DeviceThreadPorts {
     }
 
     fn wake_host(&mut self, _: usize) {
-        self.queue.host_waker.wake_if_asleep();
+        self.carrier.wake_host();
     }
 
     fn push_steered(&mut self, queue: usize, frame: SteeredFrame) -> Result<(), SteeredFrame> {
-        self.queue.steering.frames_out[queue].push(frame)
+        self.carrier.push_steered(queue, frame)
     }
 
     fn wake_device(&mut self, queue: usize) {
-        self.queue.steering.wakers[queue].wake_if_asleep();
+        self.carrier.wake_device(queue);
     }
 
     fn pop_steered(&mut self) -> Option<(usize, SteeredFrame)> {
-        self.queue.steering.pop_frame()
+        self.carrier.pop_steered()
     }
 
     fn push_spare(&mut self, queue: usize, packet: PacketBuf) {
-        let _freed = self.queue.steering.spares_out[queue].push(packet);
+        self.carrier.push_spare(queue, packet);
     }
 }

@@ -13,7 +13,7 @@ use io::disk::Disk;
 use io::notify::Poller;
 use node::{DiskPort, HostHalf, HostPorts, RETRY};
 
-use super::queue::{HostRings, ThreadWaker};
+use super::carrier::HostCarrier;
 use super::shutdown::ThreadPhase;
 use super::{HostMessage, HostSide, Messages};
 use crate::control::ProbeReceiver;
@@ -21,17 +21,17 @@ use crate::hooks::Hooks;
 use crate::host_disk;
 use crate::log::AccessLog;
 
-/// A host's ends of the rings, with its disk for the files that the device does not read.
-struct HostThreadPorts {
+/// A host's end of the carrier, with its disk for the files that the device does not read.
+struct HostThreadPorts<C> {
     disk: Box<dyn Disk>,
-    queue: HostRings,
+    carrier: C,
 }
 
-pub(super) struct HostThread<A, M> {
+pub(super) struct HostThread<A, M, C> {
     clock: MonotonicClock,
     half: HostHalf,
     app: A,
-    ports: HostThreadPorts,
+    ports: HostThreadPorts<C>,
     messages: Messages<M>,
     queries: ProbeReceiver,
     log: Option<AccessLog>,
@@ -42,12 +42,12 @@ pub(super) struct HostThread<A, M> {
     phase: ThreadPhase,
 }
 
-impl<A: Application, M> HostThread<A, M> {
+impl<A: Application, M, C: HostCarrier> HostThread<A, M, C> {
     pub(super) fn new(
         clock: MonotonicClock,
         host_side: HostSide<A, M>,
         messages: Messages<M>,
-        queue: HostRings,
+        carrier: C,
         queries: ProbeReceiver,
     ) -> Self {
         let HostSide { host, app, disk, log, addr_events, hooks } = host_side;
@@ -55,7 +55,7 @@ impl<A: Application, M> HostThread<A, M> {
             clock,
             half: HostHalf::new(host),
             app,
-            ports: HostThreadPorts { disk, queue },
+            ports: HostThreadPorts { disk, carrier },
             messages,
             queries,
             log,
@@ -66,29 +66,32 @@ impl<A: Application, M> HostThread<A, M> {
         }
     }
 
-    pub(super) const fn queue(&mut self) -> &mut HostRings {
-        &mut self.ports.queue
+    pub(super) const fn carrier(&mut self) -> &mut C {
+        &mut self.ports.carrier
     }
 
     /// Runs until `stop` is set; then resets all connections, so that no peer is left waiting.
     pub(super) fn run(mut self, stop: &AtomicBool) {
         let mut poller = Poller::new();
-        let bell = poller.add(self.queue().waker.fd());
-        let changes = self.register_descriptors(&mut poller);
+        let mut changes = self.register_descriptors(&mut poller);
         while !self.has_ended(stop) {
             // Before the turn, because there may be no idle moment for minutes.
             self.take_messages();
+            if self.ports.carrier.follow_device() {
+                poller.clear();
+                changes = self.register_descriptors(&mut poller);
+            }
             if self.turn() {
                 continue;
             }
-            self.queue().waker.prepare_sleep();
-            let sleeps = !self.queue().has_work() && !self.has_unseen_flag(stop);
+            self.carrier().prepare_sleep();
+            let sleeps = !self.carrier().has_work() && !self.has_unseen_flag(stop);
             if sleeps {
                 self.flush_log();
             }
             // An error means that the kernel is out of memory: the loop continues without sleep.
             let woken = sleeps && poller.wait(self.sleep_for()).is_ok();
-            self.queue().waker.finish_sleep(woken && poller.is_ready(bell));
+            self.carrier().finish_sleep(woken.then_some(&poller));
             if woken && changes.is_some_and(|changes| poller.is_ready(changes)) {
                 self.begin_turn();
             }
@@ -96,9 +99,9 @@ impl<A: Application, M> HostThread<A, M> {
         self.finish();
     }
 
-    /// Adds the descriptors that announce work, except the notifier's; returns the index of the
-    /// application's descriptor.
-    pub(super) fn register_descriptors(&self, poller: &mut Poller) -> Option<usize> {
+    /// Adds the descriptors that announce work; returns the index of the application's descriptor.
+    pub(super) fn register_descriptors(&mut self, poller: &mut Poller) -> Option<usize> {
+        self.ports.carrier.register(poller);
         self.ports.disk.pollable().map(|fd| poller.add(fd));
         (self.hooks.pollable)(&self.app).map(|fd| poller.add(fd))
     }
@@ -128,8 +131,7 @@ impl<A: Application, M> HostThread<A, M> {
     pub(super) fn finish(&mut self) {
         self.write_log();
         self.flush_log();
-        self.ports.queue.ended.set();
-        self.ports.queue.device_wakers.iter().for_each(ThreadWaker::wake_if_asleep);
+        self.ports.carrier.finish();
     }
 
     /// Runs a turn of host and application; returns whether there was any work.
@@ -144,7 +146,9 @@ impl<A: Application, M> HostThread<A, M> {
     /// Returns the longest time to sleep.
     pub(super) fn sleep_for(&self) -> Option<Duration> {
         let now = self.clock.now();
-        let retry = self.blocked.then(|| now + RETRY);
+        // Without a device there is no room before the next one arrives, which wakes the thread.
+        let retries = self.blocked && self.ports.carrier.has_device();
+        let retry = retries.then(|| now + RETRY);
         let due = Instant::earliest([self.half.poll_timeout(&self.app), retry]);
         self.phase.sleep_for(now, due.map(|at| at.since(now)))
     }
@@ -199,6 +203,7 @@ impl<A: Application, M> HostThread<A, M> {
         self.queries.answer(|answer| {
             host.visit(&mut |name, value| answer.counter(name, value));
             self.app.visit(&mut |name, value| answer.counter(name, value));
+            self.ports.carrier.visit(&mut |name, value| answer.counter(name, value));
             self.ports.disk.visit(&mut |name, value| {
                 answer.counter(host_disk::counter_name(name), value);
             });
@@ -212,7 +217,7 @@ impl<A: Application, M> HostThread<A, M> {
     }
 }
 
-impl DiskPort for HostThreadPorts {
+impl<C> DiskPort for HostThreadPorts<C> {
     fn submit(&mut self, _: Instant, request: DiskRequest) -> Result<(), DiskRequest> {
         self.disk.submit(request)
     }
@@ -226,39 +231,37 @@ impl DiskPort for HostThreadPorts {
     }
 }
 
-impl HostPorts for HostThreadPorts {
+impl<C: HostCarrier> HostPorts for HostThreadPorts<C> {
     fn pop_event(&mut self) -> Option<Event> {
-        self.queue.events.pop()
+        self.carrier.pop_event()
     }
 
     fn has_op_room(&mut self) -> bool {
-        self.queue.ops.free() > 0
+        self.carrier.has_op_room()
     }
 
     #[inline]
     fn push_op(&mut self, op: Op) {
-        let pushed = self.queue.ops.push(op);
-        debug_assert!(pushed.is_ok(), "the caller asked for room");
+        self.carrier.push_op(op);
     }
 
     fn push_recycled(&mut self, packet: PacketBuf) {
-        // Dropped if the ring is full; the device allocates another.
-        let _dropped = self.queue.recycle.push(packet);
+        self.carrier.push_recycled(packet);
     }
 
     fn wake_device(&mut self) {
-        self.queue.device_waker.wake_if_asleep();
+        self.carrier.wake_device();
     }
 
     fn has_moved_room(&mut self, queue: usize) -> bool {
-        self.queue.moved.has_room(queue)
+        self.carrier.has_moved_room(queue)
     }
 
     fn push_moved(&mut self, queue: usize, moved: MovedConnection) {
-        self.queue.moved.push(queue, moved);
+        self.carrier.push_moved(queue, moved);
     }
 
     fn pop_moved(&mut self) -> Option<MovedConnection> {
-        self.queue.moved.pop()
+        self.carrier.pop_moved()
     }
 }

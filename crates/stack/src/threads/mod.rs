@@ -5,6 +5,7 @@
 //! may have threads that encrypt and decrypt beside it ([`crypto_threads`]).
 //! [`crate::Builder`] starts them. This module does not depend on the application.
 
+mod carrier;
 mod crypto_threads;
 mod device_thread;
 mod host_thread;
@@ -34,6 +35,7 @@ use device_thread::DeviceThread;
 use host_thread::HostThread;
 use shared_thread::SharedThread;
 
+pub(crate) use carrier::{DeviceCarrier, HostCarrier, ProgramChange, SleepingCarrier};
 pub use crypto_threads::CryptoThreads;
 pub(crate) use queue::{QueueRings, ring_mesh};
 
@@ -136,7 +138,7 @@ pub(crate) struct Threads<M> {
     share_thread: bool,
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
-    /// Alternating: device and host of each queue.
+    /// Those of each queue: device, then host.
     probes: Vec<Probe>,
     /// One for each host.
     senders: Vec<MessageSender<M>>,
@@ -161,27 +163,77 @@ impl<M: Send + 'static> Threads<M> {
         host: HostSide<A, M>,
     ) -> Result<(), Failure> {
         let index = queue.device.index;
-        let bells = (queue.device.waker.notifier(), queue.host.waker.notifier());
-        let (device_probe, device_queries) = control::probe_channel("nic", index, bells.0);
-        let (host_probe, host_queries) = control::probe_channel("host", index, bells.1);
-        let (messages, received) = channel();
-        self.senders.push(MessageSender { messages, probe: host_probe.clone() });
-        self.probes.extend([device_probe, host_probe]);
-        let device_thread = DeviceThread::new(self.clock, device, queue.device, device_queries);
-        let host_thread = HostThread::new(self.clock, host, received, queue.host, host_queries);
-        let (stop_device, stop_host) = (Arc::clone(&self.stop), Arc::clone(&self.stop));
+        let device = self.device_thread(index, device, queue.device);
+        let host = self.host_thread(index, host, queue.host);
         let [nic_name, host_name, both_name] = QUEUE_THREADS;
         if self.share_thread {
-            let both = SharedThread::new(device_thread, host_thread);
-            self.threads
-                .push(spawn(format!("{both_name}{index}"), move || both.run(&stop_device))?);
-        } else {
-            self.threads.push(spawn(format!("{nic_name}{index}"), move || {
-                device_thread.run(&stop_device)
-            })?);
-            self.threads
-                .push(spawn(format!("{host_name}{index}"), move || host_thread.run(&stop_host))?);
+            let both = SharedThread::new(device, host);
+            return self.spawn(both_name, index, move |stop| both.run(stop));
         }
+        self.spawn(nic_name, index, move |stop| device.run(stop))?;
+        self.spawn(host_name, index, move |stop| host.run(stop))
+    }
+
+    /// Starts the thread of a host whose device is in another process.
+    ///
+    /// # Errors
+    /// Fails if no thread can be started.
+    pub(crate) fn start_host<A: Application + Send + 'static>(
+        &mut self,
+        carrier: impl HostCarrier + Send + 'static,
+        host: HostSide<A, M>,
+    ) -> Result<(), Failure> {
+        let host = self.host_thread(0, host, carrier);
+        let [_, host_name, _] = QUEUE_THREADS;
+        self.spawn(host_name, 0, move |stop| host.run(stop))
+    }
+
+    /// Starts the thread of a device whose host is in another process.
+    ///
+    /// # Errors
+    /// Fails if no thread can be started.
+    pub(crate) fn start_device(
+        &mut self,
+        carrier: impl DeviceCarrier + Send + 'static,
+        device: DeviceSide,
+    ) -> Result<(), Failure> {
+        let device = self.device_thread(0, device, carrier);
+        let [nic_name, _, _] = QUEUE_THREADS;
+        self.spawn(nic_name, 0, move |stop| device.run(stop))
+    }
+
+    fn device_thread<C: DeviceCarrier>(
+        &mut self,
+        index: usize,
+        device: DeviceSide,
+        carrier: C,
+    ) -> DeviceThread<C> {
+        let (probe, queries) = control::probe_channel("nic", index, carrier.notifier());
+        self.probes.push(probe);
+        DeviceThread::new(self.clock, device, carrier, queries)
+    }
+
+    fn host_thread<A: Application, C: HostCarrier>(
+        &mut self,
+        index: usize,
+        host: HostSide<A, M>,
+        carrier: C,
+    ) -> HostThread<A, M, C> {
+        let (probe, queries) = control::probe_channel("host", index, carrier.notifier());
+        let (messages, received) = channel();
+        self.senders.push(MessageSender { messages, probe: probe.clone() });
+        self.probes.push(probe);
+        HostThread::new(self.clock, host, received, carrier, queries)
+    }
+
+    fn spawn(
+        &mut self,
+        name: &str,
+        index: usize,
+        run: impl FnOnce(&AtomicBool) + Send + 'static,
+    ) -> Result<(), Failure> {
+        let stop = Arc::clone(&self.stop);
+        self.threads.push(spawn(format!("{name}{index}"), move || run(&stop))?);
         Ok(())
     }
 }

@@ -6,15 +6,16 @@
 //! threads there is a ring of frames, and one of free buffers in return; and for each pair of host
 //! threads, one of connections that follow their steering entry to another queue.
 
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use abi::ring::{RingConsumer, RingProducer, RingWaker, ring};
 use abi::steering::SteeredFrame;
-use abi::{Event, Op, PacketBuf};
+use abi::{Event, Op, PacketBuf, PacketPool};
 use host::MovedConnection;
-use io::notify::Notifier;
+use io::notify::{Notifier, Poller};
 
+use super::carrier::{DeviceCarrier, HostCarrier, SleepingCarrier};
 use super::shutdown::HostEndedFlag;
 use cli::Failure;
 
@@ -31,13 +32,15 @@ const MOVED_SLOTS: usize = 64;
 pub(crate) struct ThreadWaker {
     waker: Arc<RingWaker>,
     notifier: Notifier,
+    /// Index of the notifier in the poller of the thread that sleeps.
+    polled: usize,
 }
 
 impl ThreadWaker {
     pub(super) fn new() -> Result<Self, Failure> {
         let notifier =
             Notifier::new().map_err(|e| Failure::System(format!("cannot create eventfd: {e}")))?;
-        Ok(Self { waker: Arc::new(RingWaker::new()), notifier })
+        Ok(Self { waker: Arc::new(RingWaker::new()), notifier, polled: 0 })
     }
 
     /// Wakes the thread if it sleeps. To be called after a push to one of its rings.
@@ -53,10 +56,15 @@ impl ThreadWaker {
         self.waker.prepare_sleep();
     }
 
-    /// Announces that the thread is awake; `rung` is whether [`Self::fd`] was ready.
-    pub(crate) fn finish_sleep(&self, rung: bool) {
+    /// See [`SleepingCarrier::register`].
+    fn register(&mut self, poller: &mut Poller) {
+        self.polled = poller.add(self.notifier.as_raw_fd());
+    }
+
+    /// See [`SleepingCarrier::finish_sleep`].
+    fn finish_sleep(&self, slept: Option<&Poller>) {
         self.waker.mark_awake();
-        if rung {
+        if slept.is_some_and(|poller| poller.is_ready(self.polled)) {
             self.notifier.drain();
         }
     }
@@ -64,11 +72,6 @@ impl ThreadWaker {
     /// Returns the notifier, to wake the thread unconditionally.
     pub(crate) fn notifier(&self) -> Notifier {
         self.notifier.clone()
-    }
-
-    /// Returns the descriptor to sleep on.
-    pub(crate) fn fd(&self) -> RawFd {
-        self.notifier.as_raw_fd()
     }
 }
 
@@ -111,10 +114,70 @@ impl MovedRings {
     }
 }
 
-impl HostRings {
-    /// Returns whether an event or a connection of another host waits.
-    pub(crate) fn has_work(&mut self) -> bool {
+impl SleepingCarrier for HostRings {
+    fn register(&mut self, poller: &mut Poller) {
+        self.waker.register(poller);
+    }
+
+    fn prepare_sleep(&mut self) {
+        self.waker.prepare_sleep();
+    }
+
+    fn finish_sleep(&mut self, slept: Option<&Poller>) {
+        self.waker.finish_sleep(slept);
+    }
+
+    fn has_work(&mut self) -> bool {
         !self.events.is_empty() || self.moved.incoming.iter_mut().any(|ring| !ring.is_empty())
+    }
+
+    fn notifier(&self) -> Notifier {
+        self.waker.notifier()
+    }
+}
+
+impl HostCarrier for HostRings {
+    #[inline]
+    fn pop_event(&mut self) -> Option<Event> {
+        self.events.pop()
+    }
+
+    #[inline]
+    fn has_op_room(&mut self) -> bool {
+        self.ops.free() > 0
+    }
+
+    #[inline]
+    fn push_op(&mut self, op: Op) {
+        let pushed = self.ops.push(op);
+        debug_assert!(pushed.is_ok(), "the caller asked for room");
+    }
+
+    fn push_recycled(&mut self, packet: PacketBuf) {
+        // Dropped if the ring is full; the device allocates another.
+        let _dropped = self.recycle.push(packet);
+    }
+
+    fn wake_device(&mut self) {
+        self.device_waker.wake_if_asleep();
+    }
+
+    /// Lets the device threads end.
+    fn finish(&mut self) {
+        self.ended.set();
+        self.device_wakers.iter().for_each(ThreadWaker::wake_if_asleep);
+    }
+
+    fn has_moved_room(&mut self, queue: usize) -> bool {
+        self.moved.has_room(queue)
+    }
+
+    fn push_moved(&mut self, queue: usize, moved: MovedConnection) {
+        self.moved.push(queue, moved);
+    }
+
+    fn pop_moved(&mut self) -> Option<MovedConnection> {
+        self.moved.pop()
     }
 }
 
@@ -167,15 +230,73 @@ impl SteeringRings {
     }
 }
 
-impl DeviceRings {
-    /// Returns whether all hosts have ended.
-    pub(super) fn have_hosts_ended(&self) -> bool {
+impl SleepingCarrier for DeviceRings {
+    fn register(&mut self, poller: &mut Poller) {
+        self.waker.register(poller);
+    }
+
+    fn prepare_sleep(&mut self) {
+        self.waker.prepare_sleep();
+    }
+
+    fn finish_sleep(&mut self, slept: Option<&Poller>) {
+        self.waker.finish_sleep(slept);
+    }
+
+    fn has_work(&mut self) -> bool {
+        !self.ops.is_empty() || self.steering.frames_in.iter_mut().any(|ring| !ring.is_empty())
+    }
+
+    fn notifier(&self) -> Notifier {
+        self.waker.notifier()
+    }
+}
+
+impl DeviceCarrier for DeviceRings {
+    fn index(&self) -> usize {
+        self.index
+    }
+
+    #[inline]
+    fn pop_op(&mut self, _: &mut PacketPool) -> Option<Op> {
+        self.ops.pop()
+    }
+
+    #[inline]
+    fn pop_recycled(&mut self) -> Option<PacketBuf> {
+        self.recycle.pop().or_else(|| self.steering.pop_spare())
+    }
+
+    #[inline]
+    fn push_event(&mut self, event: Event) -> Result<(), Event> {
+        match self.events.push(event) {
+            Err(event) if !self.events.is_abandoned() => Err(event),
+            _ => Ok(()),
+        }
+    }
+
+    fn wake_host(&mut self) {
+        self.host_waker.wake_if_asleep();
+    }
+
+    fn have_hosts_ended(&self) -> bool {
         self.hosts_ended.iter().all(HostEndedFlag::is_set)
     }
 
-    /// Returns whether an operation or a frame of another device waits.
-    pub(crate) fn has_work(&mut self) -> bool {
-        !self.ops.is_empty() || self.steering.frames_in.iter_mut().any(|ring| !ring.is_empty())
+    fn push_steered(&mut self, queue: usize, frame: SteeredFrame) -> Result<(), SteeredFrame> {
+        self.steering.frames_out[queue].push(frame)
+    }
+
+    fn wake_device(&mut self, queue: usize) {
+        self.steering.wakers[queue].wake_if_asleep();
+    }
+
+    fn pop_steered(&mut self) -> Option<(usize, SteeredFrame)> {
+        self.steering.pop_frame()
+    }
+
+    fn push_spare(&mut self, queue: usize, packet: PacketBuf) {
+        let _freed = self.steering.spares_out[queue].push(packet);
     }
 }
 
@@ -275,7 +396,7 @@ mod tests {
     use super::*;
 
     fn frame(byte: u8) -> SteeredFrame {
-        let packet = abi::PacketPool::new(1).copy(&[byte]).unwrap();
+        let packet = PacketPool::new(1).copy(&[byte]).unwrap();
         let frame = RxFrame { packet, checksum: Checksum::Good, segment_size: 0 };
         SteeredFrame { frame, reason: SteeringReason::Current }
     }

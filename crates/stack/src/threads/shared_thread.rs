@@ -9,24 +9,27 @@ use std::sync::atomic::AtomicBool;
 use host::Application;
 use io::notify::Poller;
 
+use super::carrier::SleepingCarrier;
 use super::device_thread::DeviceThread;
 use super::host_thread::HostThread;
+use super::queue::{DeviceRings, HostRings};
 
 pub(super) struct SharedThread<A, M> {
-    device: DeviceThread,
-    host: HostThread<A, M>,
+    device: DeviceThread<DeviceRings>,
+    host: HostThread<A, M, HostRings>,
 }
 
 impl<A: Application, M> SharedThread<A, M> {
-    pub(super) const fn new(device: DeviceThread, host: HostThread<A, M>) -> Self {
+    pub(super) const fn new(
+        device: DeviceThread<DeviceRings>,
+        host: HostThread<A, M, HostRings>,
+    ) -> Self {
         Self { device, host }
     }
 
     /// Runs until `stop` is set; then resets all connections, so that no peer is left waiting.
     pub(super) fn run(mut self, stop: &AtomicBool) {
         let mut poller = Poller::new();
-        let device_bell = poller.add(self.device.queue().waker.fd());
-        let host_bell = poller.add(self.host.queue().waker.fd());
         self.device.register_descriptors(&mut poller);
         let changes = self.host.register_descriptors(&mut poller);
         let mut finished = false;
@@ -45,9 +48,9 @@ impl<A: Application, M> SharedThread<A, M> {
             if self.turn() {
                 continue;
             }
-            self.device.queue().waker.prepare_sleep();
-            self.host.queue().waker.prepare_sleep();
-            let work = self.device.queue().has_work() || self.host.queue().has_work();
+            self.device.carrier().prepare_sleep();
+            self.host.carrier().prepare_sleep();
+            let work = self.device.carrier().has_work() || self.host.carrier().has_work();
             let sleeps =
                 !work && !self.device.has_unseen_flag(stop) && !self.host.has_unseen_flag(stop);
             if sleeps {
@@ -56,8 +59,8 @@ impl<A: Application, M> SharedThread<A, M> {
             let due = [self.device.sleep_for(), self.host.sleep_for()].into_iter().flatten().min();
             // An error means that the kernel is out of memory: the loop continues without sleep.
             let woken = sleeps && poller.wait(due).is_ok();
-            self.device.queue().waker.finish_sleep(woken && poller.is_ready(device_bell));
-            self.host.queue().waker.finish_sleep(woken && poller.is_ready(host_bell));
+            self.device.carrier().finish_sleep(woken.then_some(&poller));
+            self.host.carrier().finish_sleep(woken.then_some(&poller));
             if woken && changes.is_some_and(|changes| poller.is_ready(changes)) {
                 self.host.begin_turn();
             }

@@ -1,0 +1,162 @@
+//! `outboard nic`: the device in a process of its own ([`stack::NicProcess`]).
+
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::Args;
+use host::Cidr;
+use io::disk::ChangeRule;
+use nic::{DeviceConfig, L5oConfig, QuicConfig};
+use stack::{
+    AddrSource, FaultOptions, LimitOptions, LinkName, NicProcess, Offloads, RootDirectory, Signals,
+    StackOptions,
+};
+
+use crate::alarms::is_alarm;
+use crate::file_args::FileArgs;
+use cli::Failure;
+
+/// Options of `outboard nic`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct NicArgs {
+    /// Unix socket on which programs attach, with --nic unix:PATH
+    #[arg(long, value_name = "PATH")]
+    listen: PathBuf,
+    /// Permissions of the socket, in octal: who may write to it may attach
+    #[arg(long, value_name = "MODE", default_value = "600", value_parser = parse_mode)]
+    listen_mode: u32,
+    /// Directory whose files the device sends for the program that serves it; may be given several
+    /// times. Files outside of it are never read
+    #[arg(long, value_name = "NAME=DIR")]
+    root: Vec<RootDirectory>,
+    /// Link to use, as in `outboard serve`
+    #[arg(long, default_value = "tap:ob0", value_name = "LINK")]
+    link: LinkName,
+    /// Address of the programs, needed for an xdp link; may be given several times
+    #[arg(long, value_name = "CIDR")]
+    addr: Vec<Cidr>,
+    /// Address and prefix length of the kernel's end of a TAP; may be given twice
+    #[arg(long, value_name = "CIDR", default_values = ["10.77.0.1/24", "fd77::1/64"])]
+    peer: Vec<Cidr>,
+    /// Offloads that the device provides, as in `outboard serve`
+    #[arg(long, default_value = "all", value_name = "LIST")]
+    offload: Offloads,
+    /// Limits of the device's tables.
+    #[command(flatten)]
+    limits: LimitOptions,
+    /// Reading of files.
+    #[command(flatten)]
+    files: FileArgs,
+    /// End transfers of a file on any change of its metadata (chmod, link, append), not only if the
+    /// bytes to send may have changed
+    #[arg(long)]
+    strict_files: bool,
+    /// Faults to inject.
+    #[command(flatten)]
+    faults: FaultOptions,
+    /// Write the packets on the link to a pcapng file
+    #[arg(long, value_name = "FILE")]
+    pcap: Option<PathBuf>,
+    /// Record the operations, events and frames, the last 50000 of them, and write them to this
+    /// file at the end, as a web page
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+    /// Serve counters in Prometheus text format at http://ADDR:PORT/metrics
+    #[arg(long, value_name = "ADDR:PORT")]
+    metrics: Option<SocketAddr>,
+    /// Control socket for `outboard stat` and `outboard ss` (default: outboard-NAME.sock for link
+    /// NAME, in $XDG_RUNTIME_DIR or the temporary directory)
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
+}
+
+/// Runs `outboard nic`.
+///
+/// # Errors
+/// Fails if a link, file, socket or thread is not available; the message says what to do.
+pub(crate) fn run(args: &NicArgs) -> Result<(), Failure> {
+    let signals = Signals::take()?;
+    let rule = if args.strict_files { ChangeRule::Strict } else { ChangeRule::Content };
+    let files = args.files.clone();
+    let process = NicProcess {
+        options: options(args),
+        listen: args.listen.clone(),
+        listen_mode: args.listen_mode,
+        roots: args.root.clone(),
+        open_root: Box::new(move |directory| files.open_disk(directory, rule)),
+        is_alarm,
+    };
+    let running = process.start(|device| configure(args, device))?;
+    announce(args);
+    running.run(signals)
+}
+
+/// Prints that the device is ready, and a command to try.
+fn announce(args: &NicArgs) {
+    let mut out = std::io::stdout().lock();
+    let listen = args.listen.display();
+    let _ = writeln!(out, "serving programs at {listen} on {}", args.link);
+    if let Some(root) = args.root.first() {
+        let _ = writeln!(out, "try: outboard serve {} --nic unix:{listen}", root.path.display());
+    }
+    // A closed standard output is no reason to stop.
+    let _ = out.flush();
+}
+
+/// Returns the options of the stack's device.
+fn options(args: &NicArgs) -> StackOptions {
+    StackOptions {
+        link: args.link.clone(),
+        addr: args.addr.iter().copied().map(AddrSource::Static).collect(),
+        peer: args.peer.clone(),
+        offload: args.offload,
+        limits: args.limits.clone(),
+        faults: args.faults.clone(),
+        pcap: args.pcap.clone(),
+        record: args.record.clone(),
+        metrics: args.metrics,
+        control: args.control.clone(),
+        ..StackOptions::default()
+    }
+}
+
+/// Enables the engines that programs may use.
+fn configure(args: &NicArgs, device: &mut DeviceConfig) {
+    let Offloads { file, tls_tx, tls_rx, setup, teardown, splice, quic, nvme, .. } = args.offload;
+    device.file = file.then(|| args.files.config());
+    device.l5o = (tls_tx || tls_rx || nvme).then(|| L5oConfig {
+        tls_tx,
+        tls_rx,
+        nvme_tcp_tx: nvme,
+        nvme_tcp_rx: nvme,
+        // Sets of patterns cannot cross to another process.
+        inspect: false,
+        ..L5oConfig::new(Arc::new(crypto::Provider))
+    });
+    device.quic = quic.then(|| QuicConfig::new(Arc::new(crypto::Provider)));
+    device.setup = device.setup.take().filter(|_| setup);
+    device.teardown = device.teardown.take().filter(|_| teardown);
+    device.splice = device.splice.take().filter(|_| splice);
+    device.decompress = None;
+}
+
+/// Parses permissions in octal.
+fn parse_mode(text: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(text, 8).ok().filter(|mode| mode & !0o777 == 0);
+    mode.ok_or_else(|| format!("invalid permissions `{text}`; expected three octal digits"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn permissions_are_octal() {
+        assert_eq!(parse_mode("660"), Ok(0o660));
+        for wrong in ["", "9", "1777", "rw"] {
+            assert!(parse_mode(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Machines whose device is another process: operations and events cross as descriptors.
+//!
+//! In some runs the device of a machine has the carrier of `outboard nic`
+//! ([`node::remote`]), over queues in memory: each operation and event is encoded and decoded by
+//! the ends that two processes have. A reset of such a device is the death of its process: whatever
+//! was on the way is lost with its state, frames that arrive meanwhile are lost, and after a while
+//! the host attaches to another process. Called by [`crate::node`].
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use abi::{Event, Op, PacketBuf, PacketPool};
+use base::{Duration, Instant, Prng};
+use node::remote::{CarrierFault, DescriptorChannel, RemoteDeviceEnd, RemoteHostEnd};
+
+/// Longest time from the death of a device's process until the host has another one.
+const DOWN_MAX: Duration = Duration::from_millis(50);
+
+type Queue = Rc<RefCell<VecDeque<Vec<u8>>>>;
+
+/// One end of a pair of queues in memory.
+#[derive(Debug)]
+struct MemoryChannel {
+    out: Queue,
+    into: Queue,
+}
+
+impl DescriptorChannel for MemoryChannel {
+    fn has_room(&mut self) -> Result<bool, CarrierFault> {
+        Ok(true)
+    }
+
+    fn push(&mut self, descriptor: &[u8]) -> Result<(), CarrierFault> {
+        self.out.borrow_mut().push_back(descriptor.to_vec());
+        Ok(())
+    }
+
+    fn publish(&mut self) {}
+
+    fn pop(&mut self, out: &mut Vec<u8>) -> Result<bool, CarrierFault> {
+        let Some(next) = self.into.borrow_mut().pop_front() else { return Ok(false) };
+        *out = next;
+        Ok(true)
+    }
+}
+
+/// State of the attachment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AttachmentState {
+    Attached,
+    /// The process is dead; the host attaches to another one at this time.
+    Lost {
+        until: Instant,
+    },
+}
+
+base::counters! {
+    /// Counters of a device in a process of its own.
+    struct RemoteDeviceCounters {
+        /// Operations that crossed to the device.
+        remote_device_ops,
+        /// Events that crossed to the host.
+        remote_device_events,
+        /// Deaths of the device's process.
+        remote_device_deaths,
+    }
+}
+
+/// The carrier between a host and its device.
+#[derive(Debug)]
+pub(crate) struct RemoteDevice {
+    host: RemoteHostEnd<MemoryChannel>,
+    device: RemoteDeviceEnd<MemoryChannel>,
+    state: AttachmentState,
+    /// Events about the attachment, for the host.
+    own_events: VecDeque<Event>,
+    random: Prng,
+    /// Number of operations after which the process dies.
+    dies_after: Option<u64>,
+    counters: RemoteDeviceCounters,
+}
+
+impl RemoteDevice {
+    /// Creates the carrier of a device whose process dies after this many operations, if any.
+    /// `random` draws how long the host is without a device.
+    pub(crate) fn new(random: Prng, dies_after: Option<u64>) -> Self {
+        let (ops, events) = (Queue::default(), Queue::default());
+        let of_host = MemoryChannel { out: Rc::clone(&ops), into: Rc::clone(&events) };
+        Self {
+            host: RemoteHostEnd::new(of_host),
+            device: RemoteDeviceEnd::new(MemoryChannel { out: events, into: ops }),
+            state: AttachmentState::Attached,
+            own_events: VecDeque::new(),
+            random,
+            dies_after,
+            counters: RemoteDeviceCounters::default(),
+        }
+    }
+
+    /// Calls `f` with the name and value of each counter.
+    pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
+        self.counters.visit(f);
+    }
+
+    /// Returns whether the process is about to die: it takes no more operations.
+    pub(crate) fn is_dying(&self) -> bool {
+        self.dies_after.is_some_and(|ops| self.counters.remote_device_ops >= ops)
+    }
+
+    /// Passes an operation to the device's side, which has this pool.
+    pub(crate) fn cross_op(&mut self, op: Op, pool: &mut PacketPool) -> Op {
+        self.counters.remote_device_ops += 1;
+        self.host.push_op(op);
+        let crossed = self.device.pop_op(pool);
+        crossed.unwrap_or_else(|| panic!("the device refused: {:?}", self.device.fault()))
+    }
+
+    /// Passes an event to the host's side. Returns its buffer, which stays with the device.
+    pub(crate) fn cross_event(&mut self, event: Event) -> (Event, Option<PacketBuf>) {
+        self.counters.remote_device_events += 1;
+        assert!(self.device.push_event(event).is_ok(), "the channel has room");
+        let crossed = self.host.pop_event();
+        let event = crossed.unwrap_or_else(|| panic!("the host refused: {:?}", self.host.fault()));
+        (event, self.device.pop_recycled())
+    }
+
+    /// Returns the next event about the attachment itself.
+    pub(crate) fn pop_own_event(&mut self) -> Option<Event> {
+        self.own_events.pop_front()
+    }
+
+    /// Takes back the buffer of a frame that the host has processed.
+    pub(crate) fn recycle(&mut self, packet: PacketBuf) {
+        self.host.recycle(packet);
+    }
+
+    /// Returns whether the host has a device and knows of it.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.state == AttachmentState::Attached && self.own_events.is_empty()
+    }
+
+    /// Returns whether the host has a device.
+    pub(crate) fn is_attached(&self) -> bool {
+        self.state == AttachmentState::Attached
+    }
+
+    /// Kills the device's process.
+    pub(crate) fn die(&mut self, now: Instant) {
+        let down = Duration::from_nanos(self.random.below(DOWN_MAX.as_nanos()));
+        self.counters.remote_device_deaths += 1;
+        self.own_events.clear();
+        self.dies_after = None;
+        self.state = AttachmentState::Lost { until: now + down };
+    }
+
+    /// Returns the time at which the host attaches to the next process, if there is none.
+    pub(crate) fn lost_until(&self) -> Option<Instant> {
+        match self.state {
+            AttachmentState::Lost { until } => Some(until),
+            AttachmentState::Attached => None,
+        }
+    }
+
+    /// Creates the carrier anew, for a machine that starts again with both processes.
+    pub(crate) fn restart(&mut self) {
+        let (random, counters) = (self.random.fork(), self.counters.clone());
+        *self = Self { counters, ..Self::new(random, None) };
+    }
+
+    /// Attaches the host to another process, whose link has this MTU.
+    pub(crate) fn attach(&mut self, mtu: u16) {
+        self.restart();
+        self.own_events.extend([Event::Reset, Event::LinkChanged { mtu }]);
+    }
+}

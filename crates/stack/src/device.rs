@@ -1,0 +1,37 @@
+//! Creates the device of a queue above its link.
+//!
+//! Called by [`crate::Builder`] for a device in the program's process, and by
+//! [`crate::nic_process`] for one in a process of its own.
+
+use abi::steering::OwnQueue;
+use cli::Failure;
+use io::link::Link;
+use nic::{Device, DeviceConfig};
+
+use crate::options::StackOptions;
+use crate::threads::CryptoThreads;
+
+/// Creates the device of the queue `index`, with the options and the link's address. `configure`
+/// changes its engines before the limits of its tables are applied.
+///
+/// # Errors
+/// Fails if no thread for encryption can be started.
+pub(crate) fn create_device(
+    options: &StackOptions,
+    (index, own_queue): (usize, Option<OwnQueue>),
+    link: &dyn Link,
+    configure: impl FnOnce(&mut DeviceConfig),
+) -> Result<Device, Failure> {
+    let mut config = options.device_config(own_queue);
+    if let Some(mac) = link.link_address() {
+        config.mac = mac;
+    }
+    if link.capabilities().segmentation {
+        config.run_bytes_max = options.link.run_bytes_max();
+    }
+    configure(&mut config);
+    options.limits.apply(options.queues, &mut config);
+    let workers = CryptoThreads::start(index, options.crypto_workers)?;
+    let device = Device::new(config, link.capabilities());
+    Ok(device.with_crypto_workers(Box::new(workers)))
+}

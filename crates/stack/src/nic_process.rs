@@ -1,0 +1,129 @@
+//! A device as a process of its own, which serves programs that attach to it: `outboard nic`.
+//!
+//! It owns the link, the disks and the engines; the programs have the hosts ([`crate::attach`]).
+//! One device thread runs the same code as the device of a program with its own link. Queries go to
+//! its control socket, as to any other instance.
+
+use std::path::{Path, PathBuf};
+
+use cli::Failure;
+use io::clock::MonotonicClock;
+use io::disk::Disk;
+use nic::DeviceConfig;
+use signal_hook::consts::SIGUSR1;
+
+use crate::attach::{ProgramRoots, RootDirectory, serve_programs};
+use crate::control::dashboard::DashboardThreads;
+use crate::control::metrics::{IsAlarm, MetricsThread};
+use crate::control::{self, ControlSocket, ControlThread, SocketFile, bind_socket};
+use crate::device::create_device;
+use crate::link::open_links;
+use crate::listener::ListenerThread;
+use crate::machine::MachineKey;
+use crate::no_disk::NoDisk;
+use crate::options::StackOptions;
+use crate::record::RunRecord;
+use crate::signals::Signals;
+use crate::threads::{DeviceSide, Threads};
+
+/// Opens a disk for the files below a directory.
+pub type OpenRoot = Box<dyn Fn(&Path) -> Result<Box<dyn Disk>, Failure> + Send>;
+
+/// Configuration of a device process.
+pub struct NicProcess {
+    /// Options of the link, the device, its limits, faults, captures and queries. Those of hosts
+    /// have no effect.
+    pub options: StackOptions,
+    /// Path of the socket that programs attach to.
+    pub listen: PathBuf,
+    /// Permissions of the socket's file: a process that may write to it may attach.
+    pub listen_mode: u32,
+    /// Directories whose files the device may send.
+    pub roots: Vec<RootDirectory>,
+    /// Opens a disk for one of them.
+    pub open_root: OpenRoot,
+    /// Returns whether a counter is an alarm, for the metrics.
+    pub is_alarm: IsAlarm,
+}
+
+impl std::fmt::Debug for NicProcess {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NicProcess").field("listen", &self.listen).finish_non_exhaustive()
+    }
+}
+
+/// A running device process. Dropping it ends the device.
+pub struct RunningNic {
+    threads: Threads<()>,
+    record: Option<RunRecord>,
+    _acceptor: ListenerThread,
+    _listen_file: SocketFile,
+    _control: ControlThread,
+    _metrics: Option<MetricsThread>,
+    _dashboard: Option<DashboardThreads>,
+}
+
+impl std::fmt::Debug for RunningNic {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("RunningNic")
+    }
+}
+
+impl NicProcess {
+    /// Opens the link, and starts the device and the thread that accepts programs. `configure`
+    /// enables the engines that need crypto or files.
+    ///
+    /// # Errors
+    /// Fails if a link, file, socket or thread is not available; the message says what to do.
+    pub fn start(self, configure: impl FnOnce(&mut DeviceConfig)) -> Result<RunningNic, Failure> {
+        let Self { mut options, listen, listen_mode, roots, open_root, is_alarm } = self;
+        let record = options.record.as_deref().map(RunRecord::create).transpose()?;
+        let path = control::path(options.control.as_deref(), &options.link);
+        let control = ControlSocket::bind(&path)?;
+        let (listener, listen_file) = bind_socket(&listen, listen_mode, ("socket", "--listen"))?;
+        let roots = ProgramRoots::new(&roots, open_root)?;
+        let clock = MonotonicClock::new();
+        // Programs come and go with their addresses; the neighbors of the link know this one.
+        options.link_address = Some(MachineKey::read().link_address(&options.link.to_string()));
+        let Some(link) = open_links(&options, &clock)?.into_iter().next() else {
+            return Err(Failure::System("the link has no queue".to_owned()));
+        };
+        let device = create_device(&options, (0, None), &*link, configure)?;
+        let (acceptor, carrier) = serve_programs(listener, device.capabilities(), roots)?;
+        let (disk, steering) = (NoDisk::boxed(), options.flow_steering());
+        let recorder = record.as_ref().map(|record| record.recorder(0));
+        let mut threads = Threads::new(clock, false);
+        threads.start_device(carrier, DeviceSide { device, link, disk, steering, recorder })?;
+        let probes = threads.probes().to_vec();
+        let start_metrics = |addr| control::metrics::start(addr, probes.clone(), is_alarm);
+        let metrics = options.metrics.map(start_metrics).transpose()?;
+        let start_dashboard = |addr| control::dashboard::start(addr, probes.clone(), is_alarm);
+        let dashboard = options.dashboard.map(start_dashboard).transpose()?;
+        Ok(RunningNic {
+            threads,
+            record,
+            _acceptor: acceptor,
+            _listen_file: listen_file,
+            _control: control.start(probes, None)?,
+            _metrics: metrics,
+            _dashboard: dashboard,
+        })
+    }
+}
+
+impl RunningNic {
+    /// Runs until SIGTERM, SIGINT or SIGHUP, and ends the device. Its programs keep their
+    /// connections, and wait for another device.
+    ///
+    /// # Errors
+    /// Fails if a thread has panicked, or the record cannot be written.
+    pub fn run(mut self, signals: Signals) -> Result<(), Failure> {
+        for signal in signals {
+            if signal != SIGUSR1 {
+                break;
+            }
+        }
+        self.threads.stop()?;
+        self.record.take().map_or(Ok(()), RunRecord::write)
+    }
+}

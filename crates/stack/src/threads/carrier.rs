@@ -1,0 +1,135 @@
+//! The carriers of the contract, as the threads use them.
+//!
+//! A carrier moves operations, events and buffers between a host and its device, and wakes the
+//! thread of either side. [`super::queue`] has the rings between two threads of this process;
+//! [`crate::attach`] has those between two processes. The threads are generic over the carrier, so
+//! that the one in process costs no more than without this trait.
+
+use abi::steering::SteeredFrame;
+use abi::{Event, Op, PacketBuf, PacketPool};
+use host::MovedConnection;
+use io::disk::Disk;
+use io::notify::{Notifier, Poller};
+
+/// The part of a carrier that lets its thread sleep until there is work.
+pub(crate) trait SleepingCarrier {
+    /// Adds the descriptors that wake the thread.
+    fn register(&mut self, poller: &mut Poller);
+
+    /// Announces that the thread is about to sleep. It must call [`Self::has_work`] once more after
+    /// this.
+    fn prepare_sleep(&mut self);
+
+    /// Announces that the thread is awake. `slept` is the result of its sleep, if it slept, with
+    /// the descriptors of [`Self::register`].
+    fn finish_sleep(&mut self, slept: Option<&Poller>);
+
+    /// Returns whether there is something to receive.
+    fn has_work(&mut self) -> bool;
+
+    /// Returns the notifier that wakes the thread unconditionally.
+    fn notifier(&self) -> Notifier;
+
+    /// Calls `f` with the name and value of each counter.
+    fn visit(&self, _f: &mut dyn FnMut(&'static str, u64)) {}
+}
+
+/// A host thread's end.
+pub(crate) trait HostCarrier: SleepingCarrier {
+    /// Returns the next event.
+    fn pop_event(&mut self) -> Option<Event>;
+
+    /// Returns whether there is room for an operation.
+    fn has_op_room(&mut self) -> bool;
+
+    /// Sends an operation, for which there is room.
+    fn push_op(&mut self, op: Op);
+
+    /// Returns a buffer. If there is no room for it, it is freed.
+    fn push_recycled(&mut self, packet: PacketBuf);
+
+    /// Wakes the device, which has new operations.
+    fn wake_device(&mut self);
+
+    /// Called when the host has ended, or no longer waits for its last frames.
+    fn finish(&mut self) {}
+
+    /// Follows the loss of the device and the arrival of another one. Returns whether the
+    /// descriptors of [`SleepingCarrier::register`] have changed.
+    fn follow_device(&mut self) -> bool {
+        false
+    }
+
+    /// Returns whether there is a device.
+    fn has_device(&self) -> bool {
+        true
+    }
+
+    /// See [`node::HostPorts::has_moved_room`].
+    fn has_moved_room(&mut self, _queue: usize) -> bool {
+        false
+    }
+
+    /// See [`node::HostPorts::push_moved`].
+    fn push_moved(&mut self, _queue: usize, _moved: MovedConnection) {}
+
+    /// See [`node::HostPorts::pop_moved`].
+    fn pop_moved(&mut self) -> Option<MovedConnection> {
+        None
+    }
+}
+
+/// A change of the program that a device serves.
+pub(crate) enum ProgramChange {
+    /// A program arrived, whose files are on this disk.
+    Arrived(Box<dyn Disk>),
+    /// The program is gone.
+    Left,
+}
+
+/// A device thread's end.
+pub(crate) trait DeviceCarrier: SleepingCarrier {
+    /// Returns the index of the queue whose host it serves.
+    fn index(&self) -> usize;
+
+    /// See [`node::DevicePorts::pop_op`].
+    fn pop_op(&mut self, pool: &mut PacketPool) -> Option<Op>;
+
+    /// Returns the next buffer that the host or another device has returned.
+    fn pop_recycled(&mut self) -> Option<PacketBuf>;
+
+    /// Sends an event. Drops it if the host has ended.
+    ///
+    /// # Errors
+    /// Returns the event if there is no room for it.
+    #[expect(clippy::result_large_err, reason = "the event comes back as it is")]
+    fn push_event(&mut self, event: Event) -> Result<(), Event>;
+
+    /// Wakes the host, which has new events.
+    fn wake_host(&mut self);
+
+    /// Returns whether all hosts have ended, whose last segments may arrive on any device.
+    fn have_hosts_ended(&self) -> bool;
+
+    /// Returns the next change of the program that the device serves. The descriptors of
+    /// [`SleepingCarrier::register`] change with it.
+    fn follow_program(&mut self) -> Option<ProgramChange> {
+        None
+    }
+
+    /// See [`node::DevicePorts::push_steered`].
+    fn push_steered(&mut self, _queue: usize, frame: SteeredFrame) -> Result<(), SteeredFrame> {
+        Err(frame)
+    }
+
+    /// See [`node::DevicePorts::wake_device`].
+    fn wake_device(&mut self, _queue: usize) {}
+
+    /// See [`node::DevicePorts::pop_steered`].
+    fn pop_steered(&mut self) -> Option<(usize, SteeredFrame)> {
+        None
+    }
+
+    /// See [`node::DevicePorts::push_spare`].
+    fn push_spare(&mut self, _queue: usize, _packet: PacketBuf) {}
+}

@@ -1,0 +1,143 @@
+//! The device of a program under test in a process of its own, if `OUTBOARD_NIC` is `unix`.
+//!
+//! [`split`] divides the arguments of a test into those of `outboard nic` and those of the program
+//! that attaches to it, so that the same tests run with both arrangements. Programs that need what
+//! a device process does not have yet, several queues or links for instance, keep their own device.
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+
+/// Options of the device alone, each with a value.
+const OF_DEVICE: [&str; 18] = [
+    "--link",
+    "--peer",
+    "--seed",
+    "--drop",
+    "--reorder",
+    "--dup",
+    "--corrupt",
+    "--pcap",
+    "--record",
+    "--device-memory",
+    "--max-contexts",
+    "--max-quic-entries",
+    "--max-splices",
+    "--max-closures",
+    "--max-nvme-buffers",
+    "--file-memory",
+    "--file-block",
+    "--file-read-ahead",
+];
+/// Options of both sides with a value, and without.
+const OF_BOTH: [&str; 2] = ["--offload", "--disk"];
+const FLAGS_OF_BOTH: [&str; 2] = ["--strict-files", "--direct-io"];
+/// Options with which a program keeps its own device.
+const NOT_YET: [&str; 9] = [
+    "--queues",
+    "--threads",
+    "--crypto-workers",
+    "--share-address",
+    "--backend-link",
+    "--backend-addr",
+    "--metrics",
+    "--dashboard",
+    "--deny-patterns",
+];
+
+/// Arguments of a device and of its program.
+#[derive(Debug)]
+pub(crate) struct SplitArguments {
+    /// Of `outboard nic`, without its sockets.
+    pub(crate) device: Vec<OsString>,
+    /// Of the program, without `--nic`.
+    pub(crate) program: Vec<OsString>,
+}
+
+/// Returns whether the tests run with device processes.
+pub(crate) fn is_selected() -> bool {
+    std::env::var_os("OUTBOARD_NIC").is_some_and(|kind| kind == "unix")
+}
+
+/// Divides arguments that begin with a verb; `None` if the program keeps its own device.
+pub(crate) fn split(args: &[OsString]) -> Option<SplitArguments> {
+    let mut device = vec![OsString::from("nic")];
+    let mut program = Vec::new();
+    let verb = args.first()?.to_str()?;
+    let sub = args.get(1).and_then(|arg| arg.to_str()).unwrap_or_default();
+    match (verb, sub) {
+        ("serve", source) if !source.contains("nvme://") => {
+            device.extend(["--root".into(), root("site", source.as_ref())]);
+        }
+        ("nvme", "target") => device.extend(["--root".into(), root("all", Path::new("/"))]),
+        ("serve" | "proxy", _) => {}
+        _ => return None,
+    }
+    let mut rest = args.iter();
+    while let Some(arg) = rest.next() {
+        let text = arg.to_str().unwrap_or_default();
+        let (name, joined) = text.split_once('=').map_or((text, false), |(name, _)| (name, true));
+        let is_dynamic =
+            |value: Option<&OsString>| value.is_some_and(|v| v == "dhcp" || v == "slaac");
+        if NOT_YET.contains(&name) || is_dynamic(Some(arg)) {
+            return None;
+        }
+        let flag = FLAGS_OF_BOTH.contains(&name);
+        let (of_device, of_both) = (OF_DEVICE.contains(&name), OF_BOTH.contains(&name));
+        let mut item = vec![arg.clone()];
+        if (of_device || of_both) && !joined {
+            item.extend(rest.next().cloned());
+        }
+        if of_device || of_both || flag {
+            device.extend(item.iter().cloned());
+        }
+        if !of_device {
+            program.extend(item);
+        }
+    }
+    // The program of an XDP link selects frames by their addresses.
+    if device.iter().any(|arg| arg.to_string_lossy().starts_with("xdp:")) {
+        let mut rest = program.iter();
+        while let Some(arg) = rest.next() {
+            if arg == "--addr" {
+                device.extend([arg.clone(), rest.next()?.clone()]);
+            }
+        }
+    }
+    Some(SplitArguments { device, program })
+}
+
+fn root(name: &str, path: &Path) -> OsString {
+    let mut root = OsString::from(format!("{name}="));
+    root.push::<&OsStr>(path.as_ref());
+    root
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn split_text(args: &str) -> Option<(String, String)> {
+        let args: Vec<_> = args.split(' ').map(OsString::from).collect();
+        let joined = |args: Vec<OsString>| args.join(OsStr::new(" ")).into_string().unwrap();
+        split(&args).map(|split| (joined(split.device), joined(split.program)))
+    }
+
+    #[test]
+    fn each_side_gets_its_options() {
+        let (device, program) = split_text(
+            "serve /srv --link tap:ob0 --addr 10.0.0.2/24 --drop=0.1 --offload none --tls \
+             --strict-files",
+        )
+        .unwrap();
+        assert_eq!(
+            device,
+            "nic --root site=/srv --link tap:ob0 --drop=0.1 --offload none --strict-files"
+        );
+        assert_eq!(program, "serve /srv --addr 10.0.0.2/24 --offload none --tls --strict-files");
+        let (device, _) = split_text("proxy --addr 10.0.0.2/24 --link xdp:e0").unwrap();
+        assert_eq!(device, "nic --link xdp:e0 --addr 10.0.0.2/24");
+        assert!(split_text("serve /srv --queues 2").is_none());
+        assert!(split_text("serve /srv --addr dhcp").is_none());
+        assert!(split_text("get http://10.0.0.1/").is_none());
+    }
+}

@@ -1,0 +1,286 @@
+//! The device in a process of its own, `outboard nic`: its death under load, its return, a device
+//! that stands by, programs that die, and programs that are refused.
+//!
+//! The interface is one end of a veth pair, which stays when a device process dies.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread;
+
+use interop::{
+    Files, Netns, TestServer, ThirdPartyServer, expect_success, outboard, run, run_for_output,
+    sha256,
+};
+
+const TMP: &str = env!("CARGO_TARGET_TMPDIR");
+const H3GET: &str = env!("CARGO_BIN_EXE_h3get");
+const LINK: &str = "packet:v0";
+/// Number of kills in each test, unless `OUTBOARD_KILLS` has another one.
+const KILLS: u32 = 6;
+
+fn kills() -> u32 {
+    std::env::var("OUTBOARD_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(KILLS)
+}
+
+/// A namespace with a veth pair, files, and a folder for sockets.
+struct DeviceFixture {
+    netns: Arc<Netns>,
+    files: Files,
+    scratch: Files,
+}
+
+impl DeviceFixture {
+    fn new() -> Self {
+        let netns = Arc::new(Netns::new());
+        let script = "ip link add v0 type veth peer name v1 && \
+                      ip link set v0 up && ip link set v1 up && \
+                      ip addr add 10.77.0.1/24 dev v1";
+        run_for_output(netns.command("sh").args(["-c", script]));
+        // The path of a Unix socket has at most 107 bytes.
+        let scratch = Files::new("/tmp");
+        Self { netns, files: Files::new(TMP), scratch }
+    }
+
+    /// Returns the path of the socket of the device `name`.
+    fn socket(&self, name: &str) -> PathBuf {
+        self.scratch.path().join(name)
+    }
+
+    /// Starts the device `name`.
+    fn nic(&self, name: &str, options: &[&str]) -> TestServer {
+        let root = format!("site={}", self.files.path().display());
+        let socket = self.socket(name);
+        let socket = socket.to_str().expect("UTF-8");
+        let args = ["nic", "--link", LINK, "--root", &root, "--listen", socket];
+        TestServer::device(Arc::clone(&self.netns), &[&args, options].concat())
+    }
+
+    /// Starts a program that is attached to the first of these devices that is there.
+    fn program(&self, devices: &[&str], args: &[&str]) -> TestServer {
+        let unix = |name: &&str| format!("unix:{}", self.socket(name).display());
+        let nic = devices.iter().map(unix).collect::<Vec<_>>().join(",");
+        let network = ["--nic", &nic, "--addr", "10.77.0.2/24"];
+        TestServer::attached(Arc::clone(&self.netns), &[args, &network].concat())
+    }
+
+    fn serve(&self, devices: &[&str], options: &[&str]) -> TestServer {
+        let folder = self.files.path().to_string_lossy().into_owned();
+        self.program(devices, &[&["serve", &folder], options].concat())
+    }
+}
+
+/// Waits until a program has been attached to a device this many times.
+fn wait_until_attached(program: &TestServer, times: u64) {
+    while program.stat().get("nic_attached") < times {}
+}
+
+/// Kills the device and starts it again, this many times, while `client` runs on two threads again
+/// and again. Returns the number of times that it ran, and the last device.
+fn kill_under_load(
+    fixture: &DeviceFixture,
+    program: &TestServer,
+    first: TestServer,
+    clients: &[&(dyn Fn() + Sync)],
+) -> (u32, TestServer) {
+    let (is_over, rounds) = (AtomicBool::new(false), AtomicU32::new(0));
+    thread::scope(|scope| {
+        for client in clients {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    client();
+                    rounds.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        let mut nic = first;
+        for kill in 0..kills() {
+            // Each device lives until it has sent something.
+            while nic.stat().get("tx_packets") < 500 {}
+            let _netns = nic.crash();
+            nic = fixture.nic("a", &[]);
+            wait_until_attached(program, u64::from(kill) + 2);
+        }
+        is_over.store(true, Ordering::Relaxed);
+        (rounds.load(Ordering::Relaxed), nic)
+    })
+}
+
+/// Fetches a URL with curl at a limited rate, so that a transfer outlives a device.
+fn fetch(netns: &Netns, url: &str, rate: &str) -> String {
+    let folder = Files::new(TMP);
+    let to = folder.path().join("got");
+    let mut curl = netns.command("curl");
+    curl.args(["-sSfk", "--max-time", "120", "--limit-rate", rate, "-o"]).arg(&to).arg(url);
+    let _ = expect_success(&run(&mut curl));
+    sha256(&to)
+}
+
+fn fetch_http3(netns: &Netns) -> String {
+    let folder = Files::new(TMP);
+    let to = folder.path().join("got");
+    let mut client = netns.command("timeout");
+    client.args(["120", H3GET, "10.77.0.2:443", "/a.bin"]).arg(&to);
+    let _ = expect_success(&run(&mut client));
+    sha256(&to)
+}
+
+/// Asserts that a program has lost as many devices as were killed, and has used the last one.
+fn expect_kills(program: &TestServer) {
+    let (stat, kills) = (program.stat(), u64::from(kills()));
+    let counted = ["nic_lost", "device_resets"].map(|name| stat.get(name));
+    assert_eq!(counted, [kills; 2], "{stat:?}");
+    assert_eq!((stat.get("nic_attached"), stat.get("nic_is_attached")), (kills + 1, 1));
+    stat.expect_zero(&["nic_carrier_faults", "carrier_internal_errors", "internal_errors"]);
+}
+
+/// Downloads over HTTPS continue on the next device, on the same connection.
+#[test]
+fn https_survives_kills_of_the_device() {
+    let fixture = DeviceFixture::new();
+    let want = sha256(&fixture.files.fill("a.bin", 6 << 20));
+    let nic = fixture.nic("a", &[]);
+    let program = fixture.serve(&["a"], &["--tls", "--http"]);
+    let https = || assert_eq!(fetch(&fixture.netns, "https://10.77.0.2/a.bin", "6M"), want);
+    let http = || assert_eq!(fetch(&fixture.netns, "http://10.77.0.2/a.bin", "6M"), want);
+    let (rounds, nic) = kill_under_load(&fixture, &program, nic, &[&https, &http]);
+    assert!(rounds > 0);
+    expect_kills(&program);
+    // The last device has the offloads again.
+    assert_eq!(fetch(&fixture.netns, "https://10.77.0.2/a.bin", "1G"), want);
+    let stat = nic.stat();
+    stat.expect_nonzero(&["file_bytes", "tx_tls_encrypted_bytes", "setup_established"]);
+}
+
+#[test]
+fn http3_survives_kills_of_the_device() {
+    let fixture = DeviceFixture::new();
+    let want = sha256(&fixture.files.fill("a.bin", 6 << 20));
+    let nic = fixture.nic("a", &[]);
+    let program = fixture.serve(&["a"], &["--tls", "--http3"]);
+    let http3 = || assert_eq!(fetch_http3(&fixture.netns), want);
+    let (rounds, nic) = kill_under_load(&fixture, &program, nic, &[&http3]);
+    assert!(rounds > 0);
+    expect_kills(&program);
+    assert_eq!(fetch_http3(&fixture.netns), want);
+    nic.stat().expect_nonzero(&["quic_tx_sealed", "quic_rx_opened"]);
+}
+
+/// Connections that the host relays continue. Those that a device splices end with it, by design.
+#[test]
+fn relayed_connections_survive_kills_of_the_device() {
+    let fixture = DeviceFixture::new();
+    let want = sha256(&fixture.files.fill("a.bin", 6 << 20));
+    let files = fixture.files.path();
+    let backend =
+        ThirdPartyServer::nginx(&fixture.netns, fixture.scratch.path(), files, &[8081], "");
+    let nic = fixture.nic("a", &[]);
+    let args = ["proxy", "--listen", ":80", "--backend", "10.77.0.1:8081", "--splice", "off"];
+    let program = fixture.program(&["a"], &args);
+    let http = || assert_eq!(fetch(&fixture.netns, "http://10.77.0.2/a.bin", "6M"), want);
+    let (rounds, _nic) = kill_under_load(&fixture, &program, nic, &[&http, &http]);
+    assert!(rounds > 0);
+    expect_kills(&program);
+    drop(backend);
+}
+
+/// A spliced pair is lost with its device: its peers are reset, and the program counts it.
+#[test]
+fn spliced_pairs_end_with_their_device() {
+    let fixture = DeviceFixture::new();
+    fixture.files.fill("a.bin", 20 << 20);
+    let files = fixture.files.path();
+    let backend =
+        ThirdPartyServer::nginx(&fixture.netns, fixture.scratch.path(), files, &[8081], "");
+    let nic = fixture.nic("a", &[]);
+    let args = ["proxy", "--listen", ":80", "--backend", "10.77.0.1:8081"];
+    let program = fixture.program(&["a"], &args);
+    let mut curl = fixture.netns.command("curl");
+    curl.args([
+        "-sS",
+        "--max-time",
+        "60",
+        "--keepalive-time",
+        "1",
+        "--limit-rate",
+        "2M",
+        "-o",
+        "/dev/null",
+    ]);
+    let client = curl.arg("http://10.77.0.2/a.bin").spawn().expect("curl");
+    while program.stat().get("splice_handed_over") == 0 {}
+    let _netns = nic.crash();
+    let _nic = fixture.nic("a", &[]);
+    wait_until_attached(&program, 2);
+    let ended = interop::wait_with_time_limit(client);
+    assert_eq!(ended.status.code(), Some(56), "reset: {}", ended.status);
+    drop(backend);
+}
+
+/// With a device that stands by, a download moves there, and back.
+#[test]
+fn a_device_that_stands_by_takes_over() {
+    let fixture = DeviceFixture::new();
+    let want = sha256(&fixture.files.fill("a.bin", 10 << 20));
+    let (first, second) = (fixture.nic("a", &[]), fixture.nic("b", &[]));
+    let program = fixture.serve(&["a", "b"], &["--tls"]);
+    thread::scope(|scope| {
+        let client = scope.spawn(|| fetch(&fixture.netns, "https://10.77.0.2/a.bin", "8M"));
+        while first.stat().get("tx_packets") < 500 {}
+        let _netns = first.crash();
+        wait_until_attached(&program, 2);
+        assert_eq!(second.stat().get("programs_attached"), 1);
+        let first = fixture.nic("a", &[]);
+        while second.stat().get("tx_packets") < 500 {}
+        let _netns = second.crash();
+        wait_until_attached(&program, 3);
+        assert_eq!(first.stat().get("programs_attached"), 1);
+        assert_eq!(client.join().unwrap(), want);
+    });
+}
+
+/// When a program dies, its device discards its state and serves the next one; a device serves one
+/// program at a time.
+#[test]
+fn a_device_outlives_its_programs() {
+    let fixture = DeviceFixture::new();
+    let want = sha256(&fixture.files.fill("a.bin", 1 << 20));
+    let nic = fixture.nic("a", &[]);
+    for round in 1..=5 {
+        let program = fixture.serve(&["a"], &["--tls"]);
+        assert_eq!(fetch(&fixture.netns, "https://10.77.0.2/a.bin", "1G"), want);
+        let mut curl = fixture.netns.command("curl");
+        curl.args(["-sSk", "--max-time", "60", "--limit-rate", "100K", "-o", "/dev/null"]);
+        let mut client = curl.arg("https://10.77.0.2/a.bin").spawn().expect("curl");
+        while nic.stat().get("l5o_contexts") == 0 {}
+        assert_eq!(nic.stat().get("programs_attached"), round);
+        nic.stat().expect_nonzero(&["file_blocks", "file_open_files"]);
+        let _netns = program.crash();
+        while nic.stat().get("programs_attached_now") == 1 {}
+        nic.stat().expect_zero(&[
+            "l5o_contexts",
+            "file_blocks",
+            "file_open_files",
+            "setup_listeners",
+        ]);
+        client.kill().expect("it runs");
+        let _ended = client.wait().expect("it was killed");
+    }
+    let first = fixture.serve(&["a"], &[]);
+    let folder = fixture.files.path().to_string_lossy().into_owned();
+    let refused = |folder: &str, control: &Path, expected: &str| {
+        let nic = format!("unix:{}", fixture.socket("a").display());
+        let mut second = outboard(&fixture.netns);
+        second.args(["serve", folder, "--nic", &nic, "--control"]).arg(control);
+        let output = run(&mut second);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(69), "{said}");
+        assert!(said.contains(expected) && said.lines().count() == 1, "{said}");
+    };
+    let control = fixture.scratch.path().join("second");
+    refused(&folder, &control, "refused: it serves another program; stop the other program");
+    drop(first);
+    while nic.stat().get("programs_attached_now") == 1 {}
+    refused("/usr", &control, "refused: the directory is none of its roots; start it with --root");
+    nic.expect_no_alarm();
+}
