@@ -8,8 +8,9 @@
 //!   [`remote_storage`]) run client, link, device and host in turn on one thread
 //!   ([`cycle_accounting`]) and sum the cycles of each. [`testbed`] and the modules whose names end
 //!   in `_pair` build the machines that several of them run.
-//! - Live benchmarks ([`serve_live`], [`proxy_live`], [`quic_live`], [`quic_relay`]) run the
-//!   program as users do, in turn with other programs ([`live::comparison`]).
+//! - Live benchmarks ([`serve_live`], [`device_process`], [`proxy_live`], [`quic_live`],
+//!   [`quic_relay`]) run the program as users do, in turn with other programs or arrangements
+//!   ([`live::comparison`]).
 //! - [`splice_frames`] runs the device alone on XDP sockets, beside programs of the kernel.
 //! - [`connections`], [`tls_engine`], [`aead_workers`], [`timer_wheel`] and [`carriers`] measure a
 //!   device, a data structure or a carrier alone.
@@ -22,6 +23,7 @@ mod client;
 mod connections;
 mod content_pair;
 mod cycle_accounting;
+mod device_process;
 mod disk;
 mod experiment;
 mod faults;
@@ -127,6 +129,9 @@ enum Bench {
     ProxyLive(proxy_live::ProxyLiveArgs),
     /// Compare `outboard serve` with nginx, on one core each, under load from wrk
     ServeLive(serve_live::ServeLiveArgs),
+    /// Compare `outboard serve` attached to `outboard nic` with itself in one process, under load
+    /// from wrk
+    DeviceProcess(device_process::DeviceProcessArgs),
     /// Measure connections that the hash leads to one queue of two, with and without balance
     QueueBalance(queue_balance::QueueBalanceArgs),
     /// Measure how `outboard serve` and nginx scale over queues and cores, under load from wrk
@@ -161,6 +166,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         Bench::Memory(args) => args,
         Bench::ProxyLive(args) => args,
         Bench::ServeLive(args) => args,
+        Bench::DeviceProcess(args) => args,
         Bench::QueueBalance(args) => args,
         Bench::QueueScaling(args) => args,
     };

@@ -1,0 +1,230 @@
+//! `outboard-lab bench device-process`: `outboard serve` with the device in its process, and
+//! attached to `outboard nic`, under load from wrk.
+//!
+//! Both arrangements run during the whole benchmark, each in a network namespace with a TAP, and
+//! take turns on the same core. A row's result is the median over rounds of the ratio within a
+//! round; the CPU time of the second arrangement is that of both processes. The counters of both
+//! say how many descriptors crossed for a request, and how many of them rang a doorbell.
+//!
+//! Needs root, for the namespaces' interfaces. All processes that it starts end with it.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::process::{Command, Stdio};
+
+use clap::Args;
+use serde_json::{Map, Value, json};
+
+use super::experiment::{BenchReport, Benchmark};
+use super::live::comparison::{Measured, Rounds, RunValue, report};
+use super::live::environment::{
+    LiveServer, LiveTestbed, Process, in_new_namespace, log_file, spawn, wait_for_line,
+    write_certificate,
+};
+use super::live::load::{self, LoadRun};
+use super::live::machine::machine;
+use super::live::outboard::{
+    LiveLink, OUTBOARD, counters, in_namespace_of, outboard_path, start_outboard,
+};
+use super::live::{LoadRow, named, tools};
+use cli::Failure;
+
+/// Arguments of `outboard-lab bench device-process`.
+#[derive(Debug, Args)]
+pub(crate) struct DeviceProcessArgs {
+    #[command(flatten)]
+    rounds: Rounds,
+    /// Rows to measure
+    #[arg(long, value_delimiter = ',', value_parser = |name: &str| named(&ROWS, name),
+        default_values_t = ROWS)]
+    rows: Vec<LoadRow>,
+}
+
+const ROWS: [LoadRow; 6] = [
+    LoadRow::new("one-64", 64, 1),
+    LoadRow::new("64", 64, 64),
+    LoadRow::new("300k", 300 << 10, 64),
+    LoadRow { close: true, ..LoadRow::new("close", 64, 64) },
+    LoadRow::over_tls("https-64", 64, 64),
+    LoadRow::over_tls("https-300k", 300 << 10, 64),
+];
+
+/// Names of the control sockets of the attached programs.
+const APART: &str = "apart";
+const APART_TLS: &str = "apart-tls";
+
+/// The counters that are compared before and after a run, and their sums.
+const COUNTED: [&str; 2] = ["carrier_sent", "carrier_doorbells"];
+
+/// An arrangement over HTTP and over HTTPS.
+struct BothSchemes {
+    plain: LiveServer,
+    secure: LiveServer,
+}
+
+impl BothSchemes {
+    const fn server(&self, row: LoadRow) -> &LiveServer {
+        if row.tls { &self.secure } else { &self.plain }
+    }
+}
+
+/// Descriptors and doorbells of a row, over all rounds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Crossings {
+    requests: f64,
+    counted: [f64; COUNTED.len()],
+}
+
+impl Benchmark for DeviceProcessArgs {
+    fn run(&self, to: &mut BenchReport) -> Result<(), Failure> {
+        tools::check_root()?;
+        tools::check_programs()?;
+        let bed = LiveTestbed::new(&ROWS)?;
+        let (cert, key) = write_certificate(bed.path())?;
+        let tls = ["--tls", "--tls-cert", &cert, "--tls-key", &key].map(str::to_owned);
+        let together = BothSchemes {
+            plain: start_together(&bed, "together", &[])?,
+            secure: start_together(&bed, "together-tls", &tls)?,
+        };
+        let apart = BothSchemes {
+            plain: start_apart(&bed, APART, &[])?,
+            secure: start_apart(&bed, APART_TLS, &tls)?,
+        };
+        let crossings = RefCell::new(BTreeMap::<&str, Crossings>::new());
+        let measured = self.rounds.compare(&self.rows, |row, arrangement, seconds, _| {
+            if arrangement == 1 {
+                return load::run(together.server(row), &bed, row, seconds);
+            }
+            let before = counted(&bed, &apart, row)?;
+            let run = load::run(apart.server(row), &bed, row, seconds)?;
+            let after = counted(&bed, &apart, row)?;
+            crossings.borrow_mut().entry(row.name).or_default().add(&run, before, after);
+            Ok(run)
+        })?;
+        let crossings = crossings.into_inner();
+        let values: [RunValue; 3] = [
+            ("requests", LoadRun::requests_per_s),
+            ("CPU", LoadRun::server_s_per_request),
+            ("median latency", |run| run.latency_us.0),
+        ];
+        let names = ["apart", "together"];
+        report(to, names, &measured, &values, |m| fields(m, crossings[m.row.name]));
+        for (row, crossings) in &crossings {
+            to.line(format!(
+                "{row}: {:.2} descriptors for a request, {:.1} doorbells for a thousand",
+                crossings.descriptors_per_request(),
+                crossings.doorbells_per_thousand(),
+            ));
+        }
+        to.set("headline", headline(&measured, &crossings));
+        to.set("machine", machine(&bed, &["wrk"]));
+        Ok(())
+    }
+}
+
+impl Crossings {
+    fn add(&mut self, run: &LoadRun, before: [f64; 2], after: [f64; 2]) {
+        self.requests += run.requests;
+        for (sum, (before, after)) in self.counted.iter_mut().zip(before.iter().zip(after)) {
+            *sum += after - before;
+        }
+    }
+
+    fn descriptors_per_request(&self) -> f64 {
+        self.counted[0] / self.requests
+    }
+
+    fn doorbells_per_thousand(&self) -> f64 {
+        self.counted[1] / self.counted[0] * 1e3
+    }
+}
+
+fn headline(measured: &[Measured<2>], crossings: &BTreeMap<&str, Crossings>) -> Map<String, Value> {
+    let mut headline = Map::new();
+    for m in measured {
+        let name = m.row.name;
+        let mut put = |what: &str, value: f64| {
+            headline.insert(format!("{what}_{name}"), value.into());
+        };
+        put("requests_ratio", m.ratio(1, LoadRun::requests_per_s));
+        put("cpu_ratio", m.ratio(1, LoadRun::server_s_per_request));
+        put("doorbells_per_thousand", crossings[name].doorbells_per_thousand());
+    }
+    headline
+}
+
+fn fields(m: &Measured<2>, crossings: Crossings) -> Value {
+    json!({
+        "file_bytes": m.row.bytes,
+        "connection_close": m.row.close,
+        "requests_ratio": m.ratio(1, LoadRun::requests_per_s),
+        "requests_ratio_of_rounds": m.ratios(1, LoadRun::requests_per_s),
+        "server_cpu_ratio": m.ratio(1, LoadRun::server_s_per_request),
+        "latency_ratio": m.ratio(1, |run| run.latency_us.0),
+        "descriptors_per_request": crossings.descriptors_per_request(),
+        "doorbells_per_thousand_descriptors": crossings.doorbells_per_thousand(),
+    })
+}
+
+/// Returns the sums of [`COUNTED`] over the two processes that serve a row.
+fn counted(
+    bed: &LiveTestbed,
+    apart: &BothSchemes,
+    row: LoadRow,
+) -> Result<[f64; COUNTED.len()], Failure> {
+    let (server, name) = (apart.server(row), if row.tls { APART_TLS } else { APART });
+    let mut sums = [0.0; COUNTED.len()];
+    for control in [name.to_owned(), nic_name(name)] {
+        let all = counters(bed, server, &control)?;
+        let queues = all.as_object().into_iter().flat_map(|parts| parts.values());
+        for queue in queues.map(|part| &part["q0"]) {
+            for (sum, counter) in sums.iter_mut().zip(COUNTED) {
+                *sum += queue[counter].as_f64().unwrap_or_default();
+            }
+        }
+    }
+    Ok(sums)
+}
+
+/// Starts `outboard serve` with its own device.
+fn start_together(
+    bed: &LiveTestbed,
+    name: &str,
+    options: &[String],
+) -> Result<LiveServer, Failure> {
+    let site = bed.site().to_string_lossy().into_owned();
+    let arguments = [&["serve".to_owned(), site], options].concat();
+    start_outboard(bed, name, &arguments, (LiveLink::Tap, OUTBOARD))
+}
+
+/// Starts `outboard nic`, and `outboard serve` that is attached to it, on the same cores.
+fn start_apart(bed: &LiveTestbed, name: &str, options: &[String]) -> Result<LiveServer, Failure> {
+    let (program, site) = (outboard_path()?, bed.site());
+    let nic = nic_name(name);
+    let socket = bed.path().join(format!("{nic}-socket"));
+    let mut device = in_new_namespace(&bed.server_cores, &program);
+    device.args(["nic", "--link", "tap:ob0", "--root"]).arg(format!("site={}", site.display()));
+    device.arg("--listen").arg(&socket).arg("--control").arg(bed.path().join(&nic));
+    let process = start(bed, device, &nic)?;
+    let mut serve = in_namespace_of(process.0.id(), &bed.server_cores, &program);
+    serve.arg("serve").arg(&site).args(options);
+    serve.arg("--nic").arg(format!("unix:{}", socket.display()));
+    serve.args(["--addr", &format!("{}/24", OUTBOARD.server)]);
+    serve.arg("--control").arg(bed.path().join(name));
+    let others = vec![start(bed, serve, name)?];
+    Ok(LiveServer { process, others, addr: OUTBOARD.server, client: None })
+}
+
+/// Starts a program, and waits for its `try:` line.
+fn start(bed: &LiveTestbed, mut command: Command, name: &str) -> Result<Process, Failure> {
+    let log = bed.path().join(format!("{name}.log"));
+    command.stdout(Stdio::piped()).stderr(log_file(&log)?);
+    let mut process = spawn(&mut command)?;
+    wait_for_line(&mut process, "try:", "outboard", &log)?;
+    Ok(process)
+}
+
+/// Returns the name of the control socket of a program's device.
+fn nic_name(name: &str) -> String {
+    format!("{name}-nic")
+}
