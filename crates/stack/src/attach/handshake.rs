@@ -18,6 +18,8 @@ use super::channel::{RING_BYTES, SharedMemoryChannel};
 
 /// Longest time for the other side's message.
 const MESSAGE_TIME_MAX: Duration = Duration::from_secs(2);
+/// Smallest MTU of a link: the packet that every host takes (RFC 791 section 3.2).
+const MTU_MIN: u16 = 576;
 
 /// Reason for which a program is not attached to a device.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +57,9 @@ pub(super) fn attach(
         Ok(AttachReply::Refused(reason)) => return Err(AttachError::Refused(reason)),
         Err(fault) => return Err(AttachError::Version(fault)),
     };
+    if !is_plausible(&capabilities) {
+        return Err(AttachError::Answer(IoError::other("impossible capabilities")));
+    }
     let Ok([ops, events]) = <[OwnedFd; 2]>::try_from(fds) else {
         return Err(AttachError::Answer(IoError::other("rings are missing")));
     };
@@ -63,6 +68,12 @@ pub(super) fn attach(
     socket.begin_doorbells().map_err(AttachError::Answer)?;
     let (out, into) = (SharedRingProducer::new(out), SharedRingConsumer::new(into));
     Ok((capabilities, SharedMemoryChannel::new(out, into, socket)))
+}
+
+/// Returns whether a host can work with the numbers of these capabilities.
+fn is_plausible(capabilities: &Capabilities) -> bool {
+    let Capabilities { transmit_bytes_max, mtu, mac, .. } = *capabilities;
+    mtu >= MTU_MIN && transmit_bytes_max >= u32::from(mtu) && mac[0] & 1 == 0 && mac != [0; 6]
 }
 
 /// Receives the request of a program that has connected. No descriptors come with it.
@@ -98,4 +109,141 @@ pub(super) fn accept(
     socket.begin_doorbells()?;
     let (out, into) = (SharedRingProducer::new(events), SharedRingConsumer::new(ops));
     Ok(SharedMemoryChannel::new(out, into, socket))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::BorrowedFd;
+    use std::os::unix::net::UnixListener;
+    use std::path::PathBuf;
+    use std::thread;
+
+    use abi::Refusal;
+    use abi::layout::ATTACH_MAGIC;
+    use node::remote::{CarrierFault, RemoteHostEnd};
+    use tempfile::TempDir;
+
+    use super::*;
+
+    fn capabilities() -> Capabilities {
+        let none = Refusal::Disabled;
+        Capabilities {
+            transmit_bytes_max: 65_416,
+            mtu: 1500,
+            mac: [2, 0, 0, 0, 0, 1],
+            file: Err(none),
+            l5o: Err(none),
+            setup: Err(none),
+            teardown: Err(none),
+            splice: Err(none),
+            quic: Err(none),
+            decompress: Err(none),
+        }
+    }
+
+    fn socket() -> (TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("nic");
+        (folder, path)
+    }
+
+    /// Attaches to a device that answers with this message and descriptors. Returns the error.
+    fn attach_to(message: &[u8], fds: &[BorrowedFd<'_>]) -> String {
+        let (_folder, path) = socket();
+        let listener = UnixListener::bind(&path).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let device = AttachmentSocket::new(listener.accept().unwrap().0);
+                assert!(receive_request(&device).unwrap().is_ok());
+                device.send(message, fds).unwrap();
+            });
+            attach(&path, None).map(|_| ()).unwrap_err().to_string()
+        })
+    }
+
+    #[test]
+    fn a_hostile_device_is_refused() {
+        let ring = || SharedRingMemory::create(RING_BYTES).unwrap();
+        let (ops, events) = (ring(), ring());
+        let both = [ops.as_fd(), events.as_fd()];
+        let attached = |change: fn(&mut Capabilities)| {
+            let mut capabilities = capabilities();
+            change(&mut capabilities);
+            encode_attach_reply(&AttachReply::Attached(Box::new(capabilities)))
+        };
+        let good = attached(|_| {});
+        for impossible in [
+            attached(|it| it.mtu = 100),
+            attached(|it| it.transmit_bytes_max = 1000),
+            attached(|it| it.mac[0] = 3),
+            attached(|it| it.mac = [0; 6]),
+        ] {
+            assert_eq!(attach_to(&impossible, &both), "no valid answer: impossible capabilities");
+        }
+        assert_eq!(attach_to(&good, &[]), "no valid answer: rings are missing");
+        assert_eq!(attach_to(&good, &both[..1]), "no valid answer: rings are missing");
+        let file = tempfile::tempfile().unwrap();
+        let unsealed = attach_to(&good, &[ops.as_fd(), file.as_fd()]);
+        assert_eq!(unsealed, "the memory of the ring has no seals");
+        let large = SharedRingMemory::create(RING_BYTES * 2).unwrap();
+        let refused = attach_to(&good, &[ops.as_fd(), large.as_fd()]);
+        assert!(refused.starts_with("the memory of the ring has"), "{refused}");
+        let refusal = encode_attach_reply(&AttachReply::Refused(AttachRefusal::InUse));
+        assert_eq!(attach_to(&refusal, &[]), "refused: it serves another program");
+        let mut other = good.clone();
+        other[ATTACH_MAGIC.len()] += 1;
+        assert!(attach_to(&other, &both).contains("another version of outboard: layout version"));
+        assert!(attach_to(b"hello", &[]).contains("not a message of Outboard"));
+    }
+
+    /// A device that breaks the rules of the ring of events is left.
+    #[test]
+    fn a_fault_in_the_ring_of_events_is_found() {
+        let (_folder, path) = socket();
+        let listener = UnixListener::bind(&path).unwrap();
+        let (mut host, device) = thread::scope(|scope| {
+            let device = scope.spawn(|| {
+                let socket = AttachmentSocket::new(listener.accept().unwrap().0);
+                assert!(receive_request(&socket).unwrap().is_ok());
+                let events = SharedRingMemory::create(RING_BYTES).unwrap();
+                let ops = SharedRingMemory::create(RING_BYTES).unwrap();
+                let reply = encode_attach_reply(&AttachReply::Attached(Box::new(capabilities())));
+                socket.send(&reply, &[ops.as_fd(), events.as_fd()]).unwrap();
+                (File::from(events.as_fd().try_clone_to_owned().unwrap()), socket)
+            });
+            let (_, channel) = attach(&path, None).unwrap();
+            (RemoteHostEnd::new(channel), device.join().unwrap())
+        });
+        assert!(host.pop_event().is_none() && host.fault().is_none());
+        // An index that is no multiple of eight.
+        std::os::unix::fs::FileExt::write_all_at(&device.0, &[4], 0).unwrap();
+        assert!(host.pop_event().is_none());
+        assert_eq!(host.fault(), Some(CarrierFault::Channel));
+        assert!(!host.has_op_room());
+    }
+
+    /// The end of the other process is noticed by a thread that sleeps, and by one that does not.
+    #[test]
+    fn the_end_of_a_device_is_noticed() {
+        for sleeps in [true, false] {
+            let (_folder, path) = socket();
+            let listener = UnixListener::bind(&path).unwrap();
+            let mut channel = thread::scope(|scope| {
+                scope.spawn(|| {
+                    let socket = AttachmentSocket::new(listener.accept().unwrap().0);
+                    assert!(receive_request(&socket).unwrap().is_ok());
+                    drop(accept(socket, capabilities()).unwrap());
+                });
+                attach(&path, None).unwrap().1
+            });
+            if sleeps {
+                channel.prepare_sleep();
+                channel.finish_sleep(true);
+                assert!(channel.is_peer_gone());
+            } else {
+                assert!((0..1000).any(|_| channel.is_peer_gone()));
+            }
+        }
+    }
 }
