@@ -27,7 +27,8 @@ fn the_bytes_are_the_same_from_another_process() {
         assert!(apart.violation.is_none(), "seed {seed}: {:?}", apart.violation);
         let together = run_seed(seed, &options(DeviceProcess::Never));
         assert_eq!(together.counters.get("remote_device_ops"), None);
-        if !apart.comparable || apart.storage {
+        // Some results of storage are uncertain in either run.
+        if !apart.comparable || apart.counters["worlds_with_storage"] > 0 {
             return 0;
         }
         let rows = |mut rows: Vec<_>| {
