@@ -569,7 +569,7 @@ fn a_device_reset_ends_splices() {
     let (mut bed, id) = SpliceHostFixture::spliced();
     bed.take_counter_changes(&[]);
     bed.event(Event::Reset);
-    assert_eq!(bed.take_notices(), [Notice::SpliceClosed(id)]);
+    assert_eq!(bed.take_notices(), [Notice::SpliceClosed(id), Notice::DeviceReset]);
     let meta = bed.host.take_splice(id).unwrap();
     assert_eq!((meta.end, meta.bytes), (None, [0, 0]));
     assert_eq!(bed.take_counter_changes(&[]), ["splice_ends +1"]);
