@@ -581,7 +581,7 @@ fn a_device_reset_ends_splices() {
     bed.event(Event::Reset);
     let [a, _] = bed.sockets();
     let refused = Notice::SpliceRefused(id, Refusal::DeviceReset);
-    assert_eq!(bed.take_notices(), [refused, Notice::Socket(a)]);
+    assert_eq!(bed.take_notices(), [refused, Notice::Socket(a), Notice::DeviceReset]);
     assert_eq!(bed.host.peek(a), b"kept");
     // The device takes the request after its reset and accepts the pair: it has to drop it.
     bed.event(Event::Spliced { id, result: Ok(()) });
