@@ -38,6 +38,28 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
+    /// Returns the capabilities of a device that has no engine, for the same reason each.
+    #[must_use]
+    pub const fn without_engines(
+        mac: [u8; 6],
+        mtu: u16,
+        transmit_bytes_max: u32,
+        reason: Refusal,
+    ) -> Self {
+        Self {
+            transmit_bytes_max,
+            mtu,
+            mac,
+            file: Err(reason),
+            l5o: Err(reason),
+            setup: Err(reason),
+            teardown: Err(reason),
+            splice: Err(reason),
+            quic: Err(reason),
+            decompress: Err(reason),
+        }
+    }
+
     /// Returns the capabilities for a host in another process, whose operations cross as
     /// descriptors ([`crate::layout`]) with inline payload. Decompression jobs and sets of patterns
     /// cannot cross, and a registered buffer would be lost with the device.
@@ -162,19 +184,10 @@ mod tests {
     #[test]
     fn offloads_that_need_memory_of_the_host_are_not_offered_to_other_processes() {
         let decompress = Ok(DecompressLimits { buffer_bytes_max: 1 });
-        let none = Refusal::Disabled;
-        let offered = |decompress| Capabilities {
-            transmit_bytes_max: 70_000,
-            mtu: 1500,
-            mac: [2, 0, 0, 0, 0, 1],
-            file: Ok(FileLimits { files_max: 9 }),
-            l5o: Err(none),
-            setup: Err(none),
-            teardown: Err(none),
-            splice: Err(none),
-            quic: Err(none),
-            decompress,
-        };
+        let mac = [2, 0, 0, 0, 0, 1];
+        let none = Capabilities::without_engines(mac, 1500, 70_000, Refusal::Disabled);
+        let file = Ok(FileLimits { files_max: 9 });
+        let offered = |decompress| Capabilities { file, decompress, ..none.clone() };
         let expected = offered(Err(Refusal::NotSupported));
         assert_eq!(offered(decompress).for_other_process(), expected);
     }

@@ -57,18 +57,8 @@ struct SpliceHostFixture {
 
 fn capabilities(splice: Result<SpliceLimits, Refusal>) -> Capabilities {
     let none = Refusal::NotSupported;
-    Capabilities {
-        transmit_bytes_max: 65_000,
-        mtu: 1500,
-        mac: MAC,
-        file: Err(none),
-        l5o: Err(none),
-        setup: Err(none),
-        teardown: Err(none),
-        splice,
-        quic: Err(Refusal::NotSupported),
-        decompress: Err(Refusal::NotSupported),
-    }
+    let none = Capabilities::without_engines(MAC, 1500, 65_000, none);
+    Capabilities { splice, ..none }
 }
 
 impl SpliceHostFixture {

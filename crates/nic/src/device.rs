@@ -151,19 +151,10 @@ impl Device {
     /// Returns the capabilities that the device announces to hosts.
     #[must_use]
     pub fn capabilities(&self) -> Capabilities {
-        let none = Refusal::Disabled;
-        let mut capabilities = Capabilities {
-            transmit_bytes_max: self.config.transmit_bytes_max,
-            mtu: self.egress.link.mtu,
-            mac: self.config.mac,
-            file: Err(none),
-            l5o: Err(none),
-            setup: Err(none),
-            teardown: Err(none),
-            splice: Err(none),
-            quic: Err(none),
-            decompress: Err(none),
-        };
+        let DeviceConfig { mac, transmit_bytes_max, .. } = self.config;
+        let mtu = self.egress.link.mtu;
+        let mut capabilities =
+            Capabilities::without_engines(mac, mtu, transmit_bytes_max, Refusal::Disabled);
         self.engines.add_capabilities(&mut capabilities);
         capabilities
     }
@@ -420,10 +411,20 @@ impl Device {
     /// Discards all state and all events, except counters: the host that the device served is gone.
     pub fn forget_host(&mut self) {
         self.discard_state();
+        // The next host hears of the load at its next measurement.
+        self.load_is_high = false;
         while let Some((_, event)) = self.poll_event() {
             if let Event::Received(received) = event {
                 self.egress.recycle(received.packet);
             }
+        }
+    }
+
+    /// Tells a host that begins to use the device of the link's MTU, if it has changed since the
+    /// device was created.
+    pub fn welcome_host(&mut self) {
+        if self.link_has_changed {
+            self.announce_link();
         }
     }
 

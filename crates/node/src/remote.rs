@@ -1,7 +1,7 @@
 //! The ends of a carrier between a host and a device that share no objects.
 //!
 //! Operations and events cross as descriptors ([`abi::layout`]) with inline payload, through a
-//! [`DescriptorChannel`]: shared memory between two processes, or queues in the simulator. A frame
+//! [`DescriptorChannel`]: shared memory between two processes, or a [`MemoryChannel`]. A frame
 //! is copied into the descriptor and out of it, so that no buffer crosses: each end returns the
 //! buffers to the pool that they are from.
 //!
@@ -18,7 +18,11 @@ use abi::layout::{
 use abi::link::RxFrame;
 use abi::{Event, Op, PacketBuf, PacketPool};
 use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::rc::Rc;
 use alloc::vec::Vec;
+use core::cell::RefCell;
+
 use base::internal_error;
 
 /// Bytes of held segments that a pair of spliced connections takes to the device. Segments beyond
@@ -50,6 +54,45 @@ pub trait DescriptorChannel {
     /// # Errors
     /// As [`Self::has_room`].
     fn pop(&mut self, out: &mut Vec<u8>) -> Result<bool, CarrierFault>;
+}
+
+/// An end of a channel in the memory of one thread, for tests and the simulator.
+#[derive(Debug)]
+pub struct MemoryChannel {
+    out: DescriptorQueue,
+    into: DescriptorQueue,
+    descriptors_max: usize,
+}
+
+type DescriptorQueue = Rc<RefCell<VecDeque<Vec<u8>>>>;
+
+impl MemoryChannel {
+    /// Returns both ends of a channel with room for this many descriptors in each direction.
+    #[must_use]
+    pub fn pair(descriptors_max: usize) -> (Self, Self) {
+        let (one, other) = (DescriptorQueue::default(), DescriptorQueue::default());
+        let far = Self { out: Rc::clone(&other), into: Rc::clone(&one), descriptors_max };
+        (Self { out: one, into: other, descriptors_max }, far)
+    }
+}
+
+impl DescriptorChannel for MemoryChannel {
+    fn has_room(&mut self) -> Result<bool, CarrierFault> {
+        Ok(self.out.borrow().len() < self.descriptors_max)
+    }
+
+    fn push(&mut self, descriptor: &[u8]) -> Result<(), CarrierFault> {
+        self.out.borrow_mut().push_back(descriptor.to_vec());
+        Ok(())
+    }
+
+    fn publish(&mut self) {}
+
+    fn pop(&mut self, out: &mut Vec<u8>) -> Result<bool, CarrierFault> {
+        let Some(next) = self.into.borrow_mut().pop_front() else { return Ok(false) };
+        *out = next;
+        Ok(true)
+    }
 }
 
 /// A violation of the rules by the other side.
@@ -111,7 +154,7 @@ impl DecodeMemory for FramePool<'_> {
 
 /// State of either end.
 #[derive(Debug)]
-struct CarrierEnd<C> {
+pub struct CarrierEnd<C> {
     channel: C,
     copied: CopiedFrames,
     /// The descriptor that is being sent, and the one that was received.
@@ -170,6 +213,62 @@ impl<C: DescriptorChannel> CarrierEnd<C> {
     }
 }
 
+/// An end of either side.
+pub trait RemoteEnd {
+    /// The channel.
+    type Channel;
+
+    /// Returns the common state.
+    fn end(&self) -> &CarrierEnd<Self::Channel>;
+
+    /// Returns the common state.
+    fn end_mut(&mut self) -> &mut CarrierEnd<Self::Channel>;
+
+    /// Returns the fault after which the end is of no use, if there was one.
+    fn fault(&self) -> Option<CarrierFault> {
+        self.end().fault
+    }
+
+    /// Returns the channel.
+    fn channel(&self) -> &Self::Channel {
+        &self.end().channel
+    }
+
+    /// Returns the channel.
+    fn channel_mut(&mut self) -> &mut Self::Channel {
+        &mut self.end_mut().channel
+    }
+
+    /// Returns the counters.
+    fn counters(&self) -> &CarrierCounters {
+        &self.end().counters
+    }
+}
+
+impl<C> RemoteEnd for RemoteHostEnd<C> {
+    type Channel = C;
+
+    fn end(&self) -> &CarrierEnd<C> {
+        &self.end
+    }
+
+    fn end_mut(&mut self) -> &mut CarrierEnd<C> {
+        &mut self.end
+    }
+}
+
+impl<C> RemoteEnd for RemoteDeviceEnd<C> {
+    type Channel = C;
+
+    fn end(&self) -> &CarrierEnd<C> {
+        &self.0
+    }
+
+    fn end_mut(&mut self) -> &mut CarrierEnd<C> {
+        &mut self.0
+    }
+}
+
 /// The host's end.
 #[derive(Debug)]
 pub struct RemoteHostEnd<C> {
@@ -223,28 +322,6 @@ impl<C: DescriptorChannel> RemoteHostEnd<C> {
     pub fn publish(&mut self) {
         self.end.channel.publish();
     }
-
-    /// Returns the fault after which the end is of no use, if there was one.
-    #[must_use]
-    pub const fn fault(&self) -> Option<CarrierFault> {
-        self.end.fault
-    }
-
-    /// Returns the channel.
-    pub const fn channel(&mut self) -> &mut C {
-        &mut self.end.channel
-    }
-
-    /// Returns the channel, to read its counters.
-    pub const fn channel_ref(&self) -> &C {
-        &self.end.channel
-    }
-
-    /// Returns the counters.
-    #[must_use]
-    pub const fn counters(&self) -> &CarrierCounters {
-        &self.end.counters
-    }
 }
 
 /// The device's end.
@@ -294,28 +371,6 @@ impl<C: DescriptorChannel> RemoteDeviceEnd<C> {
     pub fn publish(&mut self) {
         self.0.channel.publish();
     }
-
-    /// Returns the fault after which the end is of no use, if there was one.
-    #[must_use]
-    pub const fn fault(&self) -> Option<CarrierFault> {
-        self.0.fault
-    }
-
-    /// Returns the channel.
-    pub const fn channel(&mut self) -> &mut C {
-        &mut self.0.channel
-    }
-
-    /// Returns the channel, to read its counters.
-    pub const fn channel_ref(&self) -> &C {
-        &self.0.channel
-    }
-
-    /// Returns the counters.
-    #[must_use]
-    pub const fn counters(&self) -> &CarrierCounters {
-        &self.0.counters
-    }
 }
 
 /// Shortens a list of frames to [`SPLICE_BYTES_MAX`]; returns the number of frames removed.
@@ -335,48 +390,20 @@ fn limit_frames(packets: &mut Box<[RxFrame]>) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use alloc::collections::VecDeque;
-    use alloc::rc::Rc;
     use alloc::vec;
-    use core::cell::RefCell;
 
     use abi::splice::SpliceId;
     use abi::{Checksum, FlowId, ReceivedFrame};
 
     use super::*;
 
-    /// Queues in memory, of which the test sees both.
-    #[derive(Clone, Debug, Default)]
-    struct MemoryQueues {
-        out: Rc<RefCell<VecDeque<Vec<u8>>>>,
-        into: Rc<RefCell<VecDeque<Vec<u8>>>>,
-    }
+    type Ends = (RemoteHostEnd<MemoryChannel>, RemoteDeviceEnd<MemoryChannel>);
 
-    impl DescriptorChannel for MemoryQueues {
-        fn has_room(&mut self) -> Result<bool, CarrierFault> {
-            Ok(self.out.borrow().len() < 4)
-        }
-
-        fn push(&mut self, descriptor: &[u8]) -> Result<(), CarrierFault> {
-            self.out.borrow_mut().push_back(descriptor.to_vec());
-            Ok(())
-        }
-
-        fn publish(&mut self) {}
-
-        fn pop(&mut self, out: &mut Vec<u8>) -> Result<bool, CarrierFault> {
-            let Some(next) = self.into.borrow_mut().pop_front() else { return Ok(false) };
-            *out = next;
-            Ok(true)
-        }
-    }
-
-    type Ends = (RemoteHostEnd<MemoryQueues>, RemoteDeviceEnd<MemoryQueues>);
-
-    fn ends() -> (Ends, MemoryQueues) {
-        let of_host = MemoryQueues::default();
-        let of_device = MemoryQueues { out: of_host.into.clone(), into: of_host.out.clone() };
-        ((RemoteHostEnd::new(of_host.clone()), RemoteDeviceEnd::new(of_device)), of_host)
+    /// Returns both ends, and the queue of operations.
+    fn ends() -> (Ends, DescriptorQueue) {
+        let (of_host, of_device) = MemoryChannel::pair(4);
+        let ops = Rc::clone(&of_host.out);
+        ((RemoteHostEnd::new(of_host), RemoteDeviceEnd::new(of_device)), ops)
     }
 
     #[test]
@@ -426,9 +453,9 @@ mod tests {
 
     #[test]
     fn an_end_is_of_no_use_after_a_fault() {
-        let ((mut host, mut device), queues) = ends();
+        let ((mut host, mut device), ops) = ends();
         host.push_op(Op::Quiesce);
-        queues.out.borrow_mut().push_front(vec![99]);
+        ops.borrow_mut().push_front(vec![99]);
         assert!(device.pop_op(&mut PacketPool::new(1)).is_none());
         let fault = CarrierFault::Descriptor(LayoutFault::UnknownTag);
         assert_eq!(device.fault(), Some(fault));
@@ -443,10 +470,10 @@ mod tests {
     #[test]
     fn no_key_stays_in_a_buffer() {
         use abi::quic::{QuicId, QuicKeys, QuicRekey};
-        let ((mut host, mut device), queues) = ends();
+        let ((mut host, mut device), ops) = ends();
         let keys = QuicKeys { phase: false, key: [0x5e; 32].into(), iv: [0x5e; 12] };
         host.push_op(Op::QuicRekey(Box::new(QuicRekey { quic: QuicId(1), keys })));
-        assert!(queues.out.borrow()[0].windows(32).any(|bytes| bytes == [0x5e; 32]));
+        assert!(ops.borrow()[0].windows(32).any(|bytes| bytes == [0x5e; 32]));
         assert!(matches!(device.pop_op(&mut PacketPool::new(1)), Some(Op::QuicRekey(_))));
         let capacity = host.end.sent.capacity();
         assert!(capacity > 32 && host.end.sent.is_empty());

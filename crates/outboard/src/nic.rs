@@ -24,7 +24,7 @@ pub(crate) struct NicArgs {
     /// Unix socket on which programs attach, with --nic unix:PATH
     #[arg(long, value_name = "PATH")]
     listen: PathBuf,
-    /// Permissions of the socket, in octal: who may write to it may attach
+    /// Permissions of the socket, in octal: a process that may write to it may attach
     #[arg(long, value_name = "MODE", default_value = "600", value_parser = parse_mode)]
     listen_mode: u32,
     /// Directory whose files the device sends for the program that serves it; may be given several

@@ -6,44 +6,14 @@
 //! was on the way is lost with its state, frames that arrive meanwhile are lost, and after a while
 //! the host attaches to another process. Called by [`crate::node`].
 
-use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::rc::Rc;
 
 use abi::{Event, Op, PacketBuf, PacketPool};
 use base::{Duration, Instant, Prng};
-use node::remote::{CarrierFault, DescriptorChannel, RemoteDeviceEnd, RemoteHostEnd};
+use node::remote::{MemoryChannel, RemoteDeviceEnd, RemoteEnd, RemoteHostEnd};
 
 /// Longest time from the death of a device's process until the host has another one.
 const DOWN_MAX: Duration = Duration::from_millis(50);
-
-type Queue = Rc<RefCell<VecDeque<Vec<u8>>>>;
-
-/// One end of a pair of queues in memory.
-#[derive(Debug)]
-struct MemoryChannel {
-    out: Queue,
-    into: Queue,
-}
-
-impl DescriptorChannel for MemoryChannel {
-    fn has_room(&mut self) -> Result<bool, CarrierFault> {
-        Ok(true)
-    }
-
-    fn push(&mut self, descriptor: &[u8]) -> Result<(), CarrierFault> {
-        self.out.borrow_mut().push_back(descriptor.to_vec());
-        Ok(())
-    }
-
-    fn publish(&mut self) {}
-
-    fn pop(&mut self, out: &mut Vec<u8>) -> Result<bool, CarrierFault> {
-        let Some(next) = self.into.borrow_mut().pop_front() else { return Ok(false) };
-        *out = next;
-        Ok(true)
-    }
-}
 
 /// State of the attachment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,11 +55,10 @@ impl RemoteDevice {
     /// Creates the carrier of a device whose process dies after this many operations, if any.
     /// `random` draws how long the host is without a device.
     pub(crate) fn new(random: Prng, dies_after: Option<u64>) -> Self {
-        let (ops, events) = (Queue::default(), Queue::default());
-        let of_host = MemoryChannel { out: Rc::clone(&ops), into: Rc::clone(&events) };
+        let (of_host, of_device) = MemoryChannel::pair(usize::MAX);
         Self {
             host: RemoteHostEnd::new(of_host),
-            device: RemoteDeviceEnd::new(MemoryChannel { out: events, into: ops }),
+            device: RemoteDeviceEnd::new(of_device),
             state: AttachmentState::Attached,
             own_events: VecDeque::new(),
             random,

@@ -243,23 +243,11 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
             Some(nic) => self.start_attached(&nic, common)?,
             None => self.start_queues(common)?,
         };
-        let probes = threads.probes().to_vec();
-        let metrics = self
-            .options
-            .metrics
-            .map(|addr| control::metrics::start(addr, probes.clone(), self.is_alarm));
-        let metrics = metrics.transpose()?;
-        let dashboard = self
-            .options
-            .dashboard
-            .map(|addr| control::dashboard::start(addr, probes.clone(), self.is_alarm));
-        let dashboard = dashboard.transpose()?;
-        let take_orders = self.make_order_handler.take();
-        let orders = take_orders.map(|take| take(threads.senders().to_vec()));
-        let control = control.start(probes, orders)?;
         let hosts = threads.senders().to_vec();
-        let balance = balance::start(self.options.queue_balance, steering, hosts)?;
-        let aside = AsideThreads { control, metrics, dashboard, balance };
+        let orders = self.make_order_handler.take().map(|make| make(hosts.clone()));
+        let (options, probes) = (&self.options, threads.probes());
+        let mut aside = AsideThreads::start(options, control, probes, self.is_alarm, orders)?;
+        aside.balance = balance::start(options.queue_balance, steering, hosts)?;
         let clock = threads.clock();
         Ok(Stack::new(clock, &self.options, threads, reopened, (aside, record)))
     }

@@ -13,9 +13,8 @@ use nic::DeviceConfig;
 use signal_hook::consts::SIGUSR1;
 
 use crate::attach::{ProgramRoots, RootDirectory, serve_programs};
-use crate::control::dashboard::DashboardThreads;
-use crate::control::metrics::{IsAlarm, MetricsThread};
-use crate::control::{self, ControlSocket, ControlThread, SocketFile, bind_socket};
+use crate::control::metrics::IsAlarm;
+use crate::control::{self, ControlSocket, SocketFile, bind_socket};
 use crate::device::create_device;
 use crate::link::open_links;
 use crate::listener::ListenerThread;
@@ -23,6 +22,7 @@ use crate::machine::MachineKey;
 use crate::no_disk::NoDisk;
 use crate::options::StackOptions;
 use crate::record::RunRecord;
+use crate::running::AsideThreads;
 use crate::signals::Signals;
 use crate::threads::{DeviceSide, Threads};
 
@@ -58,9 +58,7 @@ pub struct RunningNic {
     record: Option<RunRecord>,
     _acceptor: ListenerThread,
     _listen_file: SocketFile,
-    _control: ControlThread,
-    _metrics: Option<MetricsThread>,
-    _dashboard: Option<DashboardThreads>,
+    _aside: AsideThreads,
 }
 
 impl std::fmt::Debug for RunningNic {
@@ -94,19 +92,13 @@ impl NicProcess {
         let recorder = record.as_ref().map(|record| record.recorder(0));
         let mut threads = Threads::new(clock, false);
         threads.start_device(carrier, DeviceSide { device, link, disk, steering, recorder })?;
-        let probes = threads.probes().to_vec();
-        let start_metrics = |addr| control::metrics::start(addr, probes.clone(), is_alarm);
-        let metrics = options.metrics.map(start_metrics).transpose()?;
-        let start_dashboard = |addr| control::dashboard::start(addr, probes.clone(), is_alarm);
-        let dashboard = options.dashboard.map(start_dashboard).transpose()?;
+        let aside = AsideThreads::start(&options, control, threads.probes(), is_alarm, None)?;
         Ok(RunningNic {
             threads,
             record,
             _acceptor: acceptor,
             _listen_file: listen_file,
-            _control: control.start(probes, None)?,
-            _metrics: metrics,
-            _dashboard: dashboard,
+            _aside: aside,
         })
     }
 }

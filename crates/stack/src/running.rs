@@ -16,8 +16,8 @@ use signal_hook::consts::{SIGHUP, SIGUSR1};
 use crate::balance::BalanceThread;
 use crate::builder::Builder;
 use crate::control::dashboard::DashboardThreads;
-use crate::control::metrics::MetricsThread;
-use crate::control::{self, ControlThread, Probe};
+use crate::control::metrics::{IsAlarm, MetricsThread};
+use crate::control::{self, ControlSocket, ControlThread, OrderHandler, Probe};
 use crate::options::StackOptions;
 use crate::record::RunRecord;
 use crate::signals::Signals;
@@ -56,8 +56,30 @@ pub(crate) struct AsideThreads {
     pub(crate) control: ControlThread,
     pub(crate) metrics: Option<MetricsThread>,
     pub(crate) dashboard: Option<DashboardThreads>,
-    #[expect(dead_code, reason = "it ends when it is dropped")]
     pub(crate) balance: Option<BalanceThread>,
+}
+
+impl AsideThreads {
+    /// Starts the threads that answer queries to `probes`, and orders if there is a handler.
+    ///
+    /// # Errors
+    /// Fails if an address or thread is not available.
+    pub(crate) fn start(
+        options: &StackOptions,
+        control: ControlSocket,
+        probes: &[Probe],
+        is_alarm: IsAlarm,
+        orders: Option<OrderHandler>,
+    ) -> Result<Self, Failure> {
+        let metrics = |addr| control::metrics::start(addr, probes.to_vec(), is_alarm);
+        let dashboard = |addr| control::dashboard::start(addr, probes.to_vec(), is_alarm);
+        Ok(Self {
+            metrics: options.metrics.map(metrics).transpose()?,
+            dashboard: options.dashboard.map(dashboard).transpose()?,
+            control: control.start(probes.to_vec(), orders)?,
+            balance: None,
+        })
+    }
 }
 
 impl Stack {

@@ -194,16 +194,11 @@ impl ScriptedTcpPeer {
         let mut config = config();
         change(&mut config);
         let capabilities = Capabilities {
-            transmit_bytes_max: 65_535,
-            mtu: 1500,
-            mac: HOST_MAC,
             file: Ok(FileLimits { files_max: 100 }),
-            l5o: Err(abi::Refusal::NotSupported),
             setup: Ok(SetupLimits { listeners_max: 16 }),
             teardown: Ok(TeardownLimits { flows_max: 2, bytes_max: 65_536 }),
             splice: Ok(SpliceLimits { pairs_max: 16 }),
-            quic: Err(abi::Refusal::NotSupported),
-            decompress: Err(abi::Refusal::NotSupported),
+            ..Capabilities::without_engines(HOST_MAC, 1500, 65_535, abi::Refusal::NotSupported)
         };
         Self {
             host: Host::new(config, &capabilities, 7),

@@ -37,18 +37,8 @@ impl TinyDevice {
 
     /// Announces what the host may use: here only plain transmits.
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            transmit_bytes_max: TRANSMIT_BYTES_MAX,
-            mtu: 1500,
-            mac: self.mac,
-            file: Err(Refusal::NotSupported),
-            l5o: Err(Refusal::NotSupported),
-            setup: Err(Refusal::NotSupported),
-            teardown: Err(Refusal::NotSupported),
-            splice: Err(Refusal::NotSupported),
-            quic: Err(Refusal::NotSupported),
-            decompress: Err(Refusal::NotSupported),
-        }
+        let (mac, none) = (self.mac, Refusal::NotSupported);
+        Capabilities::without_engines(mac, 1500, TRANSMIT_BYTES_MAX, none)
     }
 
     fn handle_op(&mut self, op: Op) {

@@ -116,19 +116,12 @@ mod tests {
     use crate::attach::{AttachRefusal, RootIdentity};
     use crate::{Capabilities, FileLimits, Refusal};
 
+    const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+
     fn capabilities() -> Capabilities {
-        Capabilities {
-            transmit_bytes_max: 70_000,
-            mtu: 1500,
-            mac: [2, 0, 0, 0, 0, 1],
-            file: Ok(FileLimits { files_max: 9 }),
-            l5o: Err(Refusal::Disabled),
-            setup: Err(Refusal::Disabled),
-            teardown: Err(Refusal::NotSupported),
-            splice: Err(Refusal::Disabled),
-            quic: Err(Refusal::Disabled),
-            decompress: Err(Refusal::Disabled),
-        }
+        let none = Capabilities::without_engines(MAC, 1500, 70_000, Refusal::Disabled);
+        let file = Ok(FileLimits { files_max: 9 });
+        Capabilities { file, teardown: Err(Refusal::NotSupported), ..none }
     }
 
     #[test]

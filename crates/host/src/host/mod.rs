@@ -80,18 +80,8 @@ use shutdown::ShutdownStage;
 /// use outboard_host::{Cidr, Host, HostConfig};
 /// use wire::Endpoint;
 ///
-/// let capabilities = Capabilities {
-///     transmit_bytes_max: 1448,
-///     mtu: 1500,
-///     mac: [2, 0, 0, 0, 0, 1],
-///     file: Err(Refusal::NotSupported),
-///     l5o: Err(Refusal::NotSupported),
-///     setup: Err(Refusal::NotSupported),
-///     teardown: Err(Refusal::NotSupported),
-///     splice: Err(Refusal::NotSupported),
-///     quic: Err(Refusal::NotSupported),
-///     decompress: Err(Refusal::NotSupported),
-/// };
+/// let (mac, reason) = ([2, 0, 0, 0, 0, 1], Refusal::NotSupported);
+/// let capabilities = Capabilities::without_engines(mac, 1500, 1448, reason);
 /// let addrs = vec![Cidr { addr: [10, 0, 0, 1].into(), prefix_len: 24 }];
 /// let config = HostConfig { addrs, ..HostConfig::default() };
 /// let mut host = Host::new(config, &capabilities, 1);

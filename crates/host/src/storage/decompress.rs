@@ -141,18 +141,8 @@ mod tests {
 
     fn host(decompress: Result<DecompressLimits, Refusal>) -> (Host, DiskUser) {
         let none = Refusal::NotSupported;
-        let capabilities = Capabilities {
-            transmit_bytes_max: 1448,
-            mtu: 1500,
-            mac: [2, 0, 0, 0, 0, 1],
-            file: Err(none),
-            l5o: Err(none),
-            setup: Err(none),
-            teardown: Err(none),
-            splice: Err(none),
-            quic: Err(none),
-            decompress,
-        };
+        let none = Capabilities::without_engines([2, 0, 0, 0, 0, 1], 1500, 1448, none);
+        let capabilities = Capabilities { decompress, ..none };
         let mut host = Host::new(HostConfig::default(), &capabilities, 1);
         let user = host.new_disk_user();
         (host, user)

@@ -492,6 +492,27 @@ fn hosts_learn_of_another_mtu() {
     assert_eq!(all, [(1, 1200)]);
 }
 
+/// A host that takes the place of another one finds no state and no event of it, but hears of
+/// changes of the link and of the load.
+#[test]
+fn the_next_host_finds_a_device_without_state() {
+    let mut rig = Rig::with(DeviceConfig::new(MAC), PLAIN_LINK);
+    rig.device.handle_link_change(1200);
+    rig.device.set_load(1000);
+    rig.device.forget_host();
+    rig.collect();
+    assert!(rig.events.is_empty(), "{:?}", rig.events);
+    rig.device.welcome_host();
+    rig.device.set_load(1000);
+    rig.collect();
+    let events: Vec<_> = rig.events.drain(..).map(|(_, event)| event).collect();
+    assert!(
+        matches!(&events[..], [Event::LinkChanged { mtu: 1200 }, Event::Load(load)] if load.high),
+        "{events:?}"
+    );
+    assert_eq!(rig.counter("device_resets"), 0);
+}
+
 #[test]
 fn without_the_engine_files_are_refused() {
     let config = DeviceConfig { file: None, ..DeviceConfig::new(MAC) };

@@ -360,20 +360,12 @@ fn node(
     able: ModelAbilities,
     change: impl FnOnce(&mut QuicEndpointConfig),
 ) -> QuicModelNode {
+    let (mac, mtu) = ([2, 0, 0, 0, 0, last], able.link_mtu.unwrap_or(1500));
+    let none = Refusal::NotSupported;
     let capabilities = Capabilities {
-        transmit_bytes_max: 65_416,
-        mtu: able.link_mtu.unwrap_or(1500),
-        mac: [2, 0, 0, 0, 0, last],
-        file: if able.files { Ok(FileLimits { files_max: 9 }) } else { Err(Refusal::Disabled) },
-        l5o: Err(Refusal::NotSupported),
-        setup: Err(Refusal::NotSupported),
-        teardown: Err(Refusal::NotSupported),
-        splice: Err(Refusal::NotSupported),
-        quic: match able.quic {
-            true => Ok(QuicLimits { entries_max: 100, waiting_max: 100 }),
-            false => Err(Refusal::NotSupported),
-        },
-        decompress: Err(Refusal::NotSupported),
+        file: able.files.then_some(FileLimits { files_max: 9 }).ok_or(Refusal::Disabled),
+        quic: able.quic.then_some(QuicLimits { entries_max: 100, waiting_max: 100 }).ok_or(none),
+        ..Capabilities::without_engines(mac, mtu, 65_416, none)
     };
     let addr = core::net::IpAddr::from([10, 77, 0, last]);
     let host_config = host::HostConfig {

@@ -36,15 +36,28 @@ pub(crate) enum AttachError {
     /// The device refuses.
     #[error("refused: {0}")]
     Refused(AttachRefusal),
+    /// The device cannot take the place of the first one.
+    #[error("it has another link address, or fewer offloads")]
+    Unsuitable,
     /// The rings of the device cannot be used.
     #[error(transparent)]
     Rings(RingMemoryError),
 }
 
-/// Attaches to the device at a path.
+impl AttachError {
+    /// Returns whether there is a device that works, though not for this program. A device that
+    /// does not answer is about to end.
+    pub(super) const fn is_there(&self) -> bool {
+        !matches!(self, Self::Connect(_) | Self::Answer(_))
+    }
+}
+
+/// Attaches to the device at a path, if it can take the place of one with the capabilities
+/// `required`.
 pub(super) fn attach(
     path: &Path,
     root: Option<RootIdentity>,
+    required: Option<&Capabilities>,
 ) -> Result<(Capabilities, SharedMemoryChannel), AttachError> {
     let socket = AttachmentSocket::connect(path).map_err(AttachError::Connect)?;
     socket
@@ -60,6 +73,9 @@ pub(super) fn attach(
     if !is_plausible(&capabilities) {
         return Err(AttachError::Answer(IoError::other("impossible capabilities")));
     }
+    if required.is_some_and(|required| !is_enough(&capabilities, required)) {
+        return Err(AttachError::Unsuitable);
+    }
     let Ok([ops, events]) = <[OwnedFd; 2]>::try_from(fds) else {
         return Err(AttachError::Answer(IoError::other("rings are missing")));
     };
@@ -74,6 +90,29 @@ pub(super) fn attach(
 fn is_plausible(capabilities: &Capabilities) -> bool {
     let Capabilities { transmit_bytes_max, mtu, mac, .. } = *capabilities;
     mtu >= MTU_MIN && transmit_bytes_max >= u32::from(mtu) && mac[0] & 1 == 0 && mac != [0; 6]
+}
+
+/// Returns whether a device can take the place of one with the capabilities `required`. Sizes of
+/// tables may differ: a device refuses what does not fit, as it does in any case.
+pub(super) fn is_enough(capabilities: &Capabilities, required: &Capabilities) -> bool {
+    let l5o = match (&capabilities.l5o, &required.l5o) {
+        (_, Err(_)) => true,
+        (Err(_), Ok(_)) => false,
+        (Ok(got), Ok(need)) => {
+            got.resync == need.resync
+                && (got.tls_tx || !need.tls_tx)
+                && (got.tls_rx || !need.tls_rx)
+                && (got.nvme_tcp.tx || !need.nvme_tcp.tx)
+                && (got.nvme_tcp.rx || !need.nvme_tcp.rx)
+        }
+    };
+    l5o && capabilities.mac == required.mac
+        && capabilities.transmit_bytes_max >= required.transmit_bytes_max
+        && (capabilities.file.is_ok() || required.file.is_err())
+        && (capabilities.setup.is_ok() || required.setup.is_err())
+        && (capabilities.teardown.is_ok() || required.teardown.is_err())
+        && (capabilities.splice.is_ok() || required.splice.is_err())
+        && (capabilities.quic.is_ok() || required.quic.is_err())
 }
 
 /// Receives the request of a program that has connected. No descriptors come with it.
@@ -115,31 +154,22 @@ pub(super) fn accept(
 mod tests {
     use std::fs::File;
     use std::os::fd::BorrowedFd;
+    use std::os::unix::fs::FileExt as _;
     use std::os::unix::net::UnixListener;
     use std::path::PathBuf;
     use std::thread;
 
     use abi::Refusal;
-    use abi::layout::ATTACH_MAGIC;
+    use abi::layout::{ATTACH_MAGIC, LayoutFault};
     use node::remote::{CarrierFault, RemoteHostEnd};
     use tempfile::TempDir;
 
+    use super::super::attachment::{Attachment, AttachmentLoss};
     use super::*;
 
     fn capabilities() -> Capabilities {
         let none = Refusal::Disabled;
-        Capabilities {
-            transmit_bytes_max: 65_416,
-            mtu: 1500,
-            mac: [2, 0, 0, 0, 0, 1],
-            file: Err(none),
-            l5o: Err(none),
-            setup: Err(none),
-            teardown: Err(none),
-            splice: Err(none),
-            quic: Err(none),
-            decompress: Err(none),
-        }
+        Capabilities::without_engines([2, 0, 0, 0, 0, 1], 1500, 65_416, none)
     }
 
     fn socket() -> (TempDir, PathBuf) {
@@ -158,7 +188,7 @@ mod tests {
                 assert!(receive_request(&device).unwrap().is_ok());
                 device.send(message, fds).unwrap();
             });
-            attach(&path, None).map(|_| ()).unwrap_err().to_string()
+            attach(&path, None, None).map(|_| ()).unwrap_err().to_string()
         })
     }
 
@@ -197,30 +227,49 @@ mod tests {
         assert!(attach_to(b"hello", &[]).contains("not a message of Outboard"));
     }
 
-    /// A device that breaks the rules of the ring of events is left.
-    #[test]
-    fn a_fault_in_the_ring_of_events_is_found() {
+    /// Attaches to a device that then writes these bytes to its ring of events, from the first
+    /// descriptor on, and the index after them.
+    fn attach_to_writer(bytes: &[u8], tail: u32) -> Attachment<RemoteHostEnd<SharedMemoryChannel>> {
         let (_folder, path) = socket();
         let listener = UnixListener::bind(&path).unwrap();
-        let (mut host, device) = thread::scope(|scope| {
+        let (channel, _device) = thread::scope(|scope| {
             let device = scope.spawn(|| {
                 let socket = AttachmentSocket::new(listener.accept().unwrap().0);
                 assert!(receive_request(&socket).unwrap().is_ok());
                 let events = SharedRingMemory::create(RING_BYTES).unwrap();
                 let ops = SharedRingMemory::create(RING_BYTES).unwrap();
+                let ring = File::from(events.as_fd().try_clone_to_owned().unwrap());
+                ring.write_all_at(bytes, 4096).unwrap();
+                ring.write_all_at(&tail.to_le_bytes(), 0).unwrap();
                 let reply = encode_attach_reply(&AttachReply::Attached(Box::new(capabilities())));
                 socket.send(&reply, &[ops.as_fd(), events.as_fd()]).unwrap();
-                (File::from(events.as_fd().try_clone_to_owned().unwrap()), socket)
+                socket
             });
-            let (_, channel) = attach(&path, None).unwrap();
-            (RemoteHostEnd::new(channel), device.join().unwrap())
+            (attach(&path, None, None).unwrap().1, device.join().unwrap())
         });
-        assert!(host.pop_event().is_none() && host.fault().is_none());
-        // An index that is no multiple of eight.
-        std::os::unix::fs::FileExt::write_all_at(&device.0, &[4], 0).unwrap();
-        assert!(host.pop_event().is_none());
-        assert_eq!(host.fault(), Some(CarrierFault::Channel));
-        assert!(!host.has_op_room());
+        let mut attachment = Attachment::new().unwrap();
+        attachment.attach(RemoteHostEnd::new(channel));
+        attachment
+    }
+
+    /// A device that breaks the rules is left in the same turn: the thread does not sleep on a
+    /// fault, though nothing is left to receive.
+    #[test]
+    fn a_faulty_device_is_left_before_the_thread_sleeps() {
+        let unknown = CarrierFault::Descriptor(LayoutFault::UnknownTag);
+        for (bytes, tail, fault) in [
+            // An index that is no multiple of eight, and an event of an unknown kind.
+            (&[][..], 4, CarrierFault::Channel),
+            (&[1, 0, 0, 0, 99, 0, 0, 0][..], 8, unknown),
+        ] {
+            let mut device = attach_to_writer(bytes, tail);
+            assert!(device.has_work());
+            assert!(device.end().unwrap().pop_event().is_none());
+            assert!(device.has_work(), "{fault}");
+            assert!(!device.end().unwrap().has_op_room());
+            assert_eq!(device.leave_if_lost(), Some(AttachmentLoss::Fault(fault)));
+            assert_eq!((device.leave_if_lost(), device.has_work()), (None, false));
+        }
     }
 
     /// The end of the other process is noticed by a thread that sleeps, and by one that does not.
@@ -235,7 +284,7 @@ mod tests {
                     assert!(receive_request(&socket).unwrap().is_ok());
                     drop(accept(socket, capabilities()).unwrap());
                 });
-                attach(&path, None).unwrap().1
+                attach(&path, None, None).unwrap().1
             });
             if sleeps {
                 channel.prepare_sleep();

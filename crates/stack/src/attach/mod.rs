@@ -20,6 +20,7 @@
 //!   to the same device or another one of its list, and tells its host that the device's state is
 //!   lost. When the program ends, the device discards the program's state.
 
+mod attachment;
 mod channel;
 mod handshake;
 mod program;

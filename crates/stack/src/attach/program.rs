@@ -1,28 +1,27 @@
 //! The program's side: the carrier of its host thread, and the thread that attaches again.
 
 use std::collections::VecDeque;
-use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
+use std::path::{Display, Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 
 use abi::attach::{AttachRefusal, RootIdentity};
 use abi::{Capabilities, Event, Op, PacketBuf, Refusal};
+use base::Duration;
 use cli::Failure;
 use io::clock::MonotonicClock;
-use io::notify::{Notifier, Poller};
+use io::notify::Notifier;
 use nic::DeviceConfig;
-use node::remote::{CarrierCounters, RemoteHostEnd};
+use node::remote::RemoteHostEnd;
 
+use super::attachment::{Attachment, AttachmentLoss};
 use super::channel::SharedMemoryChannel;
 use super::{AttachError, NicAddress, handshake};
-use crate::threads::{HostCarrier, SleepingCarrier};
+use crate::threads::{CarrierSleeper, HostCarrier, SleepingCarrier};
 
-/// Time between two attempts to attach again.
-const RETRY: std::time::Duration = std::time::Duration::from_millis(10);
-/// Longest time to wait at the start for a device that still serves an earlier program, and time
-/// between two attempts.
-const IN_USE_TIME_MAX: base::Duration = base::Duration::from_secs(1);
-const IN_USE_INTERVAL: base::Duration = base::Duration::from_millis(10);
+/// Time between two attempts to attach.
+const RETRY: Duration = Duration::from_millis(10);
+/// Longest time to wait at the start for a device that still serves an earlier program.
+const IN_USE_TIME_MAX: Duration = Duration::from_secs(1);
 
 base::counters! {
     /// Counters of a program's attachment.
@@ -41,19 +40,13 @@ type Arrival = (Capabilities, SharedMemoryChannel);
 
 /// The carrier of a host whose device is another process.
 pub(crate) struct ProgramCarrier {
-    notifier: Notifier,
-    /// Positions of the notifier and of the channel in the thread's poller.
-    polled: [usize; 2],
-    end: Option<RemoteHostEnd<SharedMemoryChannel>>,
+    device: Attachment<RemoteHostEnd<SharedMemoryChannel>>,
     /// Events about the attachment itself, for the host.
     own_events: VecDeque<Event>,
     arrivals: Receiver<Arrival>,
     /// Asks the attaching thread for another device. Dropping it ends the thread.
     lost: Sender<()>,
     counters: AttachCounters,
-    /// Counters of former ends, and their doorbells.
-    former: CarrierCounters,
-    former_doorbells: u64,
 }
 
 impl ProgramCarrier {
@@ -65,50 +58,33 @@ impl ProgramCarrier {
         address: &NicAddress,
         root: Option<RootIdentity>,
     ) -> Result<(Capabilities, Self), Failure> {
-        let (index, (capabilities, attached)) = attach_first(address, root)?;
-        let notifier =
-            Notifier::new().map_err(|e| Failure::System(format!("cannot create eventfd: {e}")))?;
+        let mut devices = DeviceList { paths: address.paths().to_vec(), next: 0, root };
+        let (capabilities, attached) = devices.attach_first()?;
+        let mut device = Attachment::new()?;
+        device.attach(RemoteHostEnd::new(attached));
         let (lost, requests) = channel();
         let (sender, arrivals) = channel();
         let mut attaching = AttachThread {
-            paths: address.paths().to_vec(),
-            next: index,
-            root,
+            devices,
             required: capabilities.clone(),
             requests,
             arrivals: sender,
-            notifier: notifier.clone(),
+            notifier: device.notifier(),
         };
         drop(crate::spawn("attach".to_owned(), move || attaching.run())?);
-        let carrier = Self {
-            notifier,
-            polled: [0; 2],
-            end: Some(RemoteHostEnd::new(attached)),
-            own_events: VecDeque::new(),
-            arrivals,
-            lost,
-            counters: AttachCounters { nic_attached: 1, ..AttachCounters::default() },
-            former: CarrierCounters::default(),
-            former_doorbells: 0,
-        };
+        let counters = AttachCounters { nic_attached: 1, ..AttachCounters::default() };
+        let carrier = Self { device, own_events: VecDeque::new(), arrivals, lost, counters };
         Ok((capabilities, carrier))
     }
 
     /// Leaves a device that is gone or faulty. Returns whether there was one to leave.
     fn leave_if_lost(&mut self) -> bool {
-        let Some(end) = &mut self.end else { return false };
-        let fault = end.fault();
-        if fault.is_none() && !end.channel().is_peer_gone() {
-            return false;
-        }
-        if let Some(fault) = fault {
+        let Some(loss) = self.device.leave_if_lost() else { return false };
+        if let AttachmentLoss::Fault(fault) = loss {
             eprintln!("outboard: leaving the device: {fault}");
             self.counters.nic_carrier_faults += 1;
         }
         self.counters.nic_lost += 1;
-        self.former.add(end.counters());
-        self.former_doorbells += end.channel().doorbells;
-        self.end = None;
         // An error means that the thread has ended, because the process does.
         let _ = self.lost.send(());
         true
@@ -116,11 +92,11 @@ impl ProgramCarrier {
 
     /// Takes a device that was found in place of the lost one.
     fn take_arrival(&mut self) -> bool {
-        if self.end.is_some() {
+        if self.device.is_attached() {
             return false;
         }
         let Ok((capabilities, channel)) = self.arrivals.try_recv() else { return false };
-        self.end = Some(RemoteHostEnd::new(channel));
+        self.device.attach(RemoteHostEnd::new(channel));
         self.counters.nic_attached += 1;
         self.own_events.push_back(Event::Reset);
         self.own_events.push_back(Event::LinkChanged { mtu: capabilities.mtu });
@@ -129,73 +105,46 @@ impl ProgramCarrier {
 }
 
 impl SleepingCarrier for ProgramCarrier {
-    fn register(&mut self, poller: &mut Poller) {
-        self.polled[0] = poller.add(self.notifier.as_raw_fd());
-        let fd = self.end.as_mut().map(|end| end.channel().fd());
-        // Without a device the second position is that of the notifier.
-        self.polled[1] = fd.map_or(self.polled[0], |fd| poller.add(fd));
-    }
+    type Sleeper = Attachment<RemoteHostEnd<SharedMemoryChannel>>;
 
-    fn prepare_sleep(&mut self) {
-        if let Some(end) = &mut self.end {
-            end.channel().prepare_sleep();
-        }
-    }
-
-    fn finish_sleep(&mut self, slept: Option<&Poller>) {
-        let ready = |index: usize| slept.is_some_and(|poller| poller.is_ready(index));
-        if ready(self.polled[0]) {
-            self.notifier.drain();
-        }
-        if let Some(end) = &mut self.end {
-            end.channel().finish_sleep(ready(self.polled[1]));
-        }
+    fn sleeper(&mut self) -> &mut Self::Sleeper {
+        &mut self.device
     }
 
     fn has_work(&mut self) -> bool {
-        !self.own_events.is_empty() || self.end.as_mut().is_some_and(|end| end.channel().has_work())
-    }
-
-    fn notifier(&self) -> Notifier {
-        self.notifier.clone()
+        !self.own_events.is_empty() || self.device.has_work()
     }
 
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.counters.visit(f);
-        let (mut all, mut doorbells) = (self.former.clone(), self.former_doorbells);
-        if let Some(end) = &self.end {
-            all.add(end.counters());
-            doorbells += end.channel_ref().doorbells;
-        }
-        all.visit(f);
-        f("carrier_doorbells", doorbells);
-        f("nic_is_attached", self.end.is_some().into());
+        self.device.visit(f);
+        f("nic_is_attached", self.device.is_attached().into());
     }
 }
 
 impl HostCarrier for ProgramCarrier {
     fn pop_event(&mut self) -> Option<Event> {
-        self.own_events.pop_front().or_else(|| self.end.as_mut()?.pop_event())
+        self.own_events.pop_front().or_else(|| self.device.end()?.pop_event())
     }
 
     fn has_op_room(&mut self) -> bool {
-        self.end.as_mut().is_some_and(RemoteHostEnd::has_op_room)
+        self.device.end().is_some_and(RemoteHostEnd::has_op_room)
     }
 
     fn push_op(&mut self, op: Op) {
-        if let Some(end) = &mut self.end {
+        if let Some(end) = self.device.end() {
             end.push_op(op);
         }
     }
 
     fn push_recycled(&mut self, packet: PacketBuf) {
-        if let Some(end) = &mut self.end {
+        if let Some(end) = self.device.end() {
             end.recycle(packet);
         }
     }
 
     fn wake_device(&mut self) {
-        if let Some(end) = &mut self.end {
+        if let Some(end) = self.device.end() {
             end.publish();
         }
     }
@@ -206,34 +155,67 @@ impl HostCarrier for ProgramCarrier {
     }
 
     fn has_device(&self) -> bool {
-        self.end.is_some()
+        self.device.is_attached()
     }
 }
 
-/// Attaches to the first device of a list that takes the program; returns its position. Waits for a
-/// device that has not noticed yet that an earlier program has ended.
-fn attach_first(
-    address: &NicAddress,
+/// The devices that a program may attach to.
+struct DeviceList {
+    paths: Vec<PathBuf>,
+    /// Position of the device to try first: the one of the last attachment.
+    next: usize,
     root: Option<RootIdentity>,
-) -> Result<(usize, Arrival), Failure> {
-    let clock = MonotonicClock::new();
-    let until = clock.now() + IN_USE_TIME_MAX;
-    loop {
-        let mut last = None;
-        for (index, path) in address.paths().iter().enumerate() {
-            match handshake::attach(path, root) {
-                Ok(arrival) => return Ok((index, arrival)),
-                Err(error) => last = Some((path, error)),
+}
+
+impl DeviceList {
+    /// Returns the path of the device of the last attachment.
+    fn current(&self) -> Display<'_> {
+        self.paths[self.next].display()
+    }
+
+    /// Tries each device once, and attaches to the first one that takes the program and has the
+    /// required capabilities.
+    ///
+    /// # Errors
+    /// Returns the position and the error of a device that is there, or else of the first one.
+    fn attach(&mut self, required: Option<&Capabilities>) -> Result<Arrival, (usize, AttachError)> {
+        let mut failed = None;
+        for offset in 0..self.paths.len() {
+            let index = (self.next + offset) % self.paths.len();
+            match handshake::attach(&self.paths[index], self.root, required) {
+                Ok(arrival) => {
+                    self.next = index;
+                    return Ok(arrival);
+                }
+                Err(error) => {
+                    let first =
+                        failed.as_ref().map(|(_, first): &(_, AttachError)| first.is_there());
+                    if first.is_none_or(|first| !first && error.is_there()) {
+                        failed = Some((index, error));
+                    }
+                }
             }
         }
-        let Some((path, error)) = last else {
-            return Err(Failure::Usage("--nic names no device".to_owned()));
-        };
-        let is_in_use = matches!(error, AttachError::Refused(AttachRefusal::InUse));
-        if !is_in_use || clock.now() >= until {
-            return Err(failure(path, &error));
+        let Some(failed) = failed else { unreachable!("an address has at least one device") };
+        Err(failed)
+    }
+
+    /// Attaches for the first time. Waits for a device that has not noticed yet that an earlier
+    /// program has ended.
+    fn attach_first(&mut self) -> Result<Arrival, Failure> {
+        let clock = MonotonicClock::new();
+        let until = clock.now() + IN_USE_TIME_MAX;
+        loop {
+            let (index, error) = match self.attach(None) {
+                Ok(arrival) => return Ok(arrival),
+                Err(failed) => failed,
+            };
+            let is_in_use = matches!(error, AttachError::Refused(AttachRefusal::InUse));
+            if !is_in_use || clock.now() >= until {
+                return Err(failure(&self.paths[index], &error));
+            }
+            io::clock::sleep(RETRY);
         }
-        io::clock::sleep(IN_USE_INTERVAL);
     }
 }
 
@@ -245,17 +227,16 @@ fn failure(path: &Path, error: &AttachError) -> Failure {
         AttachError::Refused(AttachRefusal::UnknownRoot) => {
             "start it with --root NAME=DIR for this directory, or omit file from --offload"
         }
-        AttachError::Refused(_) => "stop the other program, or start another device",
+        AttachError::Refused(_) | AttachError::Unsuitable => {
+            "stop the other program, or start another device"
+        }
     };
     Failure::Unavailable(format!("device {}: {error}; {advice}", path.display()))
 }
 
 /// Attaches again, each time that the host thread asks.
 struct AttachThread {
-    paths: Vec<PathBuf>,
-    /// The device to try first: the one that was lost.
-    next: usize,
-    root: Option<RootIdentity>,
+    devices: DeviceList,
     /// Capabilities of the first device, which the host relies on.
     required: Capabilities,
     requests: Receiver<()>,
@@ -267,84 +248,37 @@ impl AttachThread {
     /// Runs until the host thread has ended.
     fn run(&mut self) {
         while self.requests.recv().is_ok() {
-            eprintln!(
-                "outboard: the device at {} is gone; connections wait for another one",
-                self.paths[self.next].display()
-            );
-            let mut told = None;
-            loop {
-                match self.attach_any() {
-                    Ok(arrival) => {
-                        eprintln!(
-                            "outboard: attached to the device at {}",
-                            self.paths[self.next].display()
-                        );
-                        if self.arrivals.send(arrival).is_err() {
-                            return;
-                        }
-                        self.notifier.notify();
-                        break;
-                    }
-                    // A device that is not there yet is what this waits for.
-                    Err(error) if told.as_ref() != Some(&error) => {
-                        if let Some(error) = &error {
-                            eprintln!("outboard: cannot attach again: {error}; retrying");
-                        }
-                        told = Some(error);
-                    }
-                    Err(_) => {}
-                }
-                match self.requests.recv_timeout(RETRY) {
-                    Err(RecvTimeoutError::Disconnected) => return,
-                    Ok(()) | Err(RecvTimeoutError::Timeout) => {}
-                }
+            let lost = self.devices.current();
+            eprintln!("outboard: the device at {lost} is gone; connections wait for another one");
+            let Some(arrival) = self.attach() else { return };
+            eprintln!("outboard: attached to the device at {}", self.devices.current());
+            if self.arrivals.send(arrival).is_err() {
+                return;
             }
+            self.notifier.notify();
         }
     }
 
-    /// Tries each device once. The error is `None` if no device is there.
-    fn attach_any(&mut self) -> Result<Arrival, Option<String>> {
-        let mut last = None;
-        for offset in 0..self.paths.len() {
-            let index = (self.next + offset) % self.paths.len();
-            match handshake::attach(&self.paths[index], self.root) {
-                Ok((capabilities, _)) if !is_enough(&capabilities, &self.required) => {
-                    last = Some("it has another link address, or fewer offloads".to_owned());
-                }
-                Ok(arrival) => {
-                    self.next = index;
-                    return Ok(arrival);
-                }
-                // It is not there yet, or was about to end.
-                Err(AttachError::Connect(_) | AttachError::Answer(_)) => {}
-                Err(error) => last = Some(error.to_string()),
+    /// Tries until a device takes the program; returns `None` if the host thread has ended.
+    fn attach(&mut self) -> Option<Arrival> {
+        let mut told = String::new();
+        loop {
+            let error = match self.devices.attach(Some(&self.required)) {
+                Ok(arrival) => return Some(arrival),
+                Err((_, error)) => error,
+            };
+            // A device that is not there yet is what this waits for.
+            let line = if error.is_there() { error.to_string() } else { String::new() };
+            if !line.is_empty() && line != told {
+                eprintln!("outboard: cannot attach again: {line}; retrying");
+            }
+            told = line;
+            let wait = std::time::Duration::from_micros(RETRY.as_micros());
+            if self.requests.recv_timeout(wait) == Err(RecvTimeoutError::Disconnected) {
+                return None;
             }
         }
-        Err(last)
     }
-}
-
-/// Returns whether a device can take the place of one with the capabilities `required`. Sizes of
-/// tables may differ: a device refuses what does not fit, as it does in any case.
-fn is_enough(capabilities: &Capabilities, required: &Capabilities) -> bool {
-    let l5o = match (&capabilities.l5o, &required.l5o) {
-        (_, Err(_)) => true,
-        (Err(_), Ok(_)) => false,
-        (Ok(got), Ok(need)) => {
-            got.resync == need.resync
-                && (got.tls_tx || !need.tls_tx)
-                && (got.tls_rx || !need.tls_rx)
-                && (got.nvme_tcp.tx || !need.nvme_tcp.tx)
-                && (got.nvme_tcp.rx || !need.nvme_tcp.rx)
-        }
-    };
-    l5o && capabilities.mac == required.mac
-        && capabilities.transmit_bytes_max >= required.transmit_bytes_max
-        && (capabilities.file.is_ok() || required.file.is_err())
-        && (capabilities.setup.is_ok() || required.setup.is_err())
-        && (capabilities.teardown.is_ok() || required.teardown.is_err())
-        && (capabilities.splice.is_ok() || required.splice.is_err())
-        && (capabilities.quic.is_ok() || required.quic.is_err())
 }
 
 /// Returns the capabilities of a device without those that the program would not give a device of
@@ -376,35 +310,31 @@ mod tests {
     use abi::nvme_tcp::NvmeTcpLimits;
     use abi::splice::SpliceLimits;
 
+    use super::handshake::is_enough;
     use super::*;
 
     fn offered() -> Capabilities {
-        let none = Refusal::Disabled;
-        let nvme_tcp = NvmeTcpLimits {
-            tx: true,
-            rx: true,
-            buffers_max: 0,
-            buffer_bytes_max: 0,
-            io_threshold: 4096,
+        let l5o = L5oLimits {
+            contexts_max: 5,
+            resync: ResyncMode::StreamScan,
+            tls_tx: true,
+            tls_rx: true,
+            nvme_tcp: NvmeTcpLimits {
+                tx: true,
+                rx: true,
+                buffers_max: 0,
+                buffer_bytes_max: 0,
+                io_threshold: 4096,
+            },
+            inspect: false,
         };
+        let mac = [2, 0, 0, 0, 0, 1];
         Capabilities {
-            transmit_bytes_max: 70_000,
-            mtu: 1500,
-            mac: [2, 0, 0, 0, 0, 1],
             file: Ok(abi::FileLimits { files_max: 9 }),
-            l5o: Ok(L5oLimits {
-                contexts_max: 5,
-                resync: ResyncMode::StreamScan,
-                tls_tx: true,
-                tls_rx: true,
-                nvme_tcp,
-                inspect: false,
-            }),
-            setup: Err(none),
-            teardown: Err(none),
+            l5o: Ok(l5o),
             splice: Ok(SpliceLimits { pairs_max: 3 }),
-            quic: Err(none),
             decompress: Err(Refusal::NotSupported),
+            ..Capabilities::without_engines(mac, 1500, 70_000, Refusal::Disabled)
         }
     }
 

@@ -2,7 +2,6 @@
 //!
 //! A device serves one program at a time; another one is refused.
 
-use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,15 +13,16 @@ use abi::{Capabilities, Event, Op, PacketBuf, PacketPool, Refusal};
 use cli::Failure;
 use io::attachment::AttachmentSocket;
 use io::disk::Disk;
-use io::notify::{Notifier, Poller};
-use node::remote::{CarrierCounters, RemoteDeviceEnd};
+use io::notify::Notifier;
+use node::remote::RemoteDeviceEnd;
 
+use super::attachment::{Attachment, AttachmentLoss};
 use super::channel::SharedMemoryChannel;
 use super::{handshake, root_identity};
 use crate::listener::ListenerThread;
 use crate::nic_process::OpenRoot;
 use crate::no_disk::NoDisk;
-use crate::threads::{DeviceCarrier, ProgramChange, SleepingCarrier};
+use crate::threads::{CarrierSleeper, DeviceCarrier, ProgramChange, SleepingCarrier};
 
 base::counters! {
     /// Counters of the programs of a device.
@@ -112,18 +112,12 @@ struct Arrival {
 
 /// The carrier of a device that serves programs in other processes.
 pub(crate) struct ServedCarrier {
-    notifier: Notifier,
-    /// Positions of the notifier and of the channel in the thread's poller.
-    polled: [usize; 2],
-    end: Option<RemoteDeviceEnd<SharedMemoryChannel>>,
+    program: Attachment<RemoteDeviceEnd<SharedMemoryChannel>>,
     arrivals: Receiver<Arrival>,
     shared: Arc<AcceptorState>,
     /// Buffers of frames that no program takes.
     unclaimed: Vec<PacketBuf>,
     counters: ProgramCounters,
-    /// Counters of former ends, and their doorbells.
-    former: CarrierCounters,
-    former_doorbells: u64,
 }
 
 /// Starts the thread that accepts programs for a device with these capabilities. Returns it with
@@ -136,8 +130,7 @@ pub(crate) fn serve_programs(
     capabilities: Capabilities,
     roots: ProgramRoots,
 ) -> Result<(ListenerThread, ServedCarrier), Failure> {
-    let notifier =
-        Notifier::new().map_err(|e| Failure::System(format!("cannot create eventfd: {e}")))?;
+    let program = Attachment::new()?;
     let (sender, arrivals) = channel();
     let shared = Arc::<AcceptorState>::default();
     let acceptor = ProgramAcceptor {
@@ -145,22 +138,13 @@ pub(crate) fn serve_programs(
         roots,
         arrivals: sender,
         shared: Arc::clone(&shared),
-        notifier: notifier.clone(),
+        notifier: program.notifier(),
     };
     let thread = ListenerThread::start("programs", "programs", listener, move |client| {
         acceptor.serve(client);
     })?;
-    let carrier = ServedCarrier {
-        notifier,
-        polled: [0; 2],
-        end: None,
-        arrivals,
-        shared,
-        unclaimed: Vec::new(),
-        counters: ProgramCounters::default(),
-        former: CarrierCounters::default(),
-        former_doorbells: 0,
-    };
+    let (unclaimed, counters) = (Vec::new(), ProgramCounters::default());
+    let carrier = ServedCarrier { program, arrivals, shared, unclaimed, counters };
     Ok((thread, carrier))
 }
 
@@ -231,48 +215,21 @@ impl ProgramAcceptor {
 }
 
 impl SleepingCarrier for ServedCarrier {
-    fn register(&mut self, poller: &mut Poller) {
-        self.polled[0] = poller.add(self.notifier.as_raw_fd());
-        let fd = self.end.as_mut().map(|end| end.channel().fd());
-        // Without a program the second position is that of the notifier.
-        self.polled[1] = fd.map_or(self.polled[0], |fd| poller.add(fd));
-    }
+    type Sleeper = Attachment<RemoteDeviceEnd<SharedMemoryChannel>>;
 
-    fn prepare_sleep(&mut self) {
-        if let Some(end) = &mut self.end {
-            end.channel().prepare_sleep();
-        }
-    }
-
-    fn finish_sleep(&mut self, slept: Option<&Poller>) {
-        let ready = |index: usize| slept.is_some_and(|poller| poller.is_ready(index));
-        if ready(self.polled[0]) {
-            self.notifier.drain();
-        }
-        if let Some(end) = &mut self.end {
-            end.channel().finish_sleep(ready(self.polled[1]));
-        }
+    fn sleeper(&mut self) -> &mut Self::Sleeper {
+        &mut self.program
     }
 
     fn has_work(&mut self) -> bool {
-        self.end.as_mut().is_some_and(|end| end.channel().has_work())
-    }
-
-    fn notifier(&self) -> Notifier {
-        self.notifier.clone()
+        self.program.has_work()
     }
 
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.counters.visit(f);
-        let (mut all, mut doorbells) = (self.former.clone(), self.former_doorbells);
-        if let Some(end) = &self.end {
-            all.add(end.counters());
-            doorbells += end.channel_ref().doorbells;
-        }
-        all.visit(f);
-        f("carrier_doorbells", doorbells);
+        self.program.visit(f);
         f("programs_refused", self.shared.refused.load(Ordering::Relaxed));
-        f("programs_attached_now", self.end.is_some().into());
+        f("programs_attached_now", self.program.is_attached().into());
     }
 }
 
@@ -282,15 +239,15 @@ impl DeviceCarrier for ServedCarrier {
     }
 
     fn pop_op(&mut self, pool: &mut PacketPool) -> Option<Op> {
-        self.end.as_mut()?.pop_op(pool)
+        self.program.end()?.pop_op(pool)
     }
 
     fn pop_recycled(&mut self) -> Option<PacketBuf> {
-        self.unclaimed.pop().or_else(|| self.end.as_mut()?.pop_recycled())
+        self.unclaimed.pop().or_else(|| self.program.end()?.pop_recycled())
     }
 
     fn push_event(&mut self, event: Event) -> Result<(), Event> {
-        match (&mut self.end, event) {
+        match (self.program.end(), event) {
             (Some(end), event) => end.push_event(event),
             (None, Event::Received(received)) => {
                 self.unclaimed.push(received.packet);
@@ -301,7 +258,7 @@ impl DeviceCarrier for ServedCarrier {
     }
 
     fn wake_host(&mut self) {
-        if let Some(end) = &mut self.end {
+        if let Some(end) = self.program.end() {
             end.publish();
         }
     }
@@ -312,24 +269,17 @@ impl DeviceCarrier for ServedCarrier {
     }
 
     fn follow_program(&mut self) -> Option<ProgramChange> {
-        let Some(end) = &mut self.end else {
+        if !self.program.is_attached() {
             let Arrival { channel, disk } = self.arrivals.try_recv().ok()?;
-            self.end = Some(RemoteDeviceEnd::new(channel));
+            self.program.attach(RemoteDeviceEnd::new(channel));
             self.counters.programs_attached += 1;
             return Some(ProgramChange::Arrived(disk));
-        };
-        let fault = end.fault();
-        if fault.is_none() && !end.channel().is_peer_gone() {
-            return None;
         }
-        if let Some(fault) = fault {
+        if let AttachmentLoss::Fault(fault) = self.program.leave_if_lost()? {
             eprintln!("outboard: expelling the program: {fault}");
             self.counters.programs_expelled += 1;
         }
         self.counters.programs_left += 1;
-        self.former.add(end.counters());
-        self.former_doorbells += end.channel().doorbells;
-        self.end = None;
         self.shared.is_occupied.store(false, Ordering::Release);
         Some(ProgramChange::Left)
     }

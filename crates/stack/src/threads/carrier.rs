@@ -11,24 +11,33 @@ use host::MovedConnection;
 use io::disk::Disk;
 use io::notify::{Notifier, Poller};
 
-/// The part of a carrier that lets its thread sleep until there is work.
-pub(crate) trait SleepingCarrier {
+/// Lets the thread of a carrier sleep until the other side or another thread wakes it.
+pub(crate) trait CarrierSleeper {
     /// Adds the descriptors that wake the thread.
     fn register(&mut self, poller: &mut Poller);
 
-    /// Announces that the thread is about to sleep. It must call [`Self::has_work`] once more after
-    /// this.
-    fn prepare_sleep(&mut self);
+    /// Announces that the thread is about to sleep. It must call [`SleepingCarrier::has_work`] once
+    /// more after this.
+    fn prepare_sleep(&self);
 
     /// Announces that the thread is awake. `slept` is the result of its sleep, if it slept, with
     /// the descriptors of [`Self::register`].
     fn finish_sleep(&mut self, slept: Option<&Poller>);
 
-    /// Returns whether there is something to receive.
-    fn has_work(&mut self) -> bool;
-
     /// Returns the notifier that wakes the thread unconditionally.
     fn notifier(&self) -> Notifier;
+}
+
+/// A carrier whose thread sleeps while there is no work.
+pub(crate) trait SleepingCarrier {
+    /// Type of [`Self::sleeper`].
+    type Sleeper: CarrierSleeper;
+
+    /// Returns the means of sleep.
+    fn sleeper(&mut self) -> &mut Self::Sleeper;
+
+    /// Returns whether there is something to receive.
+    fn has_work(&mut self) -> bool;
 
     /// Calls `f` with the name and value of each counter.
     fn visit(&self, _f: &mut dyn FnMut(&'static str, u64)) {}
@@ -55,7 +64,7 @@ pub(crate) trait HostCarrier: SleepingCarrier {
     fn finish(&mut self) {}
 
     /// Follows the loss of the device and the arrival of another one. Returns whether the
-    /// descriptors of [`SleepingCarrier::register`] have changed.
+    /// descriptors of [`CarrierSleeper::register`] have changed.
     fn follow_device(&mut self) -> bool {
         false
     }
@@ -112,7 +121,7 @@ pub(crate) trait DeviceCarrier: SleepingCarrier {
     fn have_hosts_ended(&self) -> bool;
 
     /// Returns the next change of the program that the device serves. The descriptors of
-    /// [`SleepingCarrier::register`] change with it.
+    /// [`CarrierSleeper::register`] change with it.
     fn follow_program(&mut self) -> Option<ProgramChange> {
         None
     }

@@ -19,7 +19,7 @@ use node::record::{RecordLane, describe_event, describe_frame, describe_op, desc
 use node::{DeviceHalf, DevicePorts, DiskPort, RETRY};
 
 use super::DeviceSide;
-use super::carrier::{DeviceCarrier, ProgramChange};
+use super::carrier::{CarrierSleeper, DeviceCarrier, ProgramChange};
 use super::load::LoadMeter;
 use super::shutdown::ThreadPhase;
 use crate::control::ProbeReceiver;
@@ -87,11 +87,11 @@ impl<C: DeviceCarrier> DeviceThread<C> {
             if worked {
                 continue;
             }
-            self.carrier().prepare_sleep();
+            self.carrier().sleeper().prepare_sleep();
             let sleeps = !self.carrier().has_work() && !self.has_unseen_flag(stop);
             // An error means that the kernel is out of memory: the loop continues without sleep.
             let woken = sleeps && poller.wait(self.sleep_for()).is_ok();
-            self.carrier().finish_sleep(woken.then_some(&poller));
+            self.carrier().sleeper().finish_sleep(woken.then_some(&poller));
         }
     }
 
@@ -100,11 +100,16 @@ impl<C: DeviceCarrier> DeviceThread<C> {
     fn follow_program(&mut self) -> bool {
         let mut changed = false;
         while let Some(change) = self.ports.carrier.follow_program() {
-            self.half.device.forget_host();
-            self.ports.disk = match change {
-                ProgramChange::Arrived(disk) => disk,
-                ProgramChange::Left => NoDisk::boxed(),
-            };
+            match change {
+                ProgramChange::Arrived(disk) => {
+                    self.ports.disk = disk;
+                    self.half.device.welcome_host();
+                }
+                ProgramChange::Left => {
+                    self.half.device.forget_host();
+                    self.ports.disk = NoDisk::boxed();
+                }
+            }
             changed = true;
         }
         changed
@@ -112,7 +117,7 @@ impl<C: DeviceCarrier> DeviceThread<C> {
 
     /// Adds the descriptors that announce work.
     pub(super) fn register_descriptors(&mut self, poller: &mut Poller) {
-        self.ports.carrier.register(poller);
+        self.ports.carrier.sleeper().register(poller);
         self.ports.link.pollable().map(|fd| poller.add(fd));
         self.ports.link.pollable_changes().map(|fd| poller.add(fd));
         self.ports.disk.pollable().map(|fd| poller.add(fd));

@@ -13,7 +13,7 @@ use io::disk::Disk;
 use io::notify::Poller;
 use node::{DiskPort, HostHalf, HostPorts, RETRY};
 
-use super::carrier::HostCarrier;
+use super::carrier::{CarrierSleeper, HostCarrier};
 use super::shutdown::ThreadPhase;
 use super::{HostMessage, HostSide, Messages};
 use crate::control::ProbeReceiver;
@@ -84,14 +84,14 @@ impl<A: Application, M, C: HostCarrier> HostThread<A, M, C> {
             if self.turn() {
                 continue;
             }
-            self.carrier().prepare_sleep();
+            self.carrier().sleeper().prepare_sleep();
             let sleeps = !self.carrier().has_work() && !self.has_unseen_flag(stop);
             if sleeps {
                 self.flush_log();
             }
             // An error means that the kernel is out of memory: the loop continues without sleep.
             let woken = sleeps && poller.wait(self.sleep_for()).is_ok();
-            self.carrier().finish_sleep(woken.then_some(&poller));
+            self.carrier().sleeper().finish_sleep(woken.then_some(&poller));
             if woken && changes.is_some_and(|changes| poller.is_ready(changes)) {
                 self.begin_turn();
             }
@@ -101,7 +101,7 @@ impl<A: Application, M, C: HostCarrier> HostThread<A, M, C> {
 
     /// Adds the descriptors that announce work; returns the index of the application's descriptor.
     pub(super) fn register_descriptors(&mut self, poller: &mut Poller) -> Option<usize> {
-        self.ports.carrier.register(poller);
+        self.ports.carrier.sleeper().register(poller);
         self.ports.disk.pollable().map(|fd| poller.add(fd));
         (self.hooks.pollable)(&self.app).map(|fd| poller.add(fd))
     }

@@ -35,7 +35,9 @@ use device_thread::DeviceThread;
 use host_thread::HostThread;
 use shared_thread::SharedThread;
 
-pub(crate) use carrier::{DeviceCarrier, HostCarrier, ProgramChange, SleepingCarrier};
+pub(crate) use carrier::{
+    CarrierSleeper, DeviceCarrier, HostCarrier, ProgramChange, SleepingCarrier,
+};
 pub use crypto_threads::CryptoThreads;
 pub(crate) use queue::{QueueRings, ring_mesh};
 
@@ -206,9 +208,9 @@ impl<M: Send + 'static> Threads<M> {
         &mut self,
         index: usize,
         device: DeviceSide,
-        carrier: C,
+        mut carrier: C,
     ) -> DeviceThread<C> {
-        let (probe, queries) = control::probe_channel("nic", index, carrier.notifier());
+        let (probe, queries) = control::probe_channel("nic", index, carrier.sleeper().notifier());
         self.probes.push(probe);
         DeviceThread::new(self.clock, device, carrier, queries)
     }
@@ -217,9 +219,9 @@ impl<M: Send + 'static> Threads<M> {
         &mut self,
         index: usize,
         host: HostSide<A, M>,
-        carrier: C,
+        mut carrier: C,
     ) -> HostThread<A, M, C> {
-        let (probe, queries) = control::probe_channel("host", index, carrier.notifier());
+        let (probe, queries) = control::probe_channel("host", index, carrier.sleeper().notifier());
         let (messages, received) = channel();
         self.senders.push(MessageSender { messages, probe: probe.clone() });
         self.probes.push(probe);

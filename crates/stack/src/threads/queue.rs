@@ -15,7 +15,7 @@ use abi::{Event, Op, PacketBuf, PacketPool};
 use host::MovedConnection;
 use io::notify::{Notifier, Poller};
 
-use super::carrier::{DeviceCarrier, HostCarrier, SleepingCarrier};
+use super::carrier::{CarrierSleeper, DeviceCarrier, HostCarrier, SleepingCarrier};
 use super::shutdown::HostEndedFlag;
 use cli::Failure;
 
@@ -49,28 +49,25 @@ impl ThreadWaker {
             self.notifier.notify();
         }
     }
+}
 
-    /// Announces that the thread is about to sleep. It must check its rings once more after this
-    /// call.
-    pub(crate) fn prepare_sleep(&self) {
-        self.waker.prepare_sleep();
-    }
-
-    /// See [`SleepingCarrier::register`].
+impl CarrierSleeper for ThreadWaker {
     fn register(&mut self, poller: &mut Poller) {
         self.polled = poller.add(self.notifier.as_raw_fd());
     }
 
-    /// See [`SleepingCarrier::finish_sleep`].
-    fn finish_sleep(&self, slept: Option<&Poller>) {
+    fn prepare_sleep(&self) {
+        self.waker.prepare_sleep();
+    }
+
+    fn finish_sleep(&mut self, slept: Option<&Poller>) {
         self.waker.mark_awake();
         if slept.is_some_and(|poller| poller.is_ready(self.polled)) {
             self.notifier.drain();
         }
     }
 
-    /// Returns the notifier, to wake the thread unconditionally.
-    pub(crate) fn notifier(&self) -> Notifier {
+    fn notifier(&self) -> Notifier {
         self.notifier.clone()
     }
 }
@@ -115,24 +112,14 @@ impl MovedRings {
 }
 
 impl SleepingCarrier for HostRings {
-    fn register(&mut self, poller: &mut Poller) {
-        self.waker.register(poller);
-    }
+    type Sleeper = ThreadWaker;
 
-    fn prepare_sleep(&mut self) {
-        self.waker.prepare_sleep();
-    }
-
-    fn finish_sleep(&mut self, slept: Option<&Poller>) {
-        self.waker.finish_sleep(slept);
+    fn sleeper(&mut self) -> &mut ThreadWaker {
+        &mut self.waker
     }
 
     fn has_work(&mut self) -> bool {
         !self.events.is_empty() || self.moved.incoming.iter_mut().any(|ring| !ring.is_empty())
-    }
-
-    fn notifier(&self) -> Notifier {
-        self.waker.notifier()
     }
 }
 
@@ -231,24 +218,14 @@ impl SteeringRings {
 }
 
 impl SleepingCarrier for DeviceRings {
-    fn register(&mut self, poller: &mut Poller) {
-        self.waker.register(poller);
-    }
+    type Sleeper = ThreadWaker;
 
-    fn prepare_sleep(&mut self) {
-        self.waker.prepare_sleep();
-    }
-
-    fn finish_sleep(&mut self, slept: Option<&Poller>) {
-        self.waker.finish_sleep(slept);
+    fn sleeper(&mut self) -> &mut ThreadWaker {
+        &mut self.waker
     }
 
     fn has_work(&mut self) -> bool {
         !self.ops.is_empty() || self.steering.frames_in.iter_mut().any(|ring| !ring.is_empty())
-    }
-
-    fn notifier(&self) -> Notifier {
-        self.waker.notifier()
     }
 }
 

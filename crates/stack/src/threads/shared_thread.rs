@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use host::Application;
 use io::notify::Poller;
 
-use super::carrier::SleepingCarrier;
+use super::carrier::{CarrierSleeper, SleepingCarrier};
 use super::device_thread::DeviceThread;
 use super::host_thread::HostThread;
 use super::queue::{DeviceRings, HostRings};
@@ -48,8 +48,8 @@ impl<A: Application, M> SharedThread<A, M> {
             if self.turn() {
                 continue;
             }
-            self.device.carrier().prepare_sleep();
-            self.host.carrier().prepare_sleep();
+            self.device.carrier().sleeper().prepare_sleep();
+            self.host.carrier().sleeper().prepare_sleep();
             let work = self.device.carrier().has_work() || self.host.carrier().has_work();
             let sleeps =
                 !work && !self.device.has_unseen_flag(stop) && !self.host.has_unseen_flag(stop);
@@ -59,8 +59,8 @@ impl<A: Application, M> SharedThread<A, M> {
             let due = [self.device.sleep_for(), self.host.sleep_for()].into_iter().flatten().min();
             // An error means that the kernel is out of memory: the loop continues without sleep.
             let woken = sleeps && poller.wait(due).is_ok();
-            self.device.carrier().finish_sleep(woken.then_some(&poller));
-            self.host.carrier().finish_sleep(woken.then_some(&poller));
+            self.device.carrier().sleeper().finish_sleep(woken.then_some(&poller));
+            self.host.carrier().sleeper().finish_sleep(woken.then_some(&poller));
             if woken && changes.is_some_and(|changes| poller.is_ready(changes)) {
                 self.host.begin_turn();
             }

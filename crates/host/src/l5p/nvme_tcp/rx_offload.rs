@@ -260,18 +260,7 @@ mod tests {
     use crate::config::HostConfig;
 
     const fn capabilities() -> Capabilities {
-        Capabilities {
-            transmit_bytes_max: 1500,
-            mtu: 1500,
-            mac: [2; 6],
-            file: Err(Refusal::Disabled),
-            l5o: Err(Refusal::Disabled),
-            setup: Err(Refusal::Disabled),
-            teardown: Err(Refusal::Disabled),
-            splice: Err(Refusal::Disabled),
-            quic: Err(Refusal::Disabled),
-            decompress: Err(Refusal::Disabled),
-        }
+        Capabilities::without_engines([2; 6], 1500, 1500, Refusal::Disabled)
     }
 
     /// A context that was refused because the table was full is requested again after twice as many

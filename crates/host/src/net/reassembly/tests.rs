@@ -17,19 +17,8 @@ use crate::config::{Cidr, HostConfig};
 const ID: u16 = 77;
 
 fn outbox() -> Outbox {
-    let none = Refusal::NotSupported;
-    let capabilities = Capabilities {
-        transmit_bytes_max: 1448,
-        mtu: 1500,
-        mac: [2, 0, 0, 0, 0, 2],
-        file: Err(none),
-        l5o: Err(none),
-        setup: Err(none),
-        teardown: Err(none),
-        splice: Err(none),
-        quic: Err(none),
-        decompress: Err(none),
-    };
+    let capabilities =
+        Capabilities::without_engines([2, 0, 0, 0, 0, 2], 1500, 1448, Refusal::NotSupported);
     let cidr = |addr: IpAddr, prefix_len| Cidr { addr, prefix_len };
     let addrs = vec![cidr(ends(4).1, 24), cidr(ends(6).1, 64)];
     Outbox::new(&HostConfig { addrs, ..HostConfig::default() }, &capabilities)
