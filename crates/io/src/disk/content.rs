@@ -16,7 +16,7 @@
 //! since everything after an insertion moves.
 //!
 //! Between its new mtime and its new size, an append in progress looks like a rewrite in place. So
-//! such a file is examined again for a few milliseconds before its transfers end.
+//! such a file is examined again for up to [`GROWTH_WAIT`] before its transfers end.
 //!
 //! Not detected here, but by [`ChangeRule::Strict`]: between two reads, a program rewrites bytes
 //! before the last [`SAMPLE_BYTES`] and also makes the file longer, or restores mtime to the
@@ -32,16 +32,18 @@ use std::sync::{Mutex, PoisonError};
 
 use abi::disk::DiskAccess;
 use abi::{FileFault, FileKind, FileStat};
+use base::Duration;
 
 use super::resolve::file_fault_of;
 use super::root::{mix, stat};
+use crate::clock::MonotonicClock;
 
 /// Size of the sample: the last promised bytes, compared if metadata cannot decide.
 const SAMPLE_BYTES: u64 = 4096;
 
-/// Maximum number of reads of a file that may be growing: some milliseconds, enough for a writer
-/// that was preempted.
-const GROWTH_POLLS_MAX: u32 = 2000;
+/// How long a file that may be growing is examined again: longer than a time slice, because the
+/// writer may be preempted between its new mtime and its new size.
+pub(super) const GROWTH_WAIT: Duration = Duration::from_millis(10);
 
 /// Which changes of a file end its transfers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -162,10 +164,9 @@ impl ContentPromise {
         let mut state = self.lock();
         let mut meta = file.metadata().map_err(|error| file_fault_of(&error))?;
         if let PromiseState::Kept { seen, .. } = &*state {
-            for _ in 0..GROWTH_POLLS_MAX {
-                if !FileMarks::of(&meta).may_grow_from(seen) {
-                    break;
-                }
+            let clock = MonotonicClock::new();
+            let end = clock.now() + GROWTH_WAIT;
+            while FileMarks::of(&meta).may_grow_from(seen) && clock.now() < end {
                 std::thread::yield_now();
                 meta = file.metadata().map_err(|error| file_fault_of(&error))?;
             }
