@@ -17,6 +17,7 @@ mod certificate;
 pub mod counters;
 mod curl;
 mod daemon;
+mod device_fixture;
 mod device_process;
 mod files;
 mod linux_target;
@@ -33,11 +34,14 @@ pub use certificate::make_certificate;
 pub use counters::Counters;
 pub use curl::{Download, PausedDownload, Response, Url};
 pub use daemon::ThirdPartyServer;
+pub use device_fixture::DeviceFixture;
 pub use files::{Files, pattern, sha256};
 pub use linux_target::{LINUX_NQN, LinuxTarget, tls_key_script};
 pub use netns::Netns;
 pub use nvme::{fio_report, namespace_server, nvme_initiator, nvme_target, nvme_target_of_file};
 pub use relay::{RelayLink, RelayLinkConfig, RelayLinkCounts};
 pub use server::{ADDR, PEER, ServerExit, TestServer, outboard, outboard_lab};
-pub use tool::{Watchdog, expect_success, output_text, run, run_for_output, wait_with_time_limit};
+pub use tool::{
+    Watchdog, expect_success, output_text, run, run_for_output, wait_with_time_limit, with_clients,
+};
 pub use vm::{NVME_WORK, VM_ADDR, Vm};

@@ -3,7 +3,9 @@
 use std::ffi::OsStr;
 use std::os::unix::fs::MetadataExt;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread;
 use std::time::Duration;
 
 /// Time limit that no working command reaches.
@@ -80,7 +82,7 @@ impl Watchdog {
     #[must_use]
     pub fn of(child: &Child) -> Self {
         let (pid, (dropped, watch)) = (child.id(), channel());
-        std::thread::spawn(move || {
+        thread::spawn(move || {
             if watch.recv_timeout(WATCHDOG) == Err(RecvTimeoutError::Timeout) {
                 eprintln!("process {pid} is still there after {WATCHDOG:?}");
                 signal("KILL", pid);
@@ -106,4 +108,35 @@ pub(crate) fn signal(name: &str, pid: u32) {
 /// Returns whether we run as root, the owner of our entry in `/proc`.
 pub(crate) fn is_root() -> bool {
     std::fs::metadata("/proc/self").is_ok_and(|m| m.uid() == 0)
+}
+
+/// Calls each of `clients` again and again in a thread of its own while `work` runs. Returns the
+/// number of calls, and the result of `work`.
+///
+/// # Panics
+/// If `work` or a client does.
+pub fn with_clients<R>(clients: &[&(dyn Fn() + Sync)], work: impl FnOnce() -> R) -> (u32, R) {
+    /// Ends the clients even if `work` panics.
+    struct EndOnDrop<'a>(&'a AtomicBool);
+
+    impl Drop for EndOnDrop<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    let (is_over, calls) = (AtomicBool::new(false), AtomicU32::new(0));
+    let result = thread::scope(|scope| {
+        for client in clients {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    client();
+                    calls.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        let _end = EndOnDrop(&is_over);
+        work()
+    });
+    (calls.into_inner(), result)
 }

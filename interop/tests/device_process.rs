@@ -3,71 +3,21 @@
 //!
 //! The interface is one end of a veth pair, which stays when a device process dies.
 
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::path::Path;
 use std::thread;
 
 use interop::{
-    Files, Netns, TestServer, ThirdPartyServer, expect_success, outboard, run, run_for_output,
-    sha256,
+    DeviceFixture, Files, Netns, TestServer, ThirdPartyServer, expect_success, outboard, run,
+    sha256, with_clients,
 };
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 const H3GET: &str = env!("CARGO_BIN_EXE_h3get");
-const LINK: &str = "packet:v0";
 /// Number of kills in each test, unless `OUTBOARD_KILLS` has another one.
 const KILLS: u32 = 6;
 
 fn kills() -> u32 {
     std::env::var("OUTBOARD_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(KILLS)
-}
-
-/// A namespace with a veth pair, files, and a folder for sockets.
-struct DeviceFixture {
-    netns: Arc<Netns>,
-    files: Files,
-    scratch: Files,
-}
-
-impl DeviceFixture {
-    fn new() -> Self {
-        let netns = Arc::new(Netns::new());
-        let script = "ip link add v0 type veth peer name v1 && \
-                      ip link set v0 up && ip link set v1 up && \
-                      ip addr add 10.77.0.1/24 dev v1";
-        run_for_output(netns.command("sh").args(["-c", script]));
-        // The path of a Unix socket has at most 107 bytes.
-        let scratch = Files::new("/tmp");
-        Self { netns, files: Files::new(TMP), scratch }
-    }
-
-    /// Returns the path of the socket of the device `name`.
-    fn socket(&self, name: &str) -> PathBuf {
-        self.scratch.path().join(name)
-    }
-
-    /// Starts the device `name`.
-    fn nic(&self, name: &str, options: &[&str]) -> TestServer {
-        let root = format!("site={}", self.files.path().display());
-        let socket = self.socket(name);
-        let socket = socket.to_str().expect("UTF-8");
-        let args = ["nic", "--link", LINK, "--root", &root, "--listen", socket];
-        TestServer::device(Arc::clone(&self.netns), &[&args, options].concat())
-    }
-
-    /// Starts a program that is attached to the first of these devices that is there.
-    fn program(&self, devices: &[&str], args: &[&str]) -> TestServer {
-        let unix = |name: &&str| format!("unix:{}", self.socket(name).display());
-        let nic = devices.iter().map(unix).collect::<Vec<_>>().join(",");
-        let network = ["--nic", &nic, "--addr", "10.77.0.2/24"];
-        TestServer::attached(Arc::clone(&self.netns), &[args, &network].concat())
-    }
-
-    fn serve(&self, devices: &[&str], options: &[&str]) -> TestServer {
-        let folder = self.files.path().to_string_lossy().into_owned();
-        self.program(devices, &[&["serve", &folder], options].concat())
-    }
 }
 
 /// Waits until a program has been attached to a device this many times.
@@ -83,16 +33,7 @@ fn kill_under_load(
     first: TestServer,
     clients: &[&(dyn Fn() + Sync)],
 ) -> (u32, TestServer) {
-    let (is_over, rounds) = (AtomicBool::new(false), AtomicU32::new(0));
-    thread::scope(|scope| {
-        for client in clients {
-            scope.spawn(|| {
-                while !is_over.load(Ordering::Relaxed) {
-                    client();
-                    rounds.fetch_add(1, Ordering::Relaxed);
-                }
-            });
-        }
+    with_clients(clients, || {
         let mut nic = first;
         for kill in 0..kills() {
             // Each device lives until it has sent something.
@@ -101,8 +42,7 @@ fn kill_under_load(
             nic = fixture.nic("a", &[]);
             wait_until_attached(program, u64::from(kill) + 2);
         }
-        is_over.store(true, Ordering::Relaxed);
-        (rounds.load(Ordering::Relaxed), nic)
+        nic
     })
 }
 
@@ -137,7 +77,7 @@ fn expect_kills(program: &TestServer) {
 /// Downloads over HTTPS continue on the next device, on the same connection.
 #[test]
 fn https_survives_kills_of_the_device() {
-    let fixture = DeviceFixture::new();
+    let fixture = DeviceFixture::new(TMP);
     let want = sha256(&fixture.files.fill("a.bin", 6 << 20));
     let nic = fixture.nic("a", &[]);
     let program = fixture.serve(&["a"], &["--tls", "--http"]);
@@ -154,7 +94,7 @@ fn https_survives_kills_of_the_device() {
 
 #[test]
 fn http3_survives_kills_of_the_device() {
-    let fixture = DeviceFixture::new();
+    let fixture = DeviceFixture::new(TMP);
     let want = sha256(&fixture.files.fill("a.bin", 6 << 20));
     let nic = fixture.nic("a", &[]);
     let program = fixture.serve(&["a"], &["--tls", "--http3"]);
@@ -169,7 +109,7 @@ fn http3_survives_kills_of_the_device() {
 /// Connections that the host relays continue. Those that a device splices end with it, by design.
 #[test]
 fn relayed_connections_survive_kills_of_the_device() {
-    let fixture = DeviceFixture::new();
+    let fixture = DeviceFixture::new(TMP);
     let want = sha256(&fixture.files.fill("a.bin", 6 << 20));
     let files = fixture.files.path();
     let backend =
@@ -187,7 +127,7 @@ fn relayed_connections_survive_kills_of_the_device() {
 /// A spliced pair is lost with its device: its peers are reset, and the program counts it.
 #[test]
 fn spliced_pairs_end_with_their_device() {
-    let fixture = DeviceFixture::new();
+    let fixture = DeviceFixture::new(TMP);
     fixture.files.fill("a.bin", 20 << 20);
     let files = fixture.files.path();
     let backend =
@@ -220,7 +160,7 @@ fn spliced_pairs_end_with_their_device() {
 /// With a device that stands by, a download moves there, and back.
 #[test]
 fn a_device_that_stands_by_takes_over() {
-    let fixture = DeviceFixture::new();
+    let fixture = DeviceFixture::new(TMP);
     let want = sha256(&fixture.files.fill("a.bin", 10 << 20));
     let (first, second) = (fixture.nic("a", &[]), fixture.nic("b", &[]));
     let program = fixture.serve(&["a", "b"], &["--tls"]);
@@ -239,33 +179,32 @@ fn a_device_that_stands_by_takes_over() {
     });
 }
 
-/// When a program dies, its device discards its state and serves the next one; a device serves one
-/// program at a time.
+/// When a program dies, its device discards its state, and the next program gets its address.
 #[test]
 fn a_device_outlives_its_programs() {
-    let fixture = DeviceFixture::new();
+    let fixture = DeviceFixture::new(TMP);
     let want = sha256(&fixture.files.fill("a.bin", 1 << 20));
+    // More than the client's kernel buffers.
+    fixture.files.fill("large.bin", 64 << 20);
     let nic = fixture.nic("a", &[]);
     for round in 1..=5 {
         let program = fixture.serve(&["a"], &["--tls"]);
         assert_eq!(fetch(&fixture.netns, "https://10.77.0.2/a.bin", "1G"), want);
         let mut curl = fixture.netns.command("curl");
         curl.args(["-sSk", "--max-time", "60", "--limit-rate", "100K", "-o", "/dev/null"]);
-        let mut client = curl.arg("https://10.77.0.2/a.bin").spawn().expect("curl");
+        let client = curl.arg("https://10.77.0.2/large.bin").spawn().expect("curl");
         while nic.stat().get("l5o_contexts") == 0 {}
         assert_eq!(nic.stat().get("programs_attached"), round);
         nic.stat().expect_nonzero(&["file_blocks", "file_open_files"]);
         let _netns = program.crash();
         while nic.stat().get("programs_attached_now") == 1 {}
-        nic.stat().expect_zero(&[
-            "l5o_contexts",
-            "file_blocks",
-            "file_open_files",
-            "setup_listeners",
-        ]);
-        client.kill().expect("it runs");
-        let _ended = client.wait().expect("it was killed");
+        // The device resets the connection, though its client only receives.
+        let ended = interop::wait_with_time_limit(client);
+        assert_eq!(ended.status.code(), Some(56), "reset: {}", ended.status);
+        nic.stat().expect_nonzero(&["switch_flows_reset"]);
     }
+    while nic.stat().get("teardown_time_wait") > 0 {}
+    nic.stat().expect_zero(&["l5o_contexts", "file_blocks", "file_open_files", "setup_listeners"]);
     let first = fixture.serve(&["a"], &[]);
     let folder = fixture.files.path().to_string_lossy().into_owned();
     let refused = |folder: &str, control: &Path, expected: &str| {
@@ -278,7 +217,8 @@ fn a_device_outlives_its_programs() {
         assert!(said.contains(expected) && said.lines().count() == 1, "{said}");
     };
     let control = fixture.scratch.path().join("second");
-    refused(&folder, &control, "refused: it serves another program; stop the other program");
+    let claimed = "refused: another program has claimed one of the addresses or ports; use another";
+    refused(&folder, &control, claimed);
     drop(first);
     while nic.stat().get("programs_attached_now") == 1 {}
     refused("/usr", &control, "refused: the directory is none of its roots; start it with --root");

@@ -38,6 +38,15 @@ pub enum AttachedPeer {
     Gone,
 }
 
+/// Identity of the other process, by the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerProcess {
+    /// Its process ID.
+    pub pid: i32,
+    /// Its effective user ID.
+    pub uid: u32,
+}
+
 /// One end of the socket.
 #[derive(Debug)]
 pub struct AttachmentSocket(UnixStream);
@@ -131,6 +140,15 @@ impl AttachmentSocket {
         } else {
             Ok(received.bytes)
         }
+    }
+
+    /// Returns process and user of the other side, as they were when it connected.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn peer_process(&self) -> io::Result<PeerProcess> {
+        let found = rustix::net::sockopt::socket_peercred(&self.0)?;
+        Ok(PeerProcess { pid: found.pid.as_raw_pid(), uid: found.uid.as_raw() })
     }
 
     /// Begins the phase of doorbells, in which no call blocks.

@@ -16,12 +16,15 @@ use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use base::{Duration, Instant, internal_error};
+use wire::Tuple;
 
 use crate::config::{DeviceConfig, RUN_BYTES_MAX};
 use crate::counters::{CryptoJobCounters, sum_internal_errors};
 use crate::crypto_jobs::CryptoQueue;
-use crate::engine::splice::SpliceInfo;
-use crate::engine::{Engines, teardown};
+use crate::engine::Engines;
+use crate::engine::setup::SetupEngine;
+use crate::engine::splice::{SpliceEngine, SpliceInfo};
+use crate::engine::teardown::{self, TeardownEngine};
 use crate::flow::FlowTable;
 use crate::pipeline::rx::{OfferedRxFrame, ParsedRxFrame, RxPipeline, RxTransport};
 use crate::pipeline::{Egress, TimestampGuard, TxRun};
@@ -406,6 +409,30 @@ impl Device {
     pub fn reset(&mut self) {
         self.resets += 1;
         self.discard_state();
+    }
+
+    /// Follows the end of the host that the device served: discards its connections, except those
+    /// that the device tears down. They need their files and contexts, which stay until
+    /// [`Self::forget_host`]. Events continue to be queued; the driver drops them.
+    pub fn retire_host(&mut self) {
+        self.quiescing.clear();
+        let Engines { setup, splice, quic, .. } = &mut self.engines;
+        setup.iter_mut().for_each(SetupEngine::forget);
+        splice.iter_mut().for_each(SpliceEngine::forget);
+        quic.iter_mut().for_each(|quic| quic.forget(&mut self.egress.pool));
+    }
+
+    /// Returns whether the device tears down a connection.
+    #[must_use]
+    pub fn is_tearing_down(&self, tuple: &Tuple) -> bool {
+        self.engines.teardown.as_ref().is_some_and(|teardown| teardown.has(tuple))
+    }
+
+    /// Returns whether the device tears down no connection, and has sent everything.
+    #[must_use]
+    pub fn has_ended_all(&self) -> bool {
+        self.engines.teardown.as_ref().is_none_or(TeardownEngine::is_idle)
+            && self.has_sent_everything()
     }
 
     /// Discards all state and all events, except counters: the host that the device served is gone.

@@ -12,7 +12,8 @@
 //! - `crypto_jobs` hands encryption and decryption to workers, if there are any;
 //! - `engine` has the trait of engines and one folder per offload: `file` (IO-TCP), `l5o` with
 //!   `tls` and `nvme_tcp` (Autonomous NIC Offloads), `setup`, `teardown` and `splice` (AccelTCP),
-//!   `quic` (NiQUIC), and `count`.
+//!   `quic` (NiQUIC), and `count`;
+//! - `switch` shares a link among the devices of several programs.
 //!
 //! Input from rings, link and disk is untrusted: malformed input is counted and dropped, memory is
 //! bounded by [`DeviceConfig`], and no input causes a panic. The device has state only of TCP
@@ -33,6 +34,7 @@ mod device;
 mod engine;
 mod flow;
 mod pipeline;
+pub mod switch;
 pub mod table_memory;
 
 pub use config::{

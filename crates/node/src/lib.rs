@@ -29,12 +29,14 @@ mod device_half;
 mod host_half;
 pub mod record;
 pub mod remote;
+mod switch_half;
 
 use abi::disk::{DiskCompletion, DiskRequest};
 use base::{Duration, Instant};
 
 pub use device_half::{DeviceHalf, DevicePorts};
 pub use host_half::{HostHalf, HostPorts};
+pub use switch_half::{FunctionPorts, LinkPort, SwitchHalf};
 
 /// Time after which a half that was [blocked](TurnResult::blocked) has its next turn.
 pub const RETRY: Duration = Duration::from_micros(200);

@@ -31,6 +31,10 @@ pub(crate) struct NicArgs {
     /// times. Files outside of it are never read
     #[arg(long, value_name = "NAME=DIR")]
     root: Vec<RootDirectory>,
+    /// Maximum number of programs. They have equal shares of the memory for the device's tables
+    #[arg(long, default_value_t = 4, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u8).range(1..=nic::switch::FUNCTIONS_MAX as i64))]
+    max_programs: u8,
     /// Link to use, as in `outboard serve`
     #[arg(long, default_value = "tap:ob0", value_name = "LINK")]
     link: LinkName,
@@ -82,6 +86,7 @@ pub(crate) fn run(args: &NicArgs) -> Result<(), Failure> {
     let files = args.files.clone();
     let process = NicProcess {
         options: options(args),
+        programs_max: args.max_programs,
         listen: args.listen.clone(),
         listen_mode: args.listen_mode,
         roots: args.root.clone(),

@@ -19,7 +19,8 @@ pub fn alarms() -> impl Iterator<Item = &'static str> {
         io::bridge::BridgeCounters::ALARMS,
         node::remote::CarrierCounters::ALARMS,
         crate::attach::AttachCounters::ALARMS,
-        crate::attach::ProgramCounters::ALARMS,
+        crate::threads::ProgramCounters::ALARMS,
+        nic::switch::SwitchCounters::ALARMS,
     ];
     let host_disk = io::disk::DiskCounters::ALARMS.iter().map(|name| host_disk::counter_name(name));
     nic::ALARMS.into_iter().chain(others).flatten().copied().chain(host_disk)

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
+use abi::attach::{AttachGrant, AttachRequest, PortRange};
 use abi::steering::FlowSteering;
 use base::Instant;
 use cli::Failure;
@@ -305,7 +306,12 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
             attach::root_identity(root).map_err(failed)
         };
         let root = root.map(identity).transpose()?;
-        let (capabilities, carrier) = ProgramCarrier::attach(nic, root)?;
+        let request = AttachRequest { root, claim: self.options.address_claim(), outgoing: None };
+        let (AttachGrant { capabilities, outgoing }, carrier) =
+            ProgramCarrier::attach(nic, request)?;
+        if let Some(PortRange { first, last }) = outgoing {
+            host_config.ports = first..=last;
+        }
         let capabilities = attach::restrict_to(&wanted, capabilities);
         let mut threads = Threads::new(clock, false);
         let host = Host::new(host_config, &capabilities, clock::entropy());
@@ -334,7 +340,7 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
         let host = self.host_side(index, threads.clock(), host, addr_events, common)?;
         let disk = self.open_disk()?;
         let (steering, recorder) =
-            (Arc::clone(steering), record.map(|record| record.recorder(index)));
+            (Arc::clone(steering), record.map(|record| record.source().recorder(index)));
         threads.start(queue, DeviceSide { device, link, disk, steering, recorder }, host)
     }
 

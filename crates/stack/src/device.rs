@@ -1,7 +1,7 @@
 //! Creates the device of a queue above its link.
 //!
 //! Called by [`crate::Builder`] for a device in the program's process, and by
-//! [`crate::nic_process`] for one in a process of its own.
+//! [`crate::nic_process`], which creates a device for each of its programs.
 
 use abi::steering::OwnQueue;
 use cli::Failure;
@@ -22,6 +22,20 @@ pub(crate) fn create_device(
     link: &dyn Link,
     configure: impl FnOnce(&mut DeviceConfig),
 ) -> Result<Device, Failure> {
+    let config = device_config(options, own_queue, options.queues, link, configure);
+    let workers = CryptoThreads::start(index, options.crypto_workers)?;
+    let device = Device::new(config, link.capabilities());
+    Ok(device.with_crypto_workers(Box::new(workers)))
+}
+
+/// Returns the configuration of one of `devices` devices that share the memory for tables.
+pub(crate) fn device_config(
+    options: &StackOptions,
+    own_queue: Option<OwnQueue>,
+    devices: u8,
+    link: &dyn Link,
+    configure: impl FnOnce(&mut DeviceConfig),
+) -> DeviceConfig {
     let mut config = options.device_config(own_queue);
     if let Some(mac) = link.link_address() {
         config.mac = mac;
@@ -30,8 +44,6 @@ pub(crate) fn create_device(
         config.run_bytes_max = options.link.run_bytes_max();
     }
     configure(&mut config);
-    options.limits.apply(options.queues, &mut config);
-    let workers = CryptoThreads::start(index, options.crypto_workers)?;
-    let device = Device::new(config, link.capabilities());
-    Ok(device.with_crypto_workers(Box::new(workers)))
+    options.limits.apply(devices, &mut config);
+    config
 }

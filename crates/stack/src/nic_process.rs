@@ -1,39 +1,42 @@
 //! A device as a process of its own, which serves programs that attach to it: `outboard nic`.
 //!
 //! It owns the link, the disks and the engines; the programs have the hosts ([`crate::attach`]).
-//! One device thread runs the same code as the device of a program with its own link. Queries go to
-//! its control socket, as to any other instance.
+//! Each program has a device of its own behind a switch ([`nic::switch`]), which is the same code
+//! as the device of a program with its own link. Queries go to its control socket, as to any other
+//! instance.
 
 use std::path::{Path, PathBuf};
 
 use cli::Failure;
 use io::clock::MonotonicClock;
 use io::disk::Disk;
-use nic::DeviceConfig;
+use nic::{Device, DeviceConfig};
 use signal_hook::consts::SIGUSR1;
 
-use crate::attach::{ProgramRoots, RootDirectory, serve_programs};
+use crate::attach::{ProgramRoots, RootDirectory, accept_programs};
 use crate::control::metrics::IsAlarm;
 use crate::control::{self, ControlSocket, SocketFile, bind_socket};
-use crate::device::create_device;
+use crate::device::device_config;
 use crate::link::open_links;
 use crate::listener::ListenerThread;
 use crate::machine::MachineKey;
-use crate::no_disk::NoDisk;
 use crate::options::StackOptions;
 use crate::record::RunRecord;
 use crate::running::AsideThreads;
 use crate::signals::Signals;
-use crate::threads::{DeviceSide, Threads};
+use crate::threads::{SwitchSide, Threads};
 
 /// Opens a disk for the files below a directory.
 pub type OpenRoot = Box<dyn Fn(&Path) -> Result<Box<dyn Disk>, Failure> + Send>;
 
 /// Configuration of a device process.
 pub struct NicProcess {
-    /// Options of the link, the device, its limits, faults, captures and queries. Those of hosts
-    /// have no effect.
+    /// Options of the link, the devices, their limits, faults, captures and queries. Those of hosts
+    /// and of queues have no effect.
     pub options: StackOptions,
+    /// Maximum number of programs, 1 to [`nic::switch::FUNCTIONS_MAX`]. They have equal shares of
+    /// the memory for the devices' tables.
+    pub programs_max: u8,
     /// Path of the socket that programs attach to.
     pub listen: PathBuf,
     /// Permissions of the socket's file: a process that may write to it may attach.
@@ -74,7 +77,8 @@ impl NicProcess {
     /// # Errors
     /// Fails if a link, file, socket or thread is not available; the message says what to do.
     pub fn start(self, configure: impl FnOnce(&mut DeviceConfig)) -> Result<RunningNic, Failure> {
-        let Self { mut options, listen, listen_mode, roots, open_root, is_alarm } = self;
+        let Self { mut options, programs_max, listen, listen_mode, roots, open_root, is_alarm } =
+            self;
         let record = options.record.as_deref().map(RunRecord::create).transpose()?;
         let path = control::path(options.control.as_deref(), &options.link);
         let control = ControlSocket::bind(&path)?;
@@ -86,12 +90,13 @@ impl NicProcess {
         let Some(link) = open_links(&options, &clock)?.into_iter().next() else {
             return Err(Failure::System("the link has no queue".to_owned()));
         };
-        let device = create_device(&options, (0, None), &*link, configure)?;
-        let (acceptor, carrier) = serve_programs(listener, device.capabilities(), roots)?;
-        let (disk, steering) = (NoDisk::boxed(), options.flow_steering());
-        let recorder = record.as_ref().map(|record| record.recorder(0));
+        let device = device_config(&options, None, programs_max, &*link, configure);
+        let capabilities = Device::new(device.clone(), link.capabilities()).capabilities();
+        let (acceptor, arrivals) =
+            accept_programs(listener, capabilities, roots, programs_max.into())?;
+        let recorders = record.as_ref().map(|record| record.source().clone());
         let mut threads = Threads::new(clock, false);
-        threads.start_device(carrier, DeviceSide { device, link, disk, steering, recorder })?;
+        threads.start_switch(SwitchSide { device, link, arrivals, recorders })?;
         let aside = AsideThreads::start(&options, control, threads.probes(), is_alarm, None)?;
         Ok(RunningNic {
             threads,

@@ -13,6 +13,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use abi::Refusal;
+use abi::attach::{AddressClaim, PortClaim, PortRange};
 use abi::steering::{FlowSteering, OwnQueue};
 use base::Duration;
 use clap::{Args, Parser, ValueEnum};
@@ -57,16 +58,20 @@ pub struct StackOptions {
     /// Attach to a device in another process, `outboard nic`, instead of opening a link: unix:PATH,
     /// the path of its --listen. Further devices after commas stand by: if the first one ends,
     /// connections continue on the next
-    #[arg(long, value_name = "unix:PATH", conflicts_with_all = ["link", "share_address", "peer",
-        "queues", "threads", "crypto_workers", "drop", "reorder", "dup", "corrupt", "seed", "pcap",
+    #[arg(long, value_name = "unix:PATH", conflicts_with_all = ["link", "peer", "queues",
+        "threads", "crypto_workers", "drop", "reorder", "dup", "corrupt", "seed", "pcap",
         "record", "device_memory", "max_contexts", "max_quic_entries", "max_splices",
         "max_closures"])]
     pub nic: Option<NicAddress>,
-    /// Use addresses of the kernel on the interface of an xdp link for --addr: the stack has the
-    /// ports that it listens on, and 61000 to 65535 for connections that it opens; the kernel has
-    /// the rest
+    /// Use only the ports of --addr that the stack listens on, and a range for connections that it
+    /// opens: of addresses of the kernel on the interface of an xdp link (61000 to 65535; the
+    /// kernel has the rest), or with --nic of addresses that several programs use
     #[arg(long)]
     pub share_address: bool,
+    /// Share the ports, too, with programs that give the same ports: the device distributes
+    /// connections over them, as with SO_REUSEPORT
+    #[arg(long, requires = "nic", requires = "share_address")]
+    pub reuse_port: bool,
     /// Ports that the application listens on, for [`Self::share_address`]. Set by the program.
     #[arg(skip)]
     pub listen_ports: ListenerPorts,
@@ -339,6 +344,18 @@ impl StackOptions {
             AddrSource::Dhcp | AddrSource::Slaac => None,
         };
         self.addr.iter().filter_map(known).collect()
+    }
+
+    /// Returns the addresses and ports that the program claims of a device in another process.
+    pub(crate) fn address_claim(&self) -> AddressClaim {
+        let range = |port| PortRange { first: port, last: port };
+        let listed = || self.listen_ports.list().into_iter().map(range).collect();
+        let ports = match (self.share_address, self.reuse_port) {
+            (false, _) => PortClaim::All,
+            (true, false) => PortClaim::Listed(listed()),
+            (true, true) => PortClaim::Shared(listed()),
+        };
+        AddressClaim { addrs: self.addrs().iter().map(|cidr| cidr.addr).collect(), ports }
     }
 
     /// Returns whether an address is yet to be assigned by dhcp or slaac.

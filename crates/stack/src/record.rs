@@ -22,8 +22,20 @@ const QUEUE_ENTRIES_MAX: usize = 50_000;
 #[derive(Debug)]
 pub(crate) struct RunRecord {
     path: PathBuf,
-    sender: Sender<QueueRecord>,
+    source: RecorderSource,
     records: Receiver<QueueRecord>,
+}
+
+/// Creates recorders, while the stack runs.
+#[derive(Clone, Debug)]
+pub(crate) struct RecorderSource(Sender<QueueRecord>);
+
+impl RecorderSource {
+    /// Returns a recorder of a queue; there may be several.
+    pub(crate) fn recorder(&self, queue: usize) -> QueueRecorder {
+        let record = QueueRecord { entries: VecDeque::new(), dropped: 0 };
+        QueueRecorder { queue, record, sender: self.0.clone() }
+    }
 }
 
 /// The entries of one queue.
@@ -42,13 +54,12 @@ impl RunRecord {
     pub(crate) fn create(path: &Path) -> Result<Self, Failure> {
         File::create(path).map_err(|error| cannot_write(path, &error))?;
         let (sender, records) = channel();
-        Ok(Self { path: path.to_owned(), sender, records })
+        Ok(Self { path: path.to_owned(), source: RecorderSource(sender), records })
     }
 
-    /// Returns the recorder of a queue.
-    pub(crate) fn recorder(&self, queue: usize) -> QueueRecorder {
-        let record = QueueRecord { entries: VecDeque::new(), dropped: 0 };
-        QueueRecorder { queue, record, sender: self.sender.clone() }
+    /// Returns the source of recorders.
+    pub(crate) const fn source(&self) -> &RecorderSource {
+        &self.source
     }
 
     /// Writes the page. To be called when the device threads have ended.
@@ -57,12 +68,12 @@ impl RunRecord {
     /// Fails if the file cannot be written.
     pub(crate) fn write(self) -> Result<(), Failure> {
         let (mut entries, mut dropped) = (Vec::new(), 0);
-        let mut names = Vec::new();
         for record in self.records.try_iter() {
             entries.extend(record.entries);
             dropped += record.dropped;
-            names.push(format!("queue {}", names.len()));
         }
+        let queues = entries.iter().map(|entry: &RecordEntry| entry.node + 1).max().unwrap_or(1);
+        let names: Vec<_> = (0..queues).map(|queue| format!("queue {queue}")).collect();
         // Stable, so that the entries of a queue stay in their order.
         entries.sort_by_key(|entry: &RecordEntry| entry.at);
         let title = match dropped {
@@ -128,7 +139,7 @@ mod tests {
     fn entries_of_all_queues_are_in_order_and_bounded() {
         let path = std::env::temp_dir().join(format!("outboard-record-{}", std::process::id()));
         let record = RunRecord::create(&path).unwrap();
-        let (mut first, mut second) = (record.recorder(0), record.recorder(1));
+        let (mut first, mut second) = (record.source().recorder(0), record.source().recorder(1));
         for n in 0..QUEUE_ENTRIES_MAX + 2 {
             add(&mut first, 5, if n < 2 { "too old" } else { "kept" });
         }

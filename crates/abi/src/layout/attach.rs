@@ -81,7 +81,7 @@ fn to_bytes<T: DescriptorCodec>(message: T) -> Vec<u8> {
     out.extend(LAYOUT_VERSION.to_le_bytes());
     out.extend(layout_table().fingerprint().to_le_bytes());
     let encoded = encode(message, &mut no_memory(), &mut out);
-    debug_assert_eq!(encoded, Ok(()), "the messages have neither lists nor buffers");
+    debug_assert_eq!(encoded, Ok(()), "the messages have short lists and no buffers");
     out
 }
 
@@ -113,7 +113,9 @@ mod tests {
     use alloc::boxed::Box;
 
     use super::*;
-    use crate::attach::{AttachRefusal, RootIdentity};
+    use crate::attach::{
+        AddressClaim, AttachGrant, AttachRefusal, PortClaim, PortRange, RootIdentity,
+    };
     use crate::{Capabilities, FileLimits, Refusal};
 
     const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
@@ -124,16 +126,28 @@ mod tests {
         Capabilities { file, teardown: Err(Refusal::NotSupported), ..none }
     }
 
+    fn request() -> AttachRequest {
+        let claim = AddressClaim { addrs: [[10, 0, 0, 1].into()].into(), ports: PortClaim::All };
+        AttachRequest { root: None, claim, outgoing: None }
+    }
+
     #[test]
     fn messages_survive() {
-        for root in [None, Some(RootIdentity { device: 7, inode: u64::MAX })] {
-            let request = AttachRequest { root };
-            assert_eq!(decode_attach_request(&encode_attach_request(&request)), Ok(request));
+        let ranges: Box<[PortRange]> =
+            alloc::vec![PortRange { first: 1, last: u16::MAX }; AddressClaim::RANGES_MAX].into();
+        let root = Some(RootIdentity { device: 7, inode: u64::MAX });
+        for ports in [PortClaim::Shared(ranges.clone()), PortClaim::Listed(ranges.clone())] {
+            let addrs = alloc::vec![[u16::MAX; 8].into(); AddressClaim::ADDRS_MAX].into();
+            let claim = AddressClaim { addrs, ports };
+            let request = AttachRequest { root, claim, outgoing: Some(ranges[0]) };
+            let bytes = encode_attach_request(&request);
+            assert!(bytes.len() <= ATTACH_BYTES_MAX);
+            assert_eq!(decode_attach_request(&bytes), Ok(request));
         }
-        for reply in [
-            AttachReply::Attached(Box::new(capabilities())),
-            AttachReply::Refused(AttachRefusal::InUse),
-        ] {
+        let grant = AttachGrant { capabilities: capabilities(), outgoing: Some(ranges[0]) };
+        for reply in
+            [AttachReply::Attached(Box::new(grant)), AttachReply::Refused(AttachRefusal::Claimed)]
+        {
             let bytes = encode_attach_reply(&reply);
             assert!(bytes.len() <= ATTACH_BYTES_MAX);
             assert_eq!(decode_attach_reply(&bytes), Ok(reply));
@@ -145,7 +159,7 @@ mod tests {
 
     #[test]
     fn other_versions_are_recognized_before_their_content() {
-        let bytes = encode_attach_request(&AttachRequest { root: None });
+        let bytes = encode_attach_request(&request());
         let changed = |at: usize| {
             let mut bytes = bytes.clone();
             bytes[at] ^= 0x40;

@@ -21,7 +21,10 @@ use zeroize::Zeroizing;
 use super::declare::{layout_enum, layout_number, layout_struct};
 use super::{Decoder, DescriptorCodec, EncodeFault, Encoder, LayoutFault, LayoutTable};
 use crate::aligned::AlignedBuf;
-use crate::attach::{AttachRefusal, AttachReply, AttachRequest, RootIdentity};
+use crate::attach::{
+    AddressClaim, AttachGrant, AttachRefusal, AttachReply, AttachRequest, PortClaim, PortRange,
+    RootIdentity,
+};
 use crate::count::{CountRequest, FlowCounts, FlowTraffic};
 use crate::crypto::{NONCE_BYTES, Suite};
 use crate::decompress::{
@@ -339,8 +342,13 @@ layout_enum! {
 
 // Attachment of a program.
 layout_struct! {
-    AttachRequest { root: Option<RootIdentity> }
+    AttachRequest {
+        root: Option<RootIdentity>, claim: AddressClaim, outgoing: Option<PortRange>,
+    }
     RootIdentity { device: u64, inode: u64 }
+    PortRange { first: u16, last: u16 }
+    AddressClaim { addrs: Box<[IpAddr]>, ports: PortClaim }
+    AttachGrant { capabilities: Capabilities, outgoing: Option<PortRange> }
     Capabilities {
         transmit_bytes_max: u32, mtu: u16, mac: [u8; 6], file: Result<FileLimits, Refusal>,
         l5o: Result<L5oLimits, Refusal>, setup: Result<SetupLimits, Refusal>,
@@ -363,8 +371,11 @@ layout_struct! {
 }
 
 layout_enum! {
-    AttachReply { 0 Attached(capabilities: Box<Capabilities>), 1 Refused(reason: AttachRefusal) }
-    AttachRefusal { 0 InUse, 1 UnknownRoot, 2 NoResources, 3 BadRequest }
+    PortClaim { 0 All, 1 Listed(ports: Box<[PortRange]>), 2 Shared(ports: Box<[PortRange]>) }
+    AttachReply { 0 Attached(grant: Box<AttachGrant>), 1 Refused(reason: AttachRefusal) }
+    AttachRefusal {
+        0 Full, 1 UnknownRoot, 2 NoResources, 3 BadRequest, 4 Claimed, 5 ReservedPort,
+    }
     ResyncMode { 0 StreamScan, 1 NextHint, 2 Async }
 }
 

@@ -43,6 +43,12 @@ impl ListenerPorts {
         Self(Arc::new(Mutex::new(state)))
     }
 
+    /// Returns the ports, in order.
+    #[must_use]
+    pub fn list(&self) -> Vec<u16> {
+        self.lock().ports.clone()
+    }
+
     /// Adds ports. If a link is open, its program redirects frames to them when this returns.
     ///
     /// # Errors

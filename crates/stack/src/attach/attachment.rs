@@ -1,4 +1,4 @@
-//! The attachment of a thread to another process, for either side: its end of the carrier, its
+//! The attachment of a thread to another process, for either side: an end of the carrier, its
 //! sleep, and the loss of the other process.
 
 use std::os::fd::AsRawFd;
@@ -12,22 +12,96 @@ use crate::threads::CarrierSleeper;
 
 /// Reason for which an attachment has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum AttachmentLoss {
+pub(crate) enum AttachmentLoss {
     /// The other process has closed the socket, or has ended.
     PeerGone,
     /// The other process violated the rules of the carrier.
     Fault(CarrierFault),
 }
 
+/// An end of a carrier to another process, in a thread that sleeps.
+pub(crate) struct AttachedEnd<E> {
+    end: E,
+    /// Position of the channel in the thread's poller.
+    polled: usize,
+}
+
+impl<E: RemoteEnd<Channel = SharedMemoryChannel>> AttachedEnd<E> {
+    /// Takes an end of a new channel.
+    pub(crate) const fn new(end: E) -> Self {
+        Self { end, polled: 0 }
+    }
+
+    /// Returns the end.
+    pub(crate) const fn end(&mut self) -> &mut E {
+        &mut self.end
+    }
+
+    /// Returns why the end is of no more use, if it is not. To be called in each turn.
+    pub(crate) fn loss(&mut self) -> Option<AttachmentLoss> {
+        match self.end.fault() {
+            Some(fault) => Some(AttachmentLoss::Fault(fault)),
+            None if self.end.channel_mut().is_peer_gone() => Some(AttachmentLoss::PeerGone),
+            None => None,
+        }
+    }
+
+    /// Returns whether there is something to receive, or a fault to follow.
+    pub(crate) fn has_work(&mut self) -> bool {
+        self.end.fault().is_some() || self.end.channel_mut().has_work()
+    }
+
+    /// See [`CarrierSleeper::register`].
+    pub(crate) fn register(&mut self, poller: &mut Poller) {
+        self.polled = poller.add(self.end.channel().fd());
+    }
+
+    /// See [`CarrierSleeper::prepare_sleep`].
+    pub(crate) fn prepare_sleep(&self) {
+        self.end.channel().prepare_sleep();
+    }
+
+    /// See [`CarrierSleeper::finish_sleep`].
+    pub(crate) fn finish_sleep(&mut self, slept: Option<&Poller>) {
+        let rung = slept.is_some_and(|poller| poller.is_ready(self.polled));
+        self.end.channel_mut().finish_sleep(rung);
+    }
+}
+
+/// Counters of a thread's ends of carriers, one after the other.
+#[derive(Debug, Default)]
+pub(crate) struct FormerEnds {
+    counters: CarrierCounters,
+    doorbells: u64,
+}
+
+impl FormerEnds {
+    /// Adds the counters of an end that is left.
+    pub(crate) fn add<E: RemoteEnd<Channel = SharedMemoryChannel>>(&mut self, left: &E) {
+        self.counters.add(left.counters());
+        self.doorbells += left.channel().doorbells;
+    }
+
+    /// Calls `f` with the name and value of each counter of the former ends and the present one.
+    pub(crate) fn visit<E: RemoteEnd<Channel = SharedMemoryChannel>>(
+        &self,
+        present: Option<&AttachedEnd<E>>,
+        f: &mut dyn FnMut(&'static str, u64),
+    ) {
+        let mut all = Self { counters: self.counters.clone(), doorbells: self.doorbells };
+        present.into_iter().for_each(|present| all.add(&present.end));
+        all.counters.visit(f);
+        f("carrier_doorbells", all.doorbells);
+    }
+}
+
 /// A thread's attachment to another process, or the lack of one.
 pub(crate) struct Attachment<E> {
     notifier: Notifier,
-    /// Positions of the notifier and of the channel in the thread's poller.
-    polled: [usize; 2],
-    end: Option<E>,
-    /// Counters of former ends, and their doorbells.
-    former: CarrierCounters,
-    former_doorbells: u64,
+    /// Position of the notifier in the thread's poller.
+    polled: usize,
+    attached: Option<AttachedEnd<E>>,
+    former: FormerEnds,
 }
 
 impl<E: RemoteEnd<Channel = SharedMemoryChannel>> Attachment<E> {
@@ -36,85 +110,72 @@ impl<E: RemoteEnd<Channel = SharedMemoryChannel>> Attachment<E> {
     /// # Errors
     /// If no file descriptor is left.
     pub(super) fn new() -> Result<Self, Failure> {
-        let notifier =
-            Notifier::new().map_err(|e| Failure::System(format!("cannot create eventfd: {e}")))?;
-        let (former, former_doorbells) = (CarrierCounters::default(), 0);
-        Ok(Self { notifier, polled: [0; 2], end: None, former, former_doorbells })
+        let (notifier, former) = (new_notifier()?, FormerEnds::default());
+        Ok(Self { notifier, polled: 0, attached: None, former })
     }
 
     /// Returns the thread's end of the carrier.
-    pub(super) const fn end(&mut self) -> Option<&mut E> {
-        self.end.as_mut()
+    pub(super) fn end(&mut self) -> Option<&mut E> {
+        self.attached.as_mut().map(AttachedEnd::end)
     }
 
     /// Returns whether there is an end.
     pub(super) const fn is_attached(&self) -> bool {
-        self.end.is_some()
+        self.attached.is_some()
     }
 
     /// Attaches the thread, which has no end.
     pub(super) fn attach(&mut self, end: E) {
-        debug_assert!(self.end.is_none(), "an end is left before the next one");
-        self.end = Some(end);
+        debug_assert!(self.attached.is_none(), "an end is left before the next one");
+        self.attached = Some(AttachedEnd::new(end));
     }
 
     /// Drops an end that is of no more use, and returns why. To be called in each turn.
     pub(super) fn leave_if_lost(&mut self) -> Option<AttachmentLoss> {
-        let end = self.end.as_mut()?;
-        let loss = match end.fault() {
-            Some(fault) => AttachmentLoss::Fault(fault),
-            None if end.channel_mut().is_peer_gone() => AttachmentLoss::PeerGone,
-            None => return None,
-        };
-        self.former.add(end.counters());
-        self.former_doorbells += end.channel().doorbells;
-        self.end = None;
+        let attached = self.attached.as_mut()?;
+        let loss = attached.loss()?;
+        self.former.add(attached.end());
+        self.attached = None;
         Some(loss)
     }
 
     /// Returns whether there is something to receive, or a fault to follow.
     pub(super) fn has_work(&mut self) -> bool {
-        let end = self.end.as_mut();
-        end.is_some_and(|end| end.fault().is_some() || end.channel_mut().has_work())
+        self.attached.as_mut().is_some_and(AttachedEnd::has_work)
     }
 
     /// Calls `f` with the name and value of each counter of all ends so far.
     pub(super) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
-        let (mut all, mut doorbells) = (self.former.clone(), self.former_doorbells);
-        if let Some(end) = &self.end {
-            all.add(end.counters());
-            doorbells += end.channel().doorbells;
-        }
-        all.visit(f);
-        f("carrier_doorbells", doorbells);
+        self.former.visit(self.attached.as_ref(), f);
     }
 }
 
 impl<E: RemoteEnd<Channel = SharedMemoryChannel>> CarrierSleeper for Attachment<E> {
     fn register(&mut self, poller: &mut Poller) {
-        self.polled[0] = poller.add(self.notifier.as_raw_fd());
-        let fd = self.end.as_ref().map(|end| end.channel().fd());
-        // Without an end the second position is that of the notifier.
-        self.polled[1] = fd.map_or(self.polled[0], |fd| poller.add(fd));
+        self.polled = poller.add(self.notifier.as_raw_fd());
+        self.attached.iter_mut().for_each(|attached| attached.register(poller));
     }
 
     fn prepare_sleep(&self) {
-        if let Some(end) = &self.end {
-            end.channel().prepare_sleep();
-        }
+        self.attached.iter().for_each(AttachedEnd::prepare_sleep);
     }
 
     fn finish_sleep(&mut self, slept: Option<&Poller>) {
-        let ready = |index: usize| slept.is_some_and(|poller| poller.is_ready(index));
-        if ready(self.polled[0]) {
+        if slept.is_some_and(|poller| poller.is_ready(self.polled)) {
             self.notifier.drain();
         }
-        if let Some(end) = &mut self.end {
-            end.channel_mut().finish_sleep(ready(self.polled[1]));
-        }
+        self.attached.iter_mut().for_each(|attached| attached.finish_sleep(slept));
     }
 
     fn notifier(&self) -> Notifier {
         self.notifier.clone()
     }
+}
+
+/// Creates a notifier for a thread.
+///
+/// # Errors
+/// If no file descriptor is left.
+pub(crate) fn new_notifier() -> Result<Notifier, Failure> {
+    Notifier::new().map_err(|e| Failure::System(format!("cannot create eventfd: {e}")))
 }

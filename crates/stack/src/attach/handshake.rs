@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use abi::Capabilities;
-use abi::attach::{AttachRefusal, AttachReply, AttachRequest, RootIdentity};
+use abi::attach::{AttachGrant, AttachRefusal, AttachReply, AttachRequest};
 use abi::layout::{
     ATTACH_BYTES_MAX, AttachFault, decode_attach_reply, decode_attach_request, encode_attach_reply,
     encode_attach_request,
@@ -56,24 +56,22 @@ impl AttachError {
 /// `required`.
 pub(super) fn attach(
     path: &Path,
-    root: Option<RootIdentity>,
+    request: &AttachRequest,
     required: Option<&Capabilities>,
-) -> Result<(Capabilities, SharedMemoryChannel), AttachError> {
+) -> Result<(AttachGrant, SharedMemoryChannel), AttachError> {
     let socket = AttachmentSocket::connect(path).map_err(AttachError::Connect)?;
-    socket
-        .send(&encode_attach_request(&AttachRequest { root }), &[])
-        .map_err(AttachError::Answer)?;
+    socket.send(&encode_attach_request(request), &[]).map_err(AttachError::Answer)?;
     let (bytes, fds) =
         socket.receive(ATTACH_BYTES_MAX, MESSAGE_TIME_MAX).map_err(AttachError::Answer)?;
-    let capabilities = match decode_attach_reply(&bytes) {
-        Ok(AttachReply::Attached(capabilities)) => *capabilities,
+    let grant = match decode_attach_reply(&bytes) {
+        Ok(AttachReply::Attached(grant)) => *grant,
         Ok(AttachReply::Refused(reason)) => return Err(AttachError::Refused(reason)),
         Err(fault) => return Err(AttachError::Version(fault)),
     };
-    if !is_plausible(&capabilities) {
-        return Err(AttachError::Answer(IoError::other("impossible capabilities")));
+    if !is_plausible(&grant.capabilities) || !fits(&grant, request) {
+        return Err(AttachError::Answer(IoError::other("impossible capabilities or ports")));
     }
-    if required.is_some_and(|required| !is_enough(&capabilities, required)) {
+    if required.is_some_and(|required| !is_enough(&grant.capabilities, required)) {
         return Err(AttachError::Unsuitable);
     }
     let Ok([ops, events]) = <[OwnedFd; 2]>::try_from(fds) else {
@@ -83,7 +81,13 @@ pub(super) fn attach(
     let (out, into) = (memory(ops)?, memory(events)?);
     socket.begin_doorbells().map_err(AttachError::Answer)?;
     let (out, into) = (SharedRingProducer::new(out), SharedRingConsumer::new(into));
-    Ok((capabilities, SharedMemoryChannel::new(out, into, socket)))
+    Ok((grant, SharedMemoryChannel::new(out, into, socket)))
+}
+
+/// Returns whether the ports of a grant are those of the request: all, a range, or the former one.
+fn fits(grant: &AttachGrant, request: &AttachRequest) -> bool {
+    let is_range = grant.outgoing.is_none_or(|ports| 0 < ports.first && ports.first <= ports.last);
+    is_range && (request.outgoing.is_none() || grant.outgoing == request.outgoing)
 }
 
 /// Returns whether a host can work with the numbers of these capabilities.
@@ -139,11 +143,11 @@ pub(super) fn refuse(socket: &AttachmentSocket, reason: AttachRefusal) {
 /// If there is no memory or descriptor for the rings, or if the program is gone.
 pub(super) fn accept(
     socket: AttachmentSocket,
-    capabilities: Capabilities,
+    grant: AttachGrant,
 ) -> IoResult<SharedMemoryChannel> {
     let create = || SharedRingMemory::create(RING_BYTES).map_err(IoError::other);
     let (ops, events) = (create()?, create()?);
-    let reply = encode_attach_reply(&AttachReply::Attached(Box::new(capabilities)));
+    let reply = encode_attach_reply(&AttachReply::Attached(Box::new(grant)));
     socket.send(&reply, &[ops.as_fd(), events.as_fd()])?;
     socket.begin_doorbells()?;
     let (out, into) = (SharedRingProducer::new(events), SharedRingConsumer::new(ops));
@@ -160,6 +164,7 @@ mod tests {
     use std::thread;
 
     use abi::Refusal;
+    use abi::attach::{AddressClaim, PortClaim, PortRange};
     use abi::layout::{ATTACH_MAGIC, LayoutFault};
     use node::remote::{CarrierFault, RemoteHostEnd};
     use tempfile::TempDir;
@@ -167,9 +172,15 @@ mod tests {
     use super::super::attachment::{Attachment, AttachmentLoss};
     use super::*;
 
-    fn capabilities() -> Capabilities {
-        let none = Refusal::Disabled;
-        Capabilities::without_engines([2, 0, 0, 0, 0, 1], 1500, 65_416, none)
+    fn grant() -> AttachGrant {
+        let (mac, none) = ([2, 0, 0, 0, 0, 1], Refusal::Disabled);
+        let capabilities = Capabilities::without_engines(mac, 1500, 65_416, none);
+        AttachGrant { capabilities, outgoing: None }
+    }
+
+    fn request() -> AttachRequest {
+        let claim = AddressClaim { addrs: [[10, 0, 0, 1].into()].into(), ports: PortClaim::All };
+        AttachRequest { root: None, claim, outgoing: None }
     }
 
     fn socket() -> (TempDir, PathBuf) {
@@ -188,7 +199,7 @@ mod tests {
                 assert!(receive_request(&device).unwrap().is_ok());
                 device.send(message, fds).unwrap();
             });
-            attach(&path, None, None).map(|_| ()).unwrap_err().to_string()
+            attach(&path, &request(), None).map(|_| ()).unwrap_err().to_string()
         })
     }
 
@@ -197,19 +208,22 @@ mod tests {
         let ring = || SharedRingMemory::create(RING_BYTES).unwrap();
         let (ops, events) = (ring(), ring());
         let both = [ops.as_fd(), events.as_fd()];
-        let attached = |change: fn(&mut Capabilities)| {
-            let mut capabilities = capabilities();
-            change(&mut capabilities);
-            encode_attach_reply(&AttachReply::Attached(Box::new(capabilities)))
+        let attached = |change: fn(&mut AttachGrant)| {
+            let mut grant = grant();
+            change(&mut grant);
+            encode_attach_reply(&AttachReply::Attached(Box::new(grant)))
         };
         let good = attached(|_| {});
         for impossible in [
-            attached(|it| it.mtu = 100),
-            attached(|it| it.transmit_bytes_max = 1000),
-            attached(|it| it.mac[0] = 3),
-            attached(|it| it.mac = [0; 6]),
+            attached(|it| it.capabilities.mtu = 100),
+            attached(|it| it.capabilities.transmit_bytes_max = 1000),
+            attached(|it| it.capabilities.mac[0] = 3),
+            attached(|it| it.capabilities.mac = [0; 6]),
+            attached(|it| it.outgoing = Some(PortRange { first: 0, last: 9 })),
+            attached(|it| it.outgoing = Some(PortRange { first: 9, last: 8 })),
         ] {
-            assert_eq!(attach_to(&impossible, &both), "no valid answer: impossible capabilities");
+            let refused = attach_to(&impossible, &both);
+            assert_eq!(refused, "no valid answer: impossible capabilities or ports");
         }
         assert_eq!(attach_to(&good, &[]), "no valid answer: rings are missing");
         assert_eq!(attach_to(&good, &both[..1]), "no valid answer: rings are missing");
@@ -219,8 +233,8 @@ mod tests {
         let large = SharedRingMemory::create(RING_BYTES * 2).unwrap();
         let refused = attach_to(&good, &[ops.as_fd(), large.as_fd()]);
         assert!(refused.starts_with("the memory of the ring has"), "{refused}");
-        let refusal = encode_attach_reply(&AttachReply::Refused(AttachRefusal::InUse));
-        assert_eq!(attach_to(&refusal, &[]), "refused: it serves another program");
+        let refusal = encode_attach_reply(&AttachReply::Refused(AttachRefusal::Full));
+        assert_eq!(attach_to(&refusal, &[]), "refused: it serves as many programs as it can");
         let mut other = good.clone();
         other[ATTACH_MAGIC.len()] += 1;
         assert!(attach_to(&other, &both).contains("another version of outboard: layout version"));
@@ -241,11 +255,11 @@ mod tests {
                 let ring = File::from(events.as_fd().try_clone_to_owned().unwrap());
                 ring.write_all_at(bytes, 4096).unwrap();
                 ring.write_all_at(&tail.to_le_bytes(), 0).unwrap();
-                let reply = encode_attach_reply(&AttachReply::Attached(Box::new(capabilities())));
+                let reply = encode_attach_reply(&AttachReply::Attached(Box::new(grant())));
                 socket.send(&reply, &[ops.as_fd(), events.as_fd()]).unwrap();
                 socket
             });
-            (attach(&path, None, None).unwrap().1, device.join().unwrap())
+            (attach(&path, &request(), None).unwrap().1, device.join().unwrap())
         });
         let mut attachment = Attachment::new().unwrap();
         attachment.attach(RemoteHostEnd::new(channel));
@@ -282,9 +296,9 @@ mod tests {
                 scope.spawn(|| {
                     let socket = AttachmentSocket::new(listener.accept().unwrap().0);
                     assert!(receive_request(&socket).unwrap().is_ok());
-                    drop(accept(socket, capabilities()).unwrap());
+                    drop(accept(socket, grant()).unwrap());
                 });
-                attach(&path, None, None).unwrap().1
+                attach(&path, &request(), None).unwrap().1
             });
             if sleeps {
                 channel.prepare_sleep();

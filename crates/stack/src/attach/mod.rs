@@ -4,8 +4,12 @@
 //! [`abi::attach::AttachRequest`]; the device creates a ring for each direction
 //! ([`io::shared_ring`]) and sends both with its answer. From then on descriptors cross in the
 //! rings and doorbells in the socket ([`channel`]). The host thread of the program has one end
-//! ([`program`]), the device thread the other ([`served`]); both run the same code as in one
-//! process ([`crate::threads`]).
+//! ([`program`]), the device's thread the other ([`program_ports`]); both run the same code as in
+//! one process ([`crate::threads`]).
+//!
+//! A device serves several programs, each with a function of its own ([`nic::switch`]). A program
+//! claims its addresses and ports when it attaches; a thread beside the device accepts or refuses
+//! it ([`acceptor`]).
 //!
 //! Payload lies inline in the descriptors: it is copied into the ring and out of it, in both
 //! directions. Offloads that would need memory of the program are not offered
@@ -20,20 +24,25 @@
 //!   to the same device or another one of its list, and tells its host that the device's state is
 //!   lost. When the program ends, the device discards the program's state.
 
+mod acceptor;
 mod attachment;
 mod channel;
 mod handshake;
 mod program;
-mod served;
+mod program_ports;
+mod roots;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+pub(crate) use acceptor::{ProgramArrival, ProgramArrivals, accept_programs};
+pub(crate) use attachment::{AttachedEnd, AttachmentLoss, FormerEnds, new_notifier};
 pub(crate) use handshake::AttachError;
 pub(crate) use program::{AttachCounters, ProgramCarrier, restrict_to};
-pub use served::RootDirectory;
-pub(crate) use served::{ProgramCounters, ProgramRoots, serve_programs};
+pub(crate) use program_ports::ProgramPorts;
+pub(crate) use roots::ProgramRoots;
+pub use roots::RootDirectory;
 
 /// Addresses of a device in another process, and of those that stand by.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::path::{Display, Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 
-use abi::attach::{AttachRefusal, RootIdentity};
+use abi::attach::{AttachGrant, AttachRefusal, AttachRequest};
 use abi::{Capabilities, Event, Op, PacketBuf, Refusal};
 use base::Duration;
 use cli::Failure;
@@ -20,8 +20,9 @@ use crate::threads::{CarrierSleeper, HostCarrier, SleepingCarrier};
 
 /// Time between two attempts to attach.
 const RETRY: Duration = Duration::from_millis(10);
-/// Longest time to wait at the start for a device that still serves an earlier program.
-const IN_USE_TIME_MAX: Duration = Duration::from_secs(1);
+/// Longest time to wait at the start for a device that has not noticed yet that an earlier program
+/// with the same claim has ended.
+const CLAIMED_TIME_MAX: Duration = Duration::from_secs(1);
 
 base::counters! {
     /// Counters of a program's attachment.
@@ -36,7 +37,7 @@ base::counters! {
 }
 
 /// A new attachment.
-type Arrival = (Capabilities, SharedMemoryChannel);
+type Arrival = (AttachGrant, SharedMemoryChannel);
 
 /// The carrier of a host whose device is another process.
 pub(crate) struct ProgramCarrier {
@@ -56,17 +57,19 @@ impl ProgramCarrier {
     /// If no device of the list takes the program.
     pub(crate) fn attach(
         address: &NicAddress,
-        root: Option<RootIdentity>,
-    ) -> Result<(Capabilities, Self), Failure> {
-        let mut devices = DeviceList { paths: address.paths().to_vec(), next: 0, root };
-        let (capabilities, attached) = devices.attach_first()?;
+        request: AttachRequest,
+    ) -> Result<(AttachGrant, Self), Failure> {
+        let mut devices = DeviceList { paths: address.paths().to_vec(), next: 0, request };
+        let (grant, attached) = devices.attach_first()?;
+        // The connections from these ports outlive the device.
+        devices.request.outgoing = grant.outgoing;
         let mut device = Attachment::new()?;
         device.attach(RemoteHostEnd::new(attached));
         let (lost, requests) = channel();
         let (sender, arrivals) = channel();
         let mut attaching = AttachThread {
             devices,
-            required: capabilities.clone(),
+            required: grant.capabilities.clone(),
             requests,
             arrivals: sender,
             notifier: device.notifier(),
@@ -74,7 +77,7 @@ impl ProgramCarrier {
         drop(crate::spawn("attach".to_owned(), move || attaching.run())?);
         let counters = AttachCounters { nic_attached: 1, ..AttachCounters::default() };
         let carrier = Self { device, own_events: VecDeque::new(), arrivals, lost, counters };
-        Ok((capabilities, carrier))
+        Ok((grant, carrier))
     }
 
     /// Leaves a device that is gone or faulty. Returns whether there was one to leave.
@@ -95,11 +98,11 @@ impl ProgramCarrier {
         if self.device.is_attached() {
             return false;
         }
-        let Ok((capabilities, channel)) = self.arrivals.try_recv() else { return false };
+        let Ok((grant, channel)) = self.arrivals.try_recv() else { return false };
         self.device.attach(RemoteHostEnd::new(channel));
         self.counters.nic_attached += 1;
         self.own_events.push_back(Event::Reset);
-        self.own_events.push_back(Event::LinkChanged { mtu: capabilities.mtu });
+        self.own_events.push_back(Event::LinkChanged { mtu: grant.capabilities.mtu });
         true
     }
 }
@@ -164,7 +167,7 @@ struct DeviceList {
     paths: Vec<PathBuf>,
     /// Position of the device to try first: the one of the last attachment.
     next: usize,
-    root: Option<RootIdentity>,
+    request: AttachRequest,
 }
 
 impl DeviceList {
@@ -182,7 +185,7 @@ impl DeviceList {
         let mut failed = None;
         for offset in 0..self.paths.len() {
             let index = (self.next + offset) % self.paths.len();
-            match handshake::attach(&self.paths[index], self.root, required) {
+            match handshake::attach(&self.paths[index], &self.request, required) {
                 Ok(arrival) => {
                     self.next = index;
                     return Ok(arrival);
@@ -201,17 +204,17 @@ impl DeviceList {
     }
 
     /// Attaches for the first time. Waits for a device that has not noticed yet that an earlier
-    /// program has ended.
+    /// program with the same claim has ended.
     fn attach_first(&mut self) -> Result<Arrival, Failure> {
         let clock = MonotonicClock::new();
-        let until = clock.now() + IN_USE_TIME_MAX;
+        let until = clock.now() + CLAIMED_TIME_MAX;
         loop {
             let (index, error) = match self.attach(None) {
                 Ok(arrival) => return Ok(arrival),
                 Err(failed) => failed,
             };
-            let is_in_use = matches!(error, AttachError::Refused(AttachRefusal::InUse));
-            if !is_in_use || clock.now() >= until {
+            let is_claimed = matches!(error, AttachError::Refused(AttachRefusal::Claimed));
+            if !is_claimed || clock.now() >= until {
                 return Err(failure(&self.paths[index], &error));
             }
             io::clock::sleep(RETRY);
@@ -227,9 +230,16 @@ fn failure(path: &Path, error: &AttachError) -> Failure {
         AttachError::Refused(AttachRefusal::UnknownRoot) => {
             "start it with --root NAME=DIR for this directory, or omit file from --offload"
         }
-        AttachError::Refused(_) | AttachError::Unsuitable => {
-            "stop the other program, or start another device"
+        AttachError::Refused(AttachRefusal::Claimed) => {
+            "use another address, or --share-address for both programs"
         }
+        AttachError::Refused(AttachRefusal::Full) => {
+            "stop another program, or raise --max-programs"
+        }
+        AttachError::Refused(AttachRefusal::ReservedPort) => "listen on lower ports",
+        AttachError::Refused(AttachRefusal::BadRequest) => "see --addr",
+        AttachError::Refused(AttachRefusal::NoResources) => "see its messages",
+        AttachError::Unsuitable => "start another device",
     };
     Failure::Unavailable(format!("device {}: {error}; {advice}", path.display()))
 }

@@ -7,21 +7,20 @@ use abi::quic::{QuicConnectionId, QuicId};
 use host::SocketInfo;
 use nic::SpliceInfo;
 use quic::ConnectionInfo;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::probe::Probe;
 
-/// Returns the counters of all threads: `{"host": {"q0": {..}}, "nic": {"q0": {..}}}`.
+/// Returns the counters of all threads: `{"host": {"q0": {..}}, "nic": {"q0": {..}}}`. A device
+/// process has a function for each program instead of a queue, and the part `switch`.
 pub(crate) fn counters(probes: &[Probe]) -> Value {
-    let mut all = Map::new();
-    for probe in probes {
-        let Some(answer) = probe.ask(false) else { continue };
-        let part = all.entry(probe.part).or_insert_with(|| json!({}));
-        let counters: Map<String, Value> =
-            answer.counters.iter().map(|&(name, value)| (name.to_owned(), value.into())).collect();
-        part[format!("q{}", probe.index)] = Value::Object(counters);
+    let mut all = json!({});
+    for answer in probes.iter().filter_map(|probe| probe.ask(false)) {
+        for ((part, index), name, value) in answer.counters {
+            all[part][format!("q{index}")][name] = value.into();
+        }
     }
-    Value::Object(all)
+    all
 }
 
 /// Returns all connections: TCP, then QUIC, then the pairs that devices splice.
@@ -31,7 +30,7 @@ pub(super) fn sockets(probes: &[Probe]) -> Value {
         let Some(answer) = probe.ask(true) else { continue };
         all.extend(answer.sockets.iter().map(|info| describe(info, probe.index)));
         quic.extend(answer.quic.iter().map(|info| describe_quic(info, probe.index)));
-        pairs.extend(answer.splices.iter().map(|info| describe_pair(info, probe.index)));
+        pairs.extend(answer.splices.iter().map(|(queue, info)| describe_pair(info, *queue)));
     }
     all.append(&mut quic);
     all.append(&mut pairs);

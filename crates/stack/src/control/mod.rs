@@ -23,7 +23,7 @@ use crate::link::LinkName;
 use crate::listener::{DeadlineReader, ListenerThread};
 
 pub(crate) use describe::counters;
-pub(crate) use probe::{Probe, ProbeReceiver, probe_channel, sum_host_counters};
+pub(crate) use probe::{Probe, ProbeAnswer, ProbeReceiver, probe_channel, sum_host_counters};
 
 /// Time after which a thread that does not answer is taken to be stuck.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);

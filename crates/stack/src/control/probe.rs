@@ -12,20 +12,32 @@ use quic::ConnectionInfo;
 
 use super::ANSWER_TIMEOUT;
 
+/// A host, a device or a switch, whose counters are shown together: its part, and its queue or
+/// function.
+pub(super) type ProbeSection = (&'static str, usize);
+
 /// A thread's answer to a query.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct ProbeAnswer {
     with_sockets: bool,
-    pub(super) counters: Vec<(&'static str, u64)>,
+    /// Section of the items that are added next.
+    section: ProbeSection,
+    pub(super) counters: Vec<(ProbeSection, &'static str, u64)>,
     pub(super) sockets: Vec<SocketInfo>,
-    pub(super) splices: Vec<SpliceInfo>,
+    /// Pairs of each queue or function.
+    pub(super) splices: Vec<(usize, SpliceInfo)>,
     pub(super) quic: Vec<ConnectionInfo>,
 }
 
 impl ProbeAnswer {
+    /// Begins a section other than that of the thread.
+    pub(crate) const fn begin(&mut self, part: &'static str, index: usize) {
+        self.section = (part, index);
+    }
+
     /// Adds a counter.
     pub(crate) fn counter(&mut self, name: &'static str, value: u64) {
-        self.counters.push((name, value));
+        self.counters.push((self.section, name, value));
     }
 
     /// Returns whether the query asks for connections.
@@ -45,7 +57,7 @@ impl ProbeAnswer {
 
     /// Adds a pair of connections that the device splices.
     pub(crate) fn splice(&mut self, info: SpliceInfo) {
-        self.splices.push(info);
+        self.splices.push((self.section.1, info));
     }
 }
 
@@ -66,7 +78,10 @@ pub(crate) struct Probe {
 }
 
 /// Receives the queries to a thread.
-pub(crate) struct ProbeReceiver(Receiver<ProbeQuery>);
+pub(crate) struct ProbeReceiver {
+    queries: Receiver<ProbeQuery>,
+    section: ProbeSection,
+}
 
 /// Returns both ends for the thread `part` number `index`, which `notifier` wakes.
 pub(crate) fn probe_channel(
@@ -75,7 +90,8 @@ pub(crate) fn probe_channel(
     bell: Notifier,
 ) -> (Probe, ProbeReceiver) {
     let (queries, receiver) = channel();
-    (Probe { part, index, queries, notifier: bell }, ProbeReceiver(receiver))
+    let receiver = ProbeReceiver { queries: receiver, section: (part, index) };
+    (Probe { part, index, queries, notifier: bell }, receiver)
 }
 
 impl Probe {
@@ -95,9 +111,15 @@ impl Probe {
 impl ProbeReceiver {
     /// Answers all queries received so far.
     pub(crate) fn answer(&self, fill: impl Fn(&mut ProbeAnswer)) {
-        for query in self.0.try_iter() {
-            let mut answer =
-                ProbeAnswer { with_sockets: query.with_sockets, ..ProbeAnswer::default() };
+        for query in self.queries.try_iter() {
+            let mut answer = ProbeAnswer {
+                with_sockets: query.with_sockets,
+                section: self.section,
+                counters: Vec::new(),
+                sockets: Vec::new(),
+                splices: Vec::new(),
+                quic: Vec::new(),
+            };
             fill(&mut answer);
             let _late = query.reply.send(answer);
         }
@@ -109,5 +131,5 @@ pub(crate) fn sum_host_counters(probes: &[Probe], names: &[&str]) -> u64 {
     let hosts = probes.iter().filter(|probe| probe.part == "host");
     let answers: Vec<ProbeAnswer> = hosts.filter_map(|probe| probe.ask(false)).collect();
     let counters = answers.iter().flat_map(|answer| &answer.counters);
-    counters.filter(|(name, _)| names.contains(name)).map(|(_, value)| value).sum()
+    counters.filter(|(_, name, _)| names.contains(name)).map(|(_, _, value)| value).sum()
 }

@@ -1,14 +1,14 @@
-//! The carriers of the contract, as the threads use them.
+//! The carriers of the contract, as the threads of hosts use them.
 //!
 //! A carrier moves operations, events and buffers between a host and its device, and wakes the
 //! thread of either side. [`super::queue`] has the rings between two threads of this process;
-//! [`crate::attach`] has those between two processes. The threads are generic over the carrier, so
-//! that the one in process costs no more than without this trait.
+//! [`crate::attach`] has those between two processes. The host thread is generic over the carrier,
+//! so that the one in process costs no more than without this trait. Device threads are not: one
+//! in the program's process has the rings of its queue ([`super::device_thread`]), one in a process
+//! of its own has several programs ([`super::switch_thread`]).
 
-use abi::steering::SteeredFrame;
-use abi::{Event, Op, PacketBuf, PacketPool};
+use abi::{Event, Op, PacketBuf};
 use host::MovedConnection;
-use io::disk::Disk;
 use io::notify::{Notifier, Poller};
 
 /// Lets the thread of a carrier sleep until the other side or another thread wakes it.
@@ -86,59 +86,4 @@ pub(crate) trait HostCarrier: SleepingCarrier {
     fn pop_moved(&mut self) -> Option<MovedConnection> {
         None
     }
-}
-
-/// A change of the program that a device serves.
-pub(crate) enum ProgramChange {
-    /// A program arrived, whose files are on this disk.
-    Arrived(Box<dyn Disk>),
-    /// The program is gone.
-    Left,
-}
-
-/// A device thread's end.
-pub(crate) trait DeviceCarrier: SleepingCarrier {
-    /// Returns the index of the queue whose host it serves.
-    fn index(&self) -> usize;
-
-    /// See [`node::DevicePorts::pop_op`].
-    fn pop_op(&mut self, pool: &mut PacketPool) -> Option<Op>;
-
-    /// Returns the next buffer that the host or another device has returned.
-    fn pop_recycled(&mut self) -> Option<PacketBuf>;
-
-    /// Sends an event. Drops it if the host has ended.
-    ///
-    /// # Errors
-    /// Returns the event if there is no room for it.
-    #[expect(clippy::result_large_err, reason = "the event comes back as it is")]
-    fn push_event(&mut self, event: Event) -> Result<(), Event>;
-
-    /// Wakes the host, which has new events.
-    fn wake_host(&mut self);
-
-    /// Returns whether all hosts have ended, whose last segments may arrive on any device.
-    fn have_hosts_ended(&self) -> bool;
-
-    /// Returns the next change of the program that the device serves. The descriptors of
-    /// [`CarrierSleeper::register`] change with it.
-    fn follow_program(&mut self) -> Option<ProgramChange> {
-        None
-    }
-
-    /// See [`node::DevicePorts::push_steered`].
-    fn push_steered(&mut self, _queue: usize, frame: SteeredFrame) -> Result<(), SteeredFrame> {
-        Err(frame)
-    }
-
-    /// See [`node::DevicePorts::wake_device`].
-    fn wake_device(&mut self, _queue: usize) {}
-
-    /// See [`node::DevicePorts::pop_steered`].
-    fn pop_steered(&mut self) -> Option<(usize, SteeredFrame)> {
-        None
-    }
-
-    /// See [`node::DevicePorts::push_spare`].
-    fn push_spare(&mut self, _queue: usize, _packet: PacketBuf) {}
 }

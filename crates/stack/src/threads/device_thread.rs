@@ -19,28 +19,28 @@ use node::record::{RecordLane, describe_event, describe_frame, describe_op, desc
 use node::{DeviceHalf, DevicePorts, DiskPort, RETRY};
 
 use super::DeviceSide;
-use super::carrier::{CarrierSleeper, DeviceCarrier, ProgramChange};
+use super::carrier::{CarrierSleeper, SleepingCarrier};
 use super::load::LoadMeter;
+use super::queue::DeviceRings;
 use super::shutdown::ThreadPhase;
 use crate::control::ProbeReceiver;
-use crate::no_disk::NoDisk;
 use crate::record::QueueRecorder;
 
-/// Link and disk of a device, with its end of the carrier.
-struct DeviceThreadPorts<C> {
+/// Link and disk of a device, with its rings.
+struct DeviceThreadPorts {
     link: Box<dyn Link>,
     disk: Box<dyn Disk>,
-    carrier: C,
+    rings: DeviceRings,
     steering: Arc<FlowSteering>,
     /// Start of the turn, which is the time of its entries in the record.
     turn_at: Instant,
     recorder: Option<QueueRecorder>,
 }
 
-pub(crate) struct DeviceThread<C> {
+pub(crate) struct DeviceThread {
     clock: MonotonicClock,
     half: DeviceHalf,
-    ports: DeviceThreadPorts<C>,
+    ports: DeviceThreadPorts,
     queries: ProbeReceiver,
     /// A full link, ring or disk blocked the last turn: retry after [`RETRY`] even without a
     /// wake-up.
@@ -51,23 +51,23 @@ pub(crate) struct DeviceThread<C> {
     phase: ThreadPhase,
 }
 
-impl<C: DeviceCarrier> DeviceThread<C> {
+impl DeviceThread {
     pub(crate) fn new(
         clock: MonotonicClock,
         device_side: DeviceSide,
-        carrier: C,
+        rings: DeviceRings,
         queries: ProbeReceiver,
     ) -> Self {
         let DeviceSide { device, link, disk, steering, recorder } = device_side;
-        let half = DeviceHalf::new(device, carrier.index());
+        let half = DeviceHalf::new(device, rings.index);
         let turn_at = Instant::ZERO;
-        let ports = DeviceThreadPorts { link, disk, carrier, steering, turn_at, recorder };
+        let ports = DeviceThreadPorts { link, disk, rings, steering, turn_at, recorder };
         let (load, phase) = (LoadMeter::new(), ThreadPhase::Running);
         Self { clock, half, ports, queries, blocked: false, link_changes: 0, load, phase }
     }
 
-    pub(super) const fn carrier(&mut self) -> &mut C {
-        &mut self.ports.carrier
+    pub(super) const fn rings(&mut self) -> &mut DeviceRings {
+        &mut self.ports.rings
     }
 
     /// Runs until `stop` is set and all hosts have ended.
@@ -79,45 +79,21 @@ impl<C: DeviceCarrier> DeviceThread<C> {
             // Before the turn, because there may be no idle moment for minutes.
             self.answer_queries();
             self.measure_load(worked);
-            if self.follow_program() {
-                poller.clear();
-                self.register_descriptors(&mut poller);
-            }
             worked = self.turn();
             if worked {
                 continue;
             }
-            self.carrier().sleeper().prepare_sleep();
-            let sleeps = !self.carrier().has_work() && !self.has_unseen_flag(stop);
+            self.rings().sleeper().prepare_sleep();
+            let sleeps = !self.rings().has_work() && !self.has_unseen_flag(stop);
             // An error means that the kernel is out of memory: the loop continues without sleep.
             let woken = sleeps && poller.wait(self.sleep_for()).is_ok();
-            self.carrier().sleeper().finish_sleep(woken.then_some(&poller));
+            self.rings().sleeper().finish_sleep(woken.then_some(&poller));
         }
-    }
-
-    /// Follows the programs that the device serves: the state of one that is gone is discarded.
-    /// Returns whether the descriptors that announce work have changed.
-    fn follow_program(&mut self) -> bool {
-        let mut changed = false;
-        while let Some(change) = self.ports.carrier.follow_program() {
-            match change {
-                ProgramChange::Arrived(disk) => {
-                    self.ports.disk = disk;
-                    self.half.device.welcome_host();
-                }
-                ProgramChange::Left => {
-                    self.half.device.forget_host();
-                    self.ports.disk = NoDisk::boxed();
-                }
-            }
-            changed = true;
-        }
-        changed
     }
 
     /// Adds the descriptors that announce work.
     pub(super) fn register_descriptors(&mut self, poller: &mut Poller) {
-        self.ports.carrier.sleeper().register(poller);
+        self.ports.rings.sleeper().register(poller);
         self.ports.link.pollable().map(|fd| poller.add(fd));
         self.ports.link.pollable_changes().map(|fd| poller.add(fd));
         self.ports.disk.pollable().map(|fd| poller.add(fd));
@@ -127,7 +103,7 @@ impl<C: DeviceCarrier> DeviceThread<C> {
     pub(super) fn has_ended(&mut self, stop: &AtomicBool) -> bool {
         let now = self.clock.now();
         self.phase.enter_if_stopped(stop, now);
-        let ended = self.ports.carrier.have_hosts_ended();
+        let ended = self.ports.rings.have_hosts_ended();
         self.phase.is_ending() && (ended || self.phase.is_over(now))
     }
 
@@ -135,7 +111,7 @@ impl<C: DeviceCarrier> DeviceThread<C> {
     /// must not sleep.
     pub(super) fn has_unseen_flag(&self, stop: &AtomicBool) -> bool {
         let told = stop.load(Ordering::Acquire);
-        told && (!self.phase.is_ending() || self.ports.carrier.have_hosts_ended())
+        told && (!self.phase.is_ending() || self.ports.rings.have_hosts_ended())
     }
 
     /// Runs a turn of the device; returns whether there was any work.
@@ -174,7 +150,6 @@ impl<C: DeviceCarrier> DeviceThread<C> {
             self.half.device.visit(&mut |name, value| answer.counter(name, value));
             self.ports.link.visit(&mut |name, value| answer.counter(name, value));
             self.ports.disk.visit(&mut |name, value| answer.counter(name, value));
-            self.ports.carrier.visit(&mut |name, value| answer.counter(name, value));
             if answer.wants_sockets() {
                 let now = self.clock.now();
                 self.half.device.splices(now).for_each(|info| answer.splice(info));
@@ -183,7 +158,7 @@ impl<C: DeviceCarrier> DeviceThread<C> {
     }
 }
 
-impl<C> DiskPort for DeviceThreadPorts<C> {
+impl DiskPort for DeviceThreadPorts {
     fn submit(&mut self, _: Instant, request: DiskRequest) -> Result<(), DiskRequest> {
         self.disk.submit(request)
     }
@@ -197,7 +172,7 @@ impl<C> DiskPort for DeviceThreadPorts<C> {
     }
 }
 
-impl<C: DeviceCarrier> DevicePorts for DeviceThreadPorts<C> {
+impl DevicePorts for DeviceThreadPorts {
     fn receive(&mut self, now: Instant, pool: &mut PacketPool) -> Option<RxFrame> {
         let frame = self.link.receive(now, pool);
         if let (Some(recorder), Some(frame)) = (&mut self.recorder, &frame) {
@@ -221,8 +196,8 @@ impl<C: DeviceCarrier> DevicePorts for DeviceThreadPorts<C> {
         self.link.flush(now)
     }
 
-    fn pop_op(&mut self, pool: &mut PacketPool) -> Option<Op> {
-        let op = self.carrier.pop_op(pool);
+    fn pop_op(&mut self, _: &mut PacketPool) -> Option<Op> {
+        let op = self.rings.ops.pop();
         if let (Some(recorder), Some(op)) = (&mut self.recorder, &op) {
             recorder.add(self.turn_at, RecordLane::Operation, describe_op(op));
         }
@@ -230,13 +205,13 @@ impl<C: DeviceCarrier> DevicePorts for DeviceThreadPorts<C> {
     }
 
     fn pop_recycled(&mut self) -> Option<PacketBuf> {
-        self.carrier.pop_recycled()
+        self.rings.pop_recycled()
     }
 
     fn push_event(&mut self, queue: usize, event: Event) -> Result<(), Event> {
-        debug_assert_eq!(queue, self.carrier.index(), "a device has events for its own host only");
+        debug_assert_eq!(queue, self.rings.index, "a device has events for its own host only");
         let item = self.recorder.is_some().then(|| describe_event(&event));
-        self.carrier.push_event(event)?;
+        self.rings.push_event(event)?;
         if let (Some(recorder), Some(item)) = (&mut self.recorder, item) {
             recorder.add(self.turn_at, RecordLane::Event, item);
         }
@@ -244,22 +219,22 @@ impl<C: DeviceCarrier> DevicePorts for DeviceThreadPorts<C> {
     }
 
     fn wake_host(&mut self, _: usize) {
-        self.carrier.wake_host();
+        self.rings.host_waker.wake_if_asleep();
     }
 
     fn push_steered(&mut self, queue: usize, frame: SteeredFrame) -> Result<(), SteeredFrame> {
-        self.carrier.push_steered(queue, frame)
+        self.rings.steering.frames_out[queue].push(frame)
     }
 
     fn wake_device(&mut self, queue: usize) {
-        self.carrier.wake_device(queue);
+        self.rings.steering.wakers[queue].wake_if_asleep();
     }
 
     fn pop_steered(&mut self) -> Option<(usize, SteeredFrame)> {
-        self.carrier.pop_steered()
+        self.rings.steering.pop_frame()
     }
 
     fn push_spare(&mut self, queue: usize, packet: PacketBuf) {
-        self.carrier.push_spare(queue, packet);
+        let _freed = self.rings.steering.spares_out[queue].push(packet);
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! For each queue there is a host thread ([`host_thread`]) and a device thread ([`device_thread`]),
 //! joined by rings ([`queue`]), or one thread that runs both in turn ([`shared_thread`]). A device
-//! may have threads that encrypt and decrypt beside it ([`crypto_threads`]).
+//! may have threads that encrypt and decrypt beside it ([`crypto_threads`]). A device process has
+//! one thread for all of its programs ([`switch_thread`]).
 //! [`crate::Builder`] starts them. This module does not depend on the application.
 
 mod carrier;
@@ -13,6 +14,7 @@ mod load;
 mod queue;
 mod shared_thread;
 mod shutdown;
+mod switch_thread;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,13 +35,14 @@ use crate::log::AccessLog;
 use crate::record::QueueRecorder;
 use device_thread::DeviceThread;
 use host_thread::HostThread;
+use queue::DeviceRings;
 use shared_thread::SharedThread;
+use switch_thread::SwitchThread;
 
-pub(crate) use carrier::{
-    CarrierSleeper, DeviceCarrier, HostCarrier, ProgramChange, SleepingCarrier,
-};
+pub(crate) use carrier::{CarrierSleeper, HostCarrier, SleepingCarrier};
 pub use crypto_threads::CryptoThreads;
 pub(crate) use queue::{QueueRings, ring_mesh};
+pub(crate) use switch_thread::{ProgramCounters, SwitchSide};
 
 /// Names of a queue's threads, before its number: of the device's, of the host's, and of one that
 /// both share.
@@ -190,29 +193,28 @@ impl<M: Send + 'static> Threads<M> {
         self.spawn(host_name, 0, move |stop| host.run(stop))
     }
 
-    /// Starts the thread of a device whose host is in another process.
+    /// Starts the thread of a device process.
     ///
     /// # Errors
     /// Fails if no thread can be started.
-    pub(crate) fn start_device(
-        &mut self,
-        carrier: impl DeviceCarrier + Send + 'static,
-        device: DeviceSide,
-    ) -> Result<(), Failure> {
-        let device = self.device_thread(0, device, carrier);
+    pub(crate) fn start_switch(&mut self, switch: SwitchSide) -> Result<(), Failure> {
         let [nic_name, _, _] = QUEUE_THREADS;
-        self.spawn(nic_name, 0, move |stop| device.run(stop))
+        let notifier = switch.arrivals.notifier().clone();
+        let (probe, queries) = control::probe_channel("switch", 0, notifier);
+        self.probes.push(probe);
+        let switch = SwitchThread::new(self.clock, switch, queries);
+        self.spawn(nic_name, 0, move |stop| switch.run(stop))
     }
 
-    fn device_thread<C: DeviceCarrier>(
+    fn device_thread(
         &mut self,
         index: usize,
         device: DeviceSide,
-        mut carrier: C,
-    ) -> DeviceThread<C> {
-        let (probe, queries) = control::probe_channel("nic", index, carrier.sleeper().notifier());
+        mut rings: DeviceRings,
+    ) -> DeviceThread {
+        let (probe, queries) = control::probe_channel("nic", index, rings.sleeper().notifier());
         self.probes.push(probe);
-        DeviceThread::new(self.clock, device, carrier, queries)
+        DeviceThread::new(self.clock, device, rings, queries)
     }
 
     fn host_thread<A: Application, C: HostCarrier>(

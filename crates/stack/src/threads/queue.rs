@@ -11,11 +11,11 @@ use std::sync::Arc;
 
 use abi::ring::{RingConsumer, RingProducer, RingWaker, ring};
 use abi::steering::SteeredFrame;
-use abi::{Event, Op, PacketBuf, PacketPool};
+use abi::{Event, Op, PacketBuf};
 use host::MovedConnection;
 use io::notify::{Notifier, Poller};
 
-use super::carrier::{CarrierSleeper, DeviceCarrier, HostCarrier, SleepingCarrier};
+use super::carrier::{CarrierSleeper, HostCarrier, SleepingCarrier};
 use super::shutdown::HostEndedFlag;
 use cli::Failure;
 
@@ -229,51 +229,29 @@ impl SleepingCarrier for DeviceRings {
     }
 }
 
-impl DeviceCarrier for DeviceRings {
-    fn index(&self) -> usize {
-        self.index
-    }
-
+impl DeviceRings {
+    /// Returns the next buffer that the host or another device has returned.
     #[inline]
-    fn pop_op(&mut self, _: &mut PacketPool) -> Option<Op> {
-        self.ops.pop()
-    }
-
-    #[inline]
-    fn pop_recycled(&mut self) -> Option<PacketBuf> {
+    pub(super) fn pop_recycled(&mut self) -> Option<PacketBuf> {
         self.recycle.pop().or_else(|| self.steering.pop_spare())
     }
 
+    /// Sends an event. Drops it if the host has ended.
+    ///
+    /// # Errors
+    /// Returns the event if there is no room for it.
     #[inline]
-    fn push_event(&mut self, event: Event) -> Result<(), Event> {
+    #[expect(clippy::result_large_err, reason = "the event comes back as it is")]
+    pub(super) fn push_event(&mut self, event: Event) -> Result<(), Event> {
         match self.events.push(event) {
             Err(event) if !self.events.is_abandoned() => Err(event),
             _ => Ok(()),
         }
     }
 
-    fn wake_host(&mut self) {
-        self.host_waker.wake_if_asleep();
-    }
-
-    fn have_hosts_ended(&self) -> bool {
+    /// Returns whether all hosts have ended, whose last segments may arrive on any device.
+    pub(super) fn have_hosts_ended(&self) -> bool {
         self.hosts_ended.iter().all(HostEndedFlag::is_set)
-    }
-
-    fn push_steered(&mut self, queue: usize, frame: SteeredFrame) -> Result<(), SteeredFrame> {
-        self.steering.frames_out[queue].push(frame)
-    }
-
-    fn wake_device(&mut self, queue: usize) {
-        self.steering.wakers[queue].wake_if_asleep();
-    }
-
-    fn pop_steered(&mut self) -> Option<(usize, SteeredFrame)> {
-        self.steering.pop_frame()
-    }
-
-    fn push_spare(&mut self, queue: usize, packet: PacketBuf) {
-        let _freed = self.steering.spares_out[queue].push(packet);
     }
 }
 
@@ -366,9 +344,9 @@ fn steering_mesh(wakers: &[ThreadWaker]) -> Vec<SteeringRings> {
 
 #[cfg(test)]
 mod tests {
-    use abi::Checksum;
     use abi::link::RxFrame;
     use abi::steering::SteeringReason;
+    use abi::{Checksum, PacketPool};
 
     use super::*;
 

@@ -12,18 +12,15 @@ use io::notify::Poller;
 use super::carrier::{CarrierSleeper, SleepingCarrier};
 use super::device_thread::DeviceThread;
 use super::host_thread::HostThread;
-use super::queue::{DeviceRings, HostRings};
+use super::queue::HostRings;
 
 pub(super) struct SharedThread<A, M> {
-    device: DeviceThread<DeviceRings>,
+    device: DeviceThread,
     host: HostThread<A, M, HostRings>,
 }
 
 impl<A: Application, M> SharedThread<A, M> {
-    pub(super) const fn new(
-        device: DeviceThread<DeviceRings>,
-        host: HostThread<A, M, HostRings>,
-    ) -> Self {
+    pub(super) const fn new(device: DeviceThread, host: HostThread<A, M, HostRings>) -> Self {
         Self { device, host }
     }
 
@@ -48,9 +45,9 @@ impl<A: Application, M> SharedThread<A, M> {
             if self.turn() {
                 continue;
             }
-            self.device.carrier().sleeper().prepare_sleep();
+            self.device.rings().sleeper().prepare_sleep();
             self.host.carrier().sleeper().prepare_sleep();
-            let work = self.device.carrier().has_work() || self.host.carrier().has_work();
+            let work = self.device.rings().has_work() || self.host.carrier().has_work();
             let sleeps =
                 !work && !self.device.has_unseen_flag(stop) && !self.host.has_unseen_flag(stop);
             if sleeps {
@@ -59,7 +56,7 @@ impl<A: Application, M> SharedThread<A, M> {
             let due = [self.device.sleep_for(), self.host.sleep_for()].into_iter().flatten().min();
             // An error means that the kernel is out of memory: the loop continues without sleep.
             let woken = sleeps && poller.wait(due).is_ok();
-            self.device.carrier().sleeper().finish_sleep(woken.then_some(&poller));
+            self.device.rings().sleeper().finish_sleep(woken.then_some(&poller));
             self.host.carrier().sleeper().finish_sleep(woken.then_some(&poller));
             if woken && changes.is_some_and(|changes| poller.is_ready(changes)) {
                 self.host.begin_turn();

@@ -130,6 +130,11 @@ impl TeardownEngine {
         self.table.len() == 0
     }
 
+    /// Returns whether a connection is here.
+    pub(crate) fn has(&self, tuple: &Tuple) -> bool {
+        self.table.find(tuple).is_some()
+    }
+
     /// Returns the tuples of all connections.
     pub(crate) fn tuples(&self) -> impl Iterator<Item = Tuple> {
         self.table.tuples()

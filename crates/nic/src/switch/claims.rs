@@ -1,0 +1,398 @@
+//! Addresses and ports that functions have claimed.
+//!
+//! Used by [`super::EmbeddedSwitch`] for each frame, and by the process around it to accept or
+//! refuse a claim before the switch knows of it. A claim comes from a program and is hostile.
+
+use core::net::IpAddr;
+
+use abi::attach::{AddressClaim, AttachRefusal, PortClaim, PortRange};
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+/// Maximum number of functions of a switch.
+pub const FUNCTIONS_MAX: usize = 16;
+/// First port of the ranges for outgoing connections: the dynamic ports (RFC 6335 section 6).
+const OUTGOING_FIRST: u16 = 49152;
+/// Ports of each function's range; the ranges of all functions end at 65535.
+const OUTGOING_PORTS: u16 = 1024;
+
+/// Returns the range of outgoing connections of a function that does not have all ports of its
+/// addresses.
+///
+/// # Panics
+/// If the function is not below [`FUNCTIONS_MAX`].
+#[must_use]
+pub const fn outgoing_ports(function: usize) -> PortRange {
+    assert!(function < FUNCTIONS_MAX, "a function of a switch");
+    #[expect(clippy::cast_possible_truncation, reason = "less than 16")]
+    let first = OUTGOING_FIRST + function as u16 * OUTGOING_PORTS;
+    PortRange { first, last: first + (OUTGOING_PORTS - 1) }
+}
+
+/// A set of functions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FunctionSet(u16);
+
+impl FunctionSet {
+    /// The empty set.
+    pub const NONE: Self = Self(0);
+
+    /// Returns the set of one function.
+    const fn only(function: usize) -> Self {
+        Self(1 << function)
+    }
+
+    /// Returns whether the set has no function.
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Returns whether the set has this function.
+    #[must_use]
+    pub const fn contains(self, function: usize) -> bool {
+        self.0 & Self::only(function).0 != 0
+    }
+
+    /// Returns the function with the lowest number.
+    #[must_use]
+    pub const fn first(self) -> Option<usize> {
+        if self.0 == 0 { None } else { Some(self.0.trailing_zeros() as usize) }
+    }
+
+    /// Returns the functions.
+    pub fn iter(self) -> impl Iterator<Item = usize> {
+        (0..FUNCTIONS_MAX).filter(move |&function| self.contains(function))
+    }
+
+    /// Returns the function that a hash selects.
+    pub(super) fn select(self, hash: u64) -> Option<usize> {
+        let count = u64::from(self.0.count_ones());
+        let index = hash.checked_rem(count)?;
+        self.iter().nth(usize::try_from(index).unwrap_or(0))
+    }
+
+    /// Returns whether the set has more than one function.
+    pub(super) const fn is_shared(self) -> bool {
+        self.0.count_ones() > 1
+    }
+
+    pub(super) const fn insert(&mut self, function: usize) {
+        self.0 |= Self::only(function).0;
+    }
+
+    pub(super) const fn remove(&mut self, function: usize) {
+        self.0 &= !Self::only(function).0;
+    }
+}
+
+/// Functions that have claimed ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct ClaimedRange {
+    ports: PortRange,
+    functions: FunctionSet,
+    is_shared: bool,
+}
+
+/// Claims of an address.
+#[derive(Clone, Debug, Default)]
+struct ClaimedAddress {
+    /// The function that has claimed all ports.
+    sole: Option<usize>,
+    /// All functions that have claimed ports.
+    functions: FunctionSet,
+    /// Listed ports, in order, none in two ranges.
+    ranges: Vec<ClaimedRange>,
+}
+
+impl ClaimedAddress {
+    /// Returns the listed range that has a port.
+    fn range_of(&self, port: u16) -> Option<&ClaimedRange> {
+        let after = self.ranges.partition_point(|range| range.ports.first <= port);
+        let range = self.ranges.get(after.checked_sub(1)?)?;
+        range.ports.contains(port).then_some(range)
+    }
+}
+
+/// The functions to which a port of an address belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PortOwner {
+    /// One function.
+    Function(usize),
+    /// Functions that share the port, one at least, over which flows are distributed.
+    Shared(FunctionSet),
+    /// No function has claimed the port; this one answers for the address.
+    Answerer(usize),
+    /// No function has claimed the address.
+    Unclaimed,
+}
+
+/// Claims of all functions.
+#[derive(Clone, Debug, Default)]
+pub struct ClaimTable {
+    addresses: BTreeMap<IpAddr, ClaimedAddress>,
+    /// Functions with an IPv6 address, the first of which answers for the link-local address.
+    of_v6: FunctionSet,
+}
+
+impl ClaimTable {
+    /// Returns why a function cannot have these addresses and ports, if it cannot.
+    ///
+    /// # Errors
+    /// The reason for the program.
+    pub fn check(&self, claim: &AddressClaim) -> Result<(), AttachRefusal> {
+        check_form(claim)?;
+        let free = claim.addrs.iter().all(|addr| {
+            self.addresses.get(addr).is_none_or(|claimed| is_free(claimed, &claim.ports))
+        });
+        if free { Ok(()) } else { Err(AttachRefusal::Claimed) }
+    }
+
+    /// Adds the claim of a function that has none. Returns the range of its outgoing connections;
+    /// `None` if it may use all ports.
+    ///
+    /// # Errors
+    /// As [`Self::check`]; the table is unchanged.
+    ///
+    /// # Panics
+    /// If the function is not below [`FUNCTIONS_MAX`].
+    pub fn insert(
+        &mut self,
+        function: usize,
+        claim: &AddressClaim,
+    ) -> Result<Option<PortRange>, AttachRefusal> {
+        assert!(function < FUNCTIONS_MAX, "a switch has at most {FUNCTIONS_MAX} functions");
+        self.check(claim)?;
+        for addr in &claim.addrs {
+            if addr.is_ipv6() {
+                self.of_v6.insert(function);
+            }
+            let claimed = self.addresses.entry(*addr).or_default();
+            claimed.functions.insert(function);
+            match &claim.ports {
+                PortClaim::All => claimed.sole = Some(function),
+                PortClaim::Listed(ports) => add_ranges(claimed, function, ports, false),
+                PortClaim::Shared(ports) => add_ranges(claimed, function, ports, true),
+            }
+        }
+        Ok((claim.ports != PortClaim::All).then(|| outgoing_ports(function)))
+    }
+
+    /// Removes the claim of a function.
+    pub fn remove(&mut self, function: usize) {
+        self.of_v6.remove(function);
+        self.addresses.retain(|_, claimed| {
+            claimed.functions.remove(function);
+            for range in &mut claimed.ranges {
+                range.functions.remove(function);
+            }
+            claimed.ranges.retain(|range| !range.functions.is_empty());
+            if claimed.sole == Some(function) {
+                claimed.sole = None;
+            }
+            !claimed.functions.is_empty()
+        });
+    }
+
+    /// Returns the owner of a port.
+    #[inline]
+    pub(super) fn owner(&self, addr: IpAddr, port: u16) -> PortOwner {
+        let Some(claimed) = self.addresses.get(&addr) else { return PortOwner::Unclaimed };
+        if let Some(function) = claimed.sole {
+            return PortOwner::Function(function);
+        }
+        if let Some(offset) = port.checked_sub(OUTGOING_FIRST) {
+            let function = usize::from(offset / OUTGOING_PORTS);
+            if claimed.functions.contains(function) {
+                return PortOwner::Function(function);
+            }
+        }
+        match (claimed.range_of(port), claimed.functions.first()) {
+            (Some(range), _) if range.is_shared => PortOwner::Shared(range.functions),
+            (Some(ClaimedRange { functions, .. }), Some(first)) => {
+                PortOwner::Function(functions.first().unwrap_or(first))
+            }
+            (None, Some(first)) => PortOwner::Answerer(first),
+            (_, None) => PortOwner::Unclaimed,
+        }
+    }
+
+    /// Returns the functions that have claimed an address, or a part of its ports.
+    pub(super) fn functions_of(&self, addr: IpAddr) -> FunctionSet {
+        self.addresses.get(&addr).map_or(FunctionSet::NONE, |claimed| claimed.functions)
+    }
+
+    /// Returns the functions that have claimed an IPv6 address.
+    pub(super) const fn functions_of_v6(&self) -> FunctionSet {
+        self.of_v6
+    }
+}
+
+/// Checks a claim without regard to others.
+fn check_form(claim: &AddressClaim) -> Result<(), AttachRefusal> {
+    let AddressClaim { addrs, ports } = claim;
+    let is_distinct = |index: usize| !addrs[..index].contains(&addrs[index]);
+    if !(1..=AddressClaim::ADDRS_MAX).contains(&addrs.len())
+        || !(0..addrs.len()).all(is_distinct)
+        || !addrs.iter().all(is_host_address)
+    {
+        return Err(AttachRefusal::BadRequest);
+    }
+    let (PortClaim::Listed(ranges) | PortClaim::Shared(ranges)) = ports else { return Ok(()) };
+    let is_apart = |index: usize| ranges[..index].iter().all(|r| !r.overlaps(ranges[index]));
+    if ranges.len() > AddressClaim::RANGES_MAX
+        || ranges.iter().any(|range| range.first == 0 || range.first > range.last)
+        || !(0..ranges.len()).all(is_apart)
+    {
+        return Err(AttachRefusal::BadRequest);
+    }
+    if ranges.iter().any(|range| range.last >= OUTGOING_FIRST) {
+        return Err(AttachRefusal::ReservedPort);
+    }
+    Ok(())
+}
+
+/// Returns whether an address is that of one host, and not of a link or a process.
+fn is_host_address(addr: &IpAddr) -> bool {
+    let is_local = match addr {
+        IpAddr::V4(v4) => v4.is_broadcast(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    };
+    !is_local && !addr.is_unspecified() && !addr.is_multicast() && !addr.is_loopback()
+}
+
+/// Returns whether another function may have these ports of an address.
+fn is_free(claimed: &ClaimedAddress, ports: &PortClaim) -> bool {
+    let (wanted, is_shared) = match ports {
+        PortClaim::All => return false,
+        PortClaim::Listed(ranges) => (ranges, false),
+        PortClaim::Shared(ranges) => (ranges, true),
+    };
+    let may_share = |range: &ClaimedRange, ports: &PortRange| {
+        is_shared && range.is_shared && range.ports == *ports
+    };
+    let is_apart = |ports: &PortRange| {
+        claimed.ranges.iter().all(|r| !r.ports.overlaps(*ports) || may_share(r, ports))
+    };
+    claimed.sole.is_none() && wanted.iter().all(is_apart)
+}
+
+fn add_ranges(
+    claimed: &mut ClaimedAddress,
+    function: usize,
+    ranges: &[PortRange],
+    is_shared: bool,
+) {
+    for &ports in ranges {
+        let at = claimed.ranges.partition_point(|range| range.ports.first < ports.first);
+        match claimed.ranges.get_mut(at).filter(|range| range.ports == ports) {
+            Some(range) => range.functions.insert(function),
+            None => {
+                let functions = FunctionSet::only(function);
+                claimed.ranges.insert(at, ClaimedRange { ports, functions, is_shared });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub(crate) const A: [u8; 4] = [10, 0, 0, 1];
+    const B: [u8; 4] = [10, 0, 0, 2];
+
+    /// Returns a claim; `ports` has the ranges.
+    pub(crate) fn claim(
+        addr: [u8; 4],
+        ports: fn(alloc::boxed::Box<[PortRange]>) -> PortClaim,
+        ranges: &[(u16, u16)],
+    ) -> AddressClaim {
+        let ranges = ranges.iter().map(|&(first, last)| PortRange { first, last }).collect();
+        AddressClaim { addrs: [addr.into()].into(), ports: ports(ranges) }
+    }
+
+    pub(crate) fn all(addr: [u8; 4]) -> AddressClaim {
+        claim(addr, |_| PortClaim::All, &[])
+    }
+
+    #[test]
+    fn an_address_has_one_owner_or_disjoint_ports() {
+        use AttachRefusal::Claimed;
+        use PortClaim::{Listed, Shared};
+        let mut table = ClaimTable::default();
+        assert_eq!(table.insert(0, &all(A)), Ok(None));
+        for taken in [claim(A, Listed, &[(80, 80)]), claim(A, Shared, &[(80, 80)])] {
+            assert_eq!(table.check(&taken), Err(Claimed));
+        }
+        assert_eq!(table.check(&all(A)), Err(Claimed));
+        assert_eq!(table.owner(A.into(), 60_000), PortOwner::Function(0));
+        assert_eq!(table.owner(B.into(), 80), PortOwner::Unclaimed);
+        let outgoing = table.insert(2, &claim(B, Listed, &[(8000, 8010), (80, 81)])).unwrap();
+        assert_eq!(outgoing, Some(PortRange { first: 51_200, last: 52_223 }));
+        assert_eq!(table.check(&claim(B, Listed, &[(79, 80)])), Err(Claimed));
+        assert_eq!(table.check(&claim(B, Shared, &[(80, 81)])), Err(Claimed));
+        assert_eq!(table.check(&all(B)), Err(Claimed));
+        assert!(table.insert(1, &claim(B, Listed, &[(82, 7999)])).is_ok());
+        for (port, owner) in [
+            (79, PortOwner::Answerer(1)),
+            (80, PortOwner::Function(2)),
+            (81, PortOwner::Function(2)),
+            (82, PortOwner::Function(1)),
+            (8005, PortOwner::Function(2)),
+            (8011, PortOwner::Answerer(1)),
+            (50_176, PortOwner::Function(1)),
+            (52_223, PortOwner::Function(2)),
+            (52_224, PortOwner::Answerer(1)),
+        ] {
+            assert_eq!(table.owner(B.into(), port), owner, "{port}");
+        }
+        table.remove(1);
+        assert_eq!(table.owner(B.into(), 79), PortOwner::Answerer(2));
+        table.remove(2);
+        assert_eq!(table.owner(B.into(), 80), PortOwner::Unclaimed);
+        assert!(table.insert(1, &all(B)).is_ok());
+    }
+
+    #[test]
+    fn functions_share_equal_ranges() {
+        use PortClaim::{Listed, Shared};
+        let mut table = ClaimTable::default();
+        for function in [0, 3] {
+            assert!(table.insert(function, &claim(A, Shared, &[(80, 80), (443, 443)])).is_ok());
+        }
+        for wrong in [claim(A, Shared, &[(80, 81)]), claim(A, Listed, &[(80, 80)])] {
+            assert_eq!(table.check(&wrong), Err(AttachRefusal::Claimed));
+        }
+        let PortOwner::Shared(set) = table.owner(A.into(), 443) else { panic!() };
+        assert_eq!(set.iter().collect::<Vec<_>>(), [0, 3]);
+        assert_eq!([0, 1, 2].map(|hash| set.select(hash)), [Some(0), Some(3), Some(0)]);
+        table.remove(0);
+        assert_eq!(table.owner(A.into(), 443), PortOwner::Shared(FunctionSet::only(3)));
+        assert!(table.insert(0, &claim(A, Shared, &[(443, 443)])).is_ok());
+        assert_eq!(table.owner(A.into(), 443), PortOwner::Shared(set));
+    }
+
+    #[test]
+    fn malformed_claims_are_refused() {
+        use AttachRefusal::{BadRequest, ReservedPort};
+        use PortClaim::Listed;
+        let table = ClaimTable::default();
+        for (wrong, why) in [
+            (claim(A, Listed, &[(0, 9)]), BadRequest),
+            (claim(A, Listed, &[(9, 8)]), BadRequest),
+            (claim(A, Listed, &[(8, 9), (9, 10)]), BadRequest),
+            (claim(A, Listed, &[(1, 1); AddressClaim::RANGES_MAX + 1]), BadRequest),
+            (claim(A, Listed, &[(49_152, 49_152)]), ReservedPort),
+            (all([0; 4]), BadRequest),
+            (all([127, 0, 0, 1]), BadRequest),
+            (all([224, 0, 0, 1]), BadRequest),
+            (all([255; 4]), BadRequest),
+            (AddressClaim { addrs: [].into(), ports: PortClaim::All }, BadRequest),
+            (AddressClaim { addrs: [A.into(), A.into()].into(), ..all(A) }, BadRequest),
+            (AddressClaim { addrs: ["fe80::1".parse().unwrap()].into(), ..all(A) }, BadRequest),
+        ] {
+            assert_eq!(table.check(&wrong), Err(why), "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! The thread of a device process that accepts programs.
+//!
+//! It decides who is accepted, by [`ProgramTable`], and passes each program to the device's thread
+//! with everything that takes time: its rings and its disk. The device's thread releases the
+//! claims of programs that are gone.
+
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use abi::attach::{AddressClaim, AttachGrant, AttachRefusal, AttachRequest, PortRange};
+use abi::{Capabilities, Refusal};
+use cli::Failure;
+use io::attachment::{AttachmentSocket, PeerProcess};
+use io::disk::Disk;
+use io::notify::Notifier;
+use nic::switch::{ClaimTable, FUNCTIONS_MAX, outgoing_ports};
+
+use super::channel::SharedMemoryChannel;
+use super::roots::ProgramRoots;
+use super::{handshake, new_notifier};
+use crate::listener::ListenerThread;
+
+/// Use of a function of the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum FunctionUse {
+    /// It has no program.
+    #[default]
+    Free,
+    /// It has a program.
+    Taken,
+    /// Its program is gone. The device still ends connections, which it abandons if no other
+    /// function is free.
+    Ending,
+}
+
+/// Programs and what they have claimed.
+#[derive(Debug)]
+struct ProgramTable {
+    claims: ClaimTable,
+    /// One for each program that may attach.
+    functions: Vec<FunctionUse>,
+}
+
+impl ProgramTable {
+    fn new(programs_max: usize) -> Self {
+        let functions = vec![FunctionUse::Free; programs_max.clamp(1, FUNCTIONS_MAX)];
+        Self { claims: ClaimTable::default(), functions }
+    }
+
+    /// Assigns a function to a program, which keeps the ports of outgoing connections that it had.
+    ///
+    /// # Errors
+    /// The reason for the program.
+    fn admit(
+        &mut self,
+        request: &AttachRequest,
+    ) -> Result<(usize, Option<PortRange>), AttachRefusal> {
+        self.claims.check(&request.claim)?;
+        let free = |wanted| self.functions.iter().position(|function| *function == wanted);
+        let function = match request.outgoing {
+            None => {
+                let free = free(FunctionUse::Free).or_else(|| free(FunctionUse::Ending));
+                free.ok_or(AttachRefusal::Full)?
+            }
+            Some(ports) => {
+                let former = (0..FUNCTIONS_MAX).find(|&n| outgoing_ports(n) == ports);
+                let former = former.ok_or(AttachRefusal::BadRequest)?;
+                let used = self.functions.get(former).ok_or(AttachRefusal::Full)?;
+                if *used == FunctionUse::Taken {
+                    return Err(AttachRefusal::Claimed);
+                }
+                former
+            }
+        };
+        let outgoing = self.claims.insert(function, &request.claim)?;
+        self.functions[function] = FunctionUse::Taken;
+        Ok((function, outgoing))
+    }
+
+    fn release(&mut self, function: usize, after: FunctionUse) {
+        self.claims.remove(function);
+        self.functions[function] = after;
+    }
+}
+
+/// State that the accepting thread and the device's thread share.
+#[derive(Debug)]
+struct AcceptorState {
+    programs: Mutex<ProgramTable>,
+    /// Number of programs that were not accepted.
+    refused: AtomicU64,
+}
+
+impl AcceptorState {
+    fn programs(&self) -> MutexGuard<'_, ProgramTable> {
+        // A panic cannot leave the table half changed: a claim is checked before it is inserted.
+        self.programs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A program that was accepted.
+pub(crate) struct ProgramArrival {
+    /// The function that serves it.
+    pub(crate) function: usize,
+    pub(crate) claim: AddressClaim,
+    pub(crate) process: PeerProcess,
+    pub(crate) channel: SharedMemoryChannel,
+    pub(crate) disk: Box<dyn Disk>,
+}
+
+/// Programs that were accepted, for the device's thread.
+pub(crate) struct ProgramArrivals {
+    receiver: Receiver<ProgramArrival>,
+    shared: Arc<AcceptorState>,
+    notifier: Notifier,
+}
+
+impl ProgramArrivals {
+    /// Returns the next program.
+    pub(crate) fn next(&self) -> Option<ProgramArrival> {
+        self.receiver.try_recv().ok()
+    }
+
+    /// Releases the claim of a program that is gone, while its function ends connections.
+    pub(crate) fn end(&self, function: usize) {
+        self.shared.programs().release(function, FunctionUse::Ending);
+    }
+
+    /// Releases a function whose program is gone, and whose connections have ended.
+    pub(crate) fn free(&self, function: usize) {
+        let mut programs = self.shared.programs();
+        // It may have been given to another program meanwhile.
+        if programs.functions[function] == FunctionUse::Ending {
+            programs.release(function, FunctionUse::Free);
+        }
+    }
+
+    /// Returns the number of programs that were not accepted.
+    pub(crate) fn refused(&self) -> u64 {
+        self.shared.refused.load(Ordering::Relaxed)
+    }
+
+    /// Returns the notifier that the acceptor wakes the device's thread by.
+    pub(crate) const fn notifier(&self) -> &Notifier {
+        &self.notifier
+    }
+}
+
+/// Starts the thread that accepts up to `programs_max` programs for devices with these
+/// capabilities. Returns it with the arrivals for the device's thread.
+///
+/// # Errors
+/// If no thread or file descriptor is left.
+pub(crate) fn accept_programs(
+    listener: UnixListener,
+    capabilities: Capabilities,
+    roots: ProgramRoots,
+    programs_max: usize,
+) -> Result<(ListenerThread, ProgramArrivals), Failure> {
+    let (sender, receiver) = channel();
+    let programs = Mutex::new(ProgramTable::new(programs_max));
+    let shared = Arc::new(AcceptorState { programs, refused: AtomicU64::new(0) });
+    let arrivals =
+        ProgramArrivals { receiver, shared: Arc::clone(&shared), notifier: new_notifier()? };
+    let acceptor = ProgramAcceptor {
+        capabilities: capabilities.for_other_process(),
+        roots,
+        arrivals: sender,
+        shared,
+        notifier: arrivals.notifier.clone(),
+    };
+    let thread = ListenerThread::start("programs", "programs", listener, move |client| {
+        acceptor.serve(client);
+    })?;
+    Ok((thread, arrivals))
+}
+
+/// Accepts programs, in a thread of its own.
+struct ProgramAcceptor {
+    capabilities: Capabilities,
+    roots: ProgramRoots,
+    arrivals: Sender<ProgramArrival>,
+    shared: Arc<AcceptorState>,
+    notifier: Notifier,
+}
+
+impl ProgramAcceptor {
+    /// Accepts or refuses a program that has connected.
+    fn serve(&self, client: UnixStream) {
+        if !self.accept_or_refuse(AttachmentSocket::new(client)) {
+            self.shared.refused.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns whether the program was accepted.
+    fn accept_or_refuse(&self, socket: AttachmentSocket) -> bool {
+        let request = match handshake::receive_request(&socket) {
+            Ok(Ok(request)) => request,
+            Ok(Err(fault)) => {
+                eprintln!("outboard: refusing a program: {fault}");
+                handshake::refuse(&socket, AttachRefusal::BadRequest);
+                return false;
+            }
+            // It is gone, too slow, or sends no message.
+            Err(_) => return false,
+        };
+        let disk = match self.roots.open(request.root) {
+            Ok(disk) => disk,
+            Err(reason) => {
+                handshake::refuse(&socket, reason);
+                return false;
+            }
+        };
+        let admitted = self.shared.programs().admit(&request);
+        match admitted {
+            Ok((function, outgoing)) => {
+                let accepted = self.accept(socket, request, (function, outgoing), disk);
+                if !accepted {
+                    self.shared.programs().release(function, FunctionUse::Ending);
+                }
+                accepted
+            }
+            Err(reason) => {
+                handshake::refuse(&socket, reason);
+                false
+            }
+        }
+    }
+
+    /// Passes a program to the device's thread; returns false if it is gone.
+    fn accept(
+        &self,
+        socket: AttachmentSocket,
+        request: AttachRequest,
+        (function, outgoing): (usize, Option<PortRange>),
+        disk: Box<dyn Disk>,
+    ) -> bool {
+        let mut capabilities = self.capabilities.clone();
+        if request.root.is_none() {
+            capabilities.file = Err(Refusal::Disabled);
+        }
+        let Ok(process) = socket.peer_process() else { return false };
+        let channel = match handshake::accept(socket, AttachGrant { capabilities, outgoing }) {
+            Ok(channel) => channel,
+            Err(error) => {
+                eprintln!("outboard: cannot attach a program: {error}");
+                return false;
+            }
+        };
+        let claim = request.claim;
+        let arrival = ProgramArrival { function, claim, process, channel, disk };
+        let passed = self.arrivals.send(arrival).is_ok();
+        self.notifier.notify();
+        passed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use abi::attach::PortClaim;
+
+    use super::*;
+
+    fn request(last: u8, ports: PortClaim, outgoing: Option<PortRange>) -> AttachRequest {
+        let claim = AddressClaim { addrs: [[10, 0, 0, last].into()].into(), ports };
+        AttachRequest { root: None, claim, outgoing }
+    }
+
+    fn listed(port: u16) -> PortClaim {
+        PortClaim::Listed([PortRange { first: port, last: port }].into())
+    }
+
+    #[test]
+    fn programs_are_admitted_while_functions_are_free() {
+        let mut table = ProgramTable::new(2);
+        let all = |last| request(last, PortClaim::All, None);
+        assert_eq!(table.admit(&all(1)), Ok((0, None)));
+        assert_eq!(table.admit(&all(1)), Err(AttachRefusal::Claimed));
+        assert_eq!(table.admit(&all(2)), Ok((1, None)));
+        assert_eq!(table.admit(&all(3)), Err(AttachRefusal::Full));
+        table.release(0, FunctionUse::Ending);
+        table.release(1, FunctionUse::Free);
+        assert_eq!(table.admit(&all(3)), Ok((1, None)), "before one that still ends");
+        assert_eq!(table.admit(&all(1)), Ok((0, None)));
+    }
+
+    /// A program keeps the ports of its connections on the next device.
+    #[test]
+    fn a_program_gets_its_ports_again() {
+        let mut table = ProgramTable::new(3);
+        let second = outgoing_ports(1);
+        let again = request(1, listed(80), Some(second));
+        assert_eq!(table.admit(&again), Ok((1, Some(second))));
+        let taken = request(1, listed(81), Some(second));
+        assert_eq!(table.admit(&taken), Err(AttachRefusal::Claimed));
+        let new = request(1, listed(81), None);
+        assert_eq!(table.admit(&new), Ok((0, Some(outgoing_ports(0)))));
+        let unknown = request(2, listed(80), Some(PortRange { first: 1, last: 2 }));
+        assert_eq!(table.admit(&unknown), Err(AttachRefusal::BadRequest));
+        let beyond = request(2, listed(80), Some(outgoing_ports(3)));
+        assert_eq!(table.admit(&beyond), Err(AttachRefusal::Full));
+    }
+}

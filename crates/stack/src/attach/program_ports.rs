@@ -1,0 +1,64 @@
+//! The program and the disk of a function of a device process.
+
+use abi::disk::{DiskCompletion, DiskRequest};
+use abi::{Event, Op, PacketBuf, PacketPool};
+use base::Instant;
+use io::disk::Disk;
+use node::record::{RecordLane, describe_event, describe_op};
+use node::remote::RemoteDeviceEnd;
+use node::{DiskPort, FunctionPorts};
+
+use super::attachment::AttachedEnd;
+use super::channel::SharedMemoryChannel;
+use crate::record::QueueRecorder;
+
+/// A program that is attached to a function, and the disk of its root.
+pub(crate) struct ProgramPorts {
+    pub(crate) attached: AttachedEnd<RemoteDeviceEnd<SharedMemoryChannel>>,
+    pub(crate) disk: Box<dyn Disk>,
+    /// Start of the turn, which is the time of its entries in the record.
+    pub(crate) turn_at: Instant,
+    /// `None` if the run is not recorded.
+    pub(crate) recorder: Option<QueueRecorder>,
+}
+
+impl DiskPort for ProgramPorts {
+    fn submit(&mut self, _: Instant, request: DiskRequest) -> Result<(), DiskRequest> {
+        self.disk.submit(request)
+    }
+
+    fn flush(&mut self) {
+        self.disk.flush();
+    }
+
+    fn poll(&mut self, _: Instant) -> Option<DiskCompletion> {
+        self.disk.poll()
+    }
+}
+
+impl FunctionPorts for ProgramPorts {
+    fn pop_op(&mut self, pool: &mut PacketPool) -> Option<Op> {
+        let op = self.attached.end().pop_op(pool);
+        if let (Some(recorder), Some(op)) = (&mut self.recorder, &op) {
+            recorder.add(self.turn_at, RecordLane::Operation, describe_op(op));
+        }
+        op
+    }
+
+    fn pop_recycled(&mut self) -> Option<PacketBuf> {
+        self.attached.end().pop_recycled()
+    }
+
+    fn push_event(&mut self, event: Event) -> Result<(), Event> {
+        let item = self.recorder.is_some().then(|| describe_event(&event));
+        self.attached.end().push_event(event)?;
+        if let (Some(recorder), Some(item)) = (&mut self.recorder, item) {
+            recorder.add(self.turn_at, RecordLane::Event, item);
+        }
+        Ok(())
+    }
+
+    fn wake_host(&mut self) {
+        self.attached.end().publish();
+    }
+}
