@@ -10,21 +10,17 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::process::{Command, Stdio};
 
 use clap::Args;
 use serde_json::{Map, Value, json};
 
 use super::experiment::{BenchReport, Benchmark};
 use super::live::comparison::{Measured, Rounds, RunValue, report};
-use super::live::environment::{
-    LiveServer, LiveTestbed, Process, in_new_namespace, log_file, spawn, wait_for_line,
-    write_certificate,
-};
+use super::live::environment::{LiveServer, LiveTestbed, write_certificate};
 use super::live::load::{self, LoadRun};
 use super::live::machine::machine;
 use super::live::outboard::{
-    LiveLink, OUTBOARD, counters, in_namespace_of, outboard_path, start_outboard,
+    LiveLink, OUTBOARD, counters, start_attached, start_nic, start_outboard,
 };
 use super::live::{LoadRow, named, tools};
 use cli::Failure;
@@ -199,29 +195,10 @@ fn start_together(
 
 /// Starts `outboard nic`, and `outboard serve` that is attached to it, on the same cores.
 fn start_apart(bed: &LiveTestbed, name: &str, options: &[String]) -> Result<LiveServer, Failure> {
-    let (program, site) = (outboard_path()?, bed.site());
-    let nic = nic_name(name);
-    let socket = bed.path().join(format!("{nic}-socket"));
-    let mut device = in_new_namespace(&bed.server_cores, &program);
-    device.args(["nic", "--link", "tap:ob0", "--root"]).arg(format!("site={}", site.display()));
-    device.arg("--listen").arg(&socket).arg("--control").arg(bed.path().join(&nic));
-    let process = start(bed, device, &nic)?;
-    let mut serve = in_namespace_of(process.0.id(), &bed.server_cores, &program);
-    serve.arg("serve").arg(&site).args(options);
-    serve.arg("--nic").arg(format!("unix:{}", socket.display()));
-    serve.args(["--addr", &format!("{}/24", OUTBOARD.server)]);
-    serve.arg("--control").arg(bed.path().join(name));
-    let others = vec![start(bed, serve, name)?];
-    Ok(LiveServer { process, others, addr: OUTBOARD.server, client: None })
-}
-
-/// Starts a program, and waits for its `try:` line.
-fn start(bed: &LiveTestbed, mut command: Command, name: &str) -> Result<Process, Failure> {
-    let log = bed.path().join(format!("{name}.log"));
-    command.stdout(Stdio::piped()).stderr(log_file(&log)?);
-    let mut process = spawn(&mut command)?;
-    wait_for_line(&mut process, "try:", "outboard", &log)?;
-    Ok(process)
+    let process = start_nic(bed, &nic_name(name))?;
+    let addr = OUTBOARD.server;
+    let serve = start_attached(bed, (&process, &nic_name(name)), (name, addr), options)?;
+    Ok(LiveServer { process, others: vec![serve], addr, client: None })
 }
 
 /// Returns the name of the control socket of a program's device.

@@ -8,9 +8,9 @@
 //!   [`remote_storage`]) run client, link, device and host in turn on one thread
 //!   ([`cycle_accounting`]) and sum the cycles of each. [`testbed`] and the modules whose names end
 //!   in `_pair` build the machines that several of them run.
-//! - Live benchmarks ([`serve_live`], [`device_process`], [`proxy_live`], [`quic_live`],
-//!   [`quic_relay`]) run the program as users do, in turn with other programs or arrangements
-//!   ([`live::comparison`]).
+//! - Live benchmarks ([`serve_live`], [`device_process`], [`device_programs`], [`proxy_live`],
+//!   [`quic_live`], [`quic_relay`]) run the program as users do, in turn with other programs or
+//!   arrangements ([`live::comparison`]).
 //! - [`splice_frames`] runs the device alone on XDP sockets, beside programs of the kernel.
 //! - [`connections`], [`tls_engine`], [`aead_workers`], [`timer_wheel`] and [`carriers`] measure a
 //!   device, a data structure or a carrier alone.
@@ -24,6 +24,7 @@ mod connections;
 mod content_pair;
 mod cycle_accounting;
 mod device_process;
+mod device_programs;
 mod disk;
 mod experiment;
 mod faults;
@@ -132,6 +133,8 @@ enum Bench {
     /// Compare `outboard serve` attached to `outboard nic` with itself in one process, under load
     /// from wrk
     DeviceProcess(device_process::DeviceProcessArgs),
+    /// Measure several programs on one device process, and one beside another that is killed
+    DevicePrograms(device_programs::DeviceProgramsArgs),
     /// Measure connections that the hash leads to one queue of two, with and without balance
     QueueBalance(queue_balance::QueueBalanceArgs),
     /// Measure how `outboard serve` and nginx scale over queues and cores, under load from wrk
@@ -167,6 +170,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         Bench::ProxyLive(args) => args,
         Bench::ServeLive(args) => args,
         Bench::DeviceProcess(args) => args,
+        Bench::DevicePrograms(args) => args,
         Bench::QueueBalance(args) => args,
         Bench::QueueScaling(args) => args,
     };

@@ -4,7 +4,8 @@
 //! The counters in /proc advance 100 times a second, which is precise enough for runs of seconds.
 
 use std::fs;
-use std::process::Command;
+use std::net::Ipv4Addr;
+use std::process::{Command, Stdio};
 
 use super::LoadRow;
 use super::environment::{CoreList, LiveServer, LiveTestbed, command_in_namespace};
@@ -41,6 +42,16 @@ pub(crate) struct LoadRun {
 }
 
 impl LoadRun {
+    /// Sets the CPU times to those between two snapshots.
+    fn add_times(&mut self, before: &Snapshot, after: &Snapshot, bed: &LiveTestbed) {
+        self.server_s = after.server_s - before.server_s;
+        self.core_s = after.core.busy_s - before.core.busy_s;
+        self.interrupts_s = after.core.interrupts_s - before.core.interrupts_s;
+        let client_s = after.client.busy_s - before.client.busy_s;
+        self.client_busy = client_s / self.seconds / bed.client_cores.0.len() as f64;
+        self.switches = after.switches - before.switches;
+    }
+
     pub(crate) fn requests_per_s(&self) -> f64 {
         self.requests / self.seconds
     }
@@ -74,6 +85,44 @@ pub(crate) fn run(
     row: LoadRow,
     seconds: u32,
 ) -> Result<LoadRun, Failure> {
+    let mut wrk = wrk(server, bed, row, (server.addr, seconds));
+    measure(&mut wrk, server, bed, row)
+}
+
+/// Runs wrk against each of these addresses at the same time, as [`run`] does against one. The CPU
+/// times are those of all runs; their latencies are not combined.
+pub(crate) fn run_side_by_side(
+    server: &LiveServer,
+    bed: &LiveTestbed,
+    rows: &[(LoadRow, Ipv4Addr)],
+    seconds: u32,
+) -> Result<Vec<LoadRun>, Failure> {
+    let before = Snapshot::take(server, bed)?;
+    let start = |&(row, addr): &(LoadRow, Ipv4Addr)| {
+        let mut wrk = wrk(server, bed, row, (addr, seconds));
+        wrk.stdout(Stdio::piped()).stderr(Stdio::null());
+        wrk.spawn().map_err(|e| Failure::System(format!("cannot run wrk: {e}")))
+    };
+    let running = rows.iter().map(start).collect::<Result<Vec<_>, _>>()?;
+    let mut runs = Vec::new();
+    for (client, (row, _)) in running.into_iter().zip(rows) {
+        let said = client.wait_with_output();
+        let said = said.map_err(|e| Failure::System(format!("cannot read from wrk: {e}")))?;
+        let run = parse_wrk(&String::from_utf8_lossy(&said.stdout), *row);
+        runs.push(run.ok_or_else(|| Failure::System("cannot parse wrk's report".to_owned()))?);
+    }
+    let after = Snapshot::take(server, bed)?;
+    runs.iter_mut().for_each(|run| run.add_times(&before, &after, bed));
+    Ok(runs)
+}
+
+/// Returns the command of wrk for an address.
+fn wrk(
+    server: &LiveServer,
+    bed: &LiveTestbed,
+    row: LoadRow,
+    (addr, seconds): (Ipv4Addr, u32),
+) -> Command {
     let mut wrk = command_in_namespace(server.client_namespace(), "taskset");
     let threads = u32::try_from(bed.client_cores.0.len()).unwrap_or(u32::MAX);
     wrk.arg("--cpu-list").arg(bed.client_cores.to_string());
@@ -84,8 +133,8 @@ pub(crate) fn run(
         wrk.args(["--header", "Connection: close"]);
     }
     let scheme = if row.tls { "https" } else { "http" };
-    wrk.arg(format!("{scheme}://{}/{}", server.addr, row.name));
-    measure(&mut wrk, server, bed, row)
+    wrk.arg(format!("{scheme}://{addr}/{}", row.name));
+    wrk
 }
 
 /// Runs a client that prints the line of our wrk script.
@@ -100,12 +149,7 @@ pub(crate) fn measure(
     let after = Snapshot::take(server, bed)?;
     let mut run = parse_wrk(&said, row)
         .ok_or_else(|| Failure::System("cannot parse the client's report".to_owned()))?;
-    run.server_s = after.server_s - before.server_s;
-    run.core_s = after.core.busy_s - before.core.busy_s;
-    run.interrupts_s = after.core.interrupts_s - before.core.interrupts_s;
-    let client_s = after.client.busy_s - before.client.busy_s;
-    run.client_busy = client_s / run.seconds / bed.client_cores.0.len() as f64;
-    run.switches = after.switches - before.switches;
+    run.add_times(&before, &after, bed);
     Ok(run)
 }
 

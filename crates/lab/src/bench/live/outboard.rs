@@ -119,7 +119,6 @@ pub(crate) fn start_outboard(
     (link, addresses): (LiveLink, VethLink),
 ) -> Result<LiveServer, Failure> {
     let program = outboard_path()?;
-    let log = bed.path().join(format!("{name}.log"));
     let veth = link.has_veth().then(|| link_empty_namespaces(bed, addresses)).transpose()?;
     if let (LiveLink::Xdp, Some(veth)) = (link, &veth) {
         check(&[("ethtool", "ethtool")])?;
@@ -132,13 +131,50 @@ pub(crate) fn start_outboard(
     };
     command.args(arguments).arg("--control").arg(bed.path().join(name));
     command.args(["--link", link.argument(), "--addr", &format!("{}/24", addresses.server)]);
-    command.stdout(Stdio::piped()).stderr(log_file(&log)?);
-    let mut process = spawn(&mut command)?;
-    // The `try:` line is the last one that it prints before it serves.
-    wait_for_line(&mut process, "try:", "outboard", &log)?;
+    let process = start_ready(bed, command, name)?;
     // From here on our program holds the server's namespace.
     let client = veth.map(|veth| veth.client);
     Ok(LiveServer { process, others: Vec::new(), addr: addresses.server, client })
+}
+
+/// Starts `outboard nic` on a TAP in a network namespace of its own, on the server's core, with the
+/// testbed's files. `name` is the name of its control socket.
+pub(crate) fn start_nic(bed: &LiveTestbed, name: &str) -> Result<Process, Failure> {
+    let mut device = in_new_namespace(&bed.server_cores, &outboard_path()?);
+    device.args(["nic", "--link", LiveLink::Tap.argument(), "--root"]);
+    device.arg(format!("site={}", bed.site().display()));
+    device.arg("--listen").arg(attach_path(bed, name)).arg("--control").arg(bed.path().join(name));
+    start_ready(bed, device, name)
+}
+
+/// Starts `outboard serve` attached to a device process, given with its name, on the same core.
+/// `name` is the name of its control socket.
+pub(crate) fn start_attached(
+    bed: &LiveTestbed,
+    (device, device_name): (&Process, &str),
+    (name, addr): (&str, Ipv4Addr),
+    options: &[String],
+) -> Result<Process, Failure> {
+    let mut serve = in_namespace_of(device.0.id(), &bed.server_cores, &outboard_path()?);
+    serve.arg("serve").arg(bed.site()).args(options);
+    serve.arg("--nic").arg(format!("unix:{}", attach_path(bed, device_name).display()));
+    serve.args(["--addr", &format!("{addr}/24")]);
+    serve.arg("--control").arg(bed.path().join(name));
+    start_ready(bed, serve, name)
+}
+
+/// Returns the path of the socket on which programs attach to a device process.
+fn attach_path(bed: &LiveTestbed, device_name: &str) -> PathBuf {
+    bed.path().join(format!("{device_name}-socket"))
+}
+
+/// Starts a program, and waits for its `try:` line, the last one before it serves.
+fn start_ready(bed: &LiveTestbed, mut command: Command, name: &str) -> Result<Process, Failure> {
+    let log = bed.path().join(format!("{name}.log"));
+    command.stdout(Stdio::piped()).stderr(log_file(&log)?);
+    let mut process = spawn(&mut command)?;
+    wait_for_line(&mut process, "try:", "outboard", &log)?;
+    Ok(process)
 }
 
 /// Starts `outboard serve` with HTTP/3 and these options, like [`start_outboard`]. Also returns the
