@@ -66,9 +66,19 @@ fn programs_have_addresses_of_their_own() {
         program.expect_no_alarm();
     }
     nic.expect_no_alarm();
+    // The death of a backend reaches its clients over the device.
+    fixture.files.fill("large.bin", 64 << 20);
+    let client = curl(&fixture, &["--limit-rate", "1M", "-o", "/dev/null"])
+        .arg("http://10.77.0.4/large.bin")
+        .spawn()
+        .expect("curl");
+    while first.stat().get("http_responses_2xx") == 4 {}
+    let _netns = first.crash();
+    let ended = interop::wait_with_time_limit(client);
+    assert!(matches!(ended.status.code(), Some(18 | 56)), "{}", ended.status);
     drop(proxy);
-    while nic.stat().get("programs_attached_now") > 2 {}
-    assert_eq!(fetch(&fixture, "http://10.77.0.2/a.bin", &[]), want);
+    while nic.stat().get("programs_attached_now") > 1 {}
+    assert_eq!(fetch(&fixture, "https://10.77.0.3/a.bin", &[]), want);
 }
 
 /// Two programs have different ports of one address, and the kernel's stack sees one machine.

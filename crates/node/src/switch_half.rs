@@ -364,6 +364,13 @@ impl<P: FunctionPorts> SwitchHalf<P> {
             let next = self.unsent.take().or_else(|| self.switch.poll_reset());
             let Some(mut frame) = next else { return };
             turn.worked = true;
+            if self.switch.is_local(&frame) {
+                // The peer is another program.
+                if let Some(frame) = received_copy(&mut self.pool, &frame) {
+                    self.deliver(frame, None);
+                }
+                continue;
+            }
             match link.transmit(now, &mut frame) {
                 LinkTxStatus::Sent | LinkTxStatus::Failed | LinkTxStatus::TooLong => {}
                 LinkTxStatus::Full => {
@@ -375,6 +382,14 @@ impl<P: FunctionPorts> SwitchHalf<P> {
         }
         turn.more = true;
     }
+}
+
+/// Copies a sent frame to a buffer, as it is received; `None` if it is too long for one.
+fn received_copy(pool: &mut PacketPool, frame: &TxFrame) -> Option<RxFrame> {
+    let mut packet = pool.take(frame.len())?;
+    frame.copy_to(packet.as_mut_slice());
+    let checksum = if frame.checksum_partial { Checksum::Partial } else { Checksum::Good };
+    Some(RxFrame { packet, checksum, segment_size: frame.segment_size })
 }
 
 impl<P> core::fmt::Debug for SwitchHalf<P> {
@@ -414,12 +429,8 @@ impl<P: FunctionPorts, L> FunctionDriver<'_, P, L> {
 
     /// Copies a frame for other functions. Returns false if it is too long for a buffer.
     fn copy_to_functions(&mut self, frame: &TxFrame) -> bool {
-        let Some(mut packet) = self.pool.take(frame.len()) else { return false };
-        frame.copy_to(packet.as_mut_slice());
-        let checksum = if frame.checksum_partial { Checksum::Partial } else { Checksum::Good };
-        let segment_size = frame.segment_size;
+        let Some(frame) = received_copy(self.pool, frame) else { return false };
         self.switch.counters.switch_local_frames += 1;
-        let frame = RxFrame { packet, checksum, segment_size };
         self.local.push(LocalFrame { frame, from: self.index });
         true
     }

@@ -2,9 +2,10 @@
 //! is gone, and keeps the flows of a shared port with the function that has them.
 //!
 //! The table learns from sent packets alone, so an entry needs neither set-up nor help of the
-//! program. It is bounded: when it is full, connections that are closing are forgotten first, then
-//! idle UDP flows, and new flows are not learned. A flow that is not in the table is steered by its
-//! hash, and is not reset when its program is gone.
+//! program. It is bounded for each function: when it is full, connections that are closing are
+//! forgotten first, then UDP flows, and new flows are not learned. A flow that is not in the table
+//! is steered by its hash, and is not reset when its program is gone. A flow that is in the table
+//! belongs to its function: others that share the port cannot send segments of it.
 
 use abi::PacketHeader;
 use abi::link::{FramePayloads, TxFrame};
@@ -18,11 +19,11 @@ use wire::segment::tcp_packet;
 use wire::tcp::{TcpFlags, TcpHeader};
 use wire::{ETHERNET_BYTES, Tuple};
 
-use super::claims::FunctionSet;
+use super::claims::{FUNCTIONS_MAX, FunctionSet};
 use super::source_check::SentSegment;
 
-/// Maximum number of flows: 96 bytes each, allocated as they come.
-const FLOWS_MAX: usize = 1 << 18;
+/// Maximum number of flows of each function: about 100 bytes each, allocated as they come.
+const FLOWS_MAX: usize = 1 << 17;
 /// How long a flow is known after its FIN, after its reset, or after the last datagram: a challenge
 /// of the peer (RFC 5961 section 3.2) comes within a round trip.
 const IDLE_TIME: Duration = Duration::from_secs(60);
@@ -53,25 +54,69 @@ struct SentFlow {
     next_hop: [u8; 6],
 }
 
+impl SentFlow {
+    fn is(&self, key: &FlowKey) -> bool {
+        self.tuple == key.tuple && matches!(self.phase, FlowPhase::Datagrams(_)) == key.is_udp
+    }
+
+    fn key(&self) -> FlowKey {
+        let is_udp = matches!(self.phase, FlowPhase::Datagrams(_));
+        FlowKey { tuple: self.tuple, is_udp }
+    }
+}
+
+/// A flow: TCP and UDP have the same ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FlowKey {
+    /// Its addresses and ports; `local` is the function's side.
+    pub(super) tuple: Tuple,
+    pub(super) is_udp: bool,
+}
+
+impl FlowKey {
+    fn hash(&self, seed: u64) -> u64 {
+        hash_tuple(seed ^ u64::from(self.is_udp), &self.tuple)
+    }
+}
+
+/// Result of [`SentFlows::learn_segment`] and [`SentFlows::learn_datagram`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Learned {
+    /// The flow is known, or need not be.
+    Known,
+    /// It is new, and the table has no room for it.
+    Full,
+    /// It belongs to another function that shares the port.
+    OfAnother,
+}
+
+/// Flows of one function.
+#[derive(Debug, Default)]
+struct FlowsOfFunction {
+    count: usize,
+    /// Flows to be forgotten, in the order of time.
+    expiring: VecDeque<(Instant, FlowKey)>,
+}
+
 /// The table of flows.
 #[derive(Debug)]
 pub(super) struct SentFlows {
     flows: HashTable<SentFlow>,
     seed: u64,
-    /// Flows to be forgotten, in the order of time.
-    expiring: VecDeque<(Instant, Tuple)>,
+    of_function: [FlowsOfFunction; FUNCTIONS_MAX],
     /// Functions whose program is gone, and whose closing flows are kept until they have ended.
     ending: FunctionSet,
+    /// Maximum number of flows of each function, so that none can take the room of others.
     flows_max: usize,
 }
 
 impl SentFlows {
     /// Creates an empty table.
-    pub(super) const fn new(seed: u64) -> Self {
+    pub(super) fn new(seed: u64) -> Self {
         Self {
             flows: HashTable::new(),
             seed,
-            expiring: VecDeque::new(),
+            of_function: core::array::from_fn(|_| FlowsOfFunction::default()),
             ending: FunctionSet::NONE,
             flows_max: FLOWS_MAX,
         }
@@ -82,7 +127,7 @@ impl SentFlows {
         self.ending
     }
 
-    /// Sets the maximum number of flows.
+    /// Sets the maximum number of flows of each function.
     #[cfg(test)]
     pub(super) const fn limit(&mut self, flows_max: usize) {
         self.flows_max = flows_max;
@@ -93,117 +138,141 @@ impl SentFlows {
         self.flows.len()
     }
 
-    /// Returns the function that has a flow.
-    pub(super) fn function_of(&self, tuple: &Tuple) -> Option<usize> {
-        let flow = self.flows.find(hash_tuple(self.seed, tuple), |flow| flow.tuple == *tuple)?;
-        (flow.phase != FlowPhase::Reset).then_some(flow.function)
+    fn find(&self, key: &FlowKey) -> Option<&SentFlow> {
+        self.flows.find(key.hash(self.seed), |flow| flow.is(key))
     }
 
-    /// Learns from a TCP segment of `frame_len` bytes, sent to the link address `next_hop`. Returns
-    /// false if the flow is new and the table is full.
+    /// Returns the function that has a flow.
+    pub(super) fn function_of(&self, key: &FlowKey) -> Option<usize> {
+        self.find(key).filter(|flow| flow.phase != FlowPhase::Reset).map(|flow| flow.function)
+    }
+
+    /// Returns whether a flow belongs to another function, whose program is there.
+    fn is_of_another(&self, key: &FlowKey, function: usize) -> bool {
+        let owner = self.function_of(key);
+        owner.is_some_and(|owner| owner != function && !self.ending.contains(owner))
+    }
+
+    /// Learns from a TCP segment of `frame_len` bytes, sent to the link address `next_hop`.
     pub(super) fn learn_segment(
         &mut self,
         now: Instant,
         function: usize,
         segment: &SentSegment,
         (frame_len, next_hop): (usize, [u8; 6]),
-    ) -> bool {
+    ) -> Learned {
         let SentSegment { tuple, seq, flags, payload_at } = *segment;
-        let payload = frame_len.saturating_sub(payload_at);
-        let hash = hash_tuple(self.seed, &tuple);
+        let (payload, key) =
+            (frame_len.saturating_sub(payload_at), FlowKey { tuple, is_udp: false });
+        if self.is_of_another(&key, function) {
+            return Learned::OfAnother;
+        }
         if flags.has(TcpFlags::RST) {
-            if let Ok(found) = self.flows.find_entry(hash, |flow| flow.tuple == tuple) {
-                found.remove();
-            }
-            return true;
+            self.remove(&key);
+            return Learned::Known;
         }
         let ends = flags.any(TcpFlags::SYN.with(TcpFlags::FIN));
         if payload == 0 && !ends {
             // An acknowledgment changes nothing here.
-            return true;
+            return Learned::Known;
         }
         #[expect(clippy::cast_possible_truncation, reason = "a frame is shorter than 4 GiB")]
         let after = SeqNum(seq.0.wrapping_add(payload as u32 + u32::from(ends)));
-        if self.flows.find(hash, |flow| flow.tuple == tuple).is_none() {
-            let (phase, next_seq) = (FlowPhase::Open, after);
-            if !self.insert(now, SentFlow { tuple, function, phase, next_seq, next_hop }) {
-                return false;
-            }
+        let open = SentFlow { tuple, function, phase: FlowPhase::Open, next_seq: after, next_hop };
+        let is_new = self.find(&key).is_none_or(|flow| {
+            flow.function != function || flow.phase == FlowPhase::Reset || flags.has(TcpFlags::SYN)
+        });
+        if is_new && !self.replace(now, open) {
+            return Learned::Full;
         }
-        let Some(flow) = self.flows.find_mut(hash, |flow| flow.tuple == tuple) else {
+        let Some(flow) = self.flows.find_mut(key.hash(self.seed), |flow| flow.is(&key)) else {
             unreachable!("the flow is in the table");
         };
-        if flags.has(TcpFlags::SYN) || flow.function != function || flow.phase == FlowPhase::Reset {
-            (flow.function, flow.phase, flow.next_seq) = (function, FlowPhase::Open, after);
-        }
         flow.next_seq = flow.next_seq.max(after);
         flow.next_hop = next_hop;
         if flags.has(TcpFlags::FIN) && flow.phase == FlowPhase::Open {
             flow.phase = FlowPhase::Closing;
-            self.expiring.push_back((now + IDLE_TIME, tuple));
-            self.forget_expired(now);
+            self.of_function[function].expiring.push_back((now + IDLE_TIME, key));
+            self.forget_expired(now, function);
         }
-        true
+        Learned::Known
     }
 
-    /// Learns from a UDP datagram from a shared port. Returns false if the table is full.
-    pub(super) fn learn_datagram(&mut self, now: Instant, function: usize, tuple: Tuple) -> bool {
-        let hash = hash_tuple(self.seed, &tuple);
+    /// Learns from a UDP datagram from a shared port.
+    pub(super) fn learn_datagram(
+        &mut self,
+        now: Instant,
+        function: usize,
+        tuple: Tuple,
+    ) -> Learned {
+        let key = FlowKey { tuple, is_udp: true };
+        if self.is_of_another(&key, function) {
+            return Learned::OfAnother;
+        }
         let phase = FlowPhase::Datagrams(true);
-        if let Some(flow) = self.flows.find_mut(hash, |flow| flow.tuple == tuple) {
-            (flow.function, flow.phase) = (function, phase);
-            return true;
+        if let Some(flow) = self.flows.find_mut(key.hash(self.seed), |flow| flow.is(&key)) {
+            flow.phase = phase;
+            return Learned::Known;
         }
         let (next_seq, next_hop) = (SeqNum(0), [0; 6]);
-        let is_new = self.insert(now, SentFlow { tuple, function, phase, next_seq, next_hop });
-        if is_new {
-            self.expiring.push_back((now + IDLE_TIME, tuple));
+        if !self.replace(now, SentFlow { tuple, function, phase, next_seq, next_hop }) {
+            return Learned::Full;
         }
-        is_new
+        self.of_function[function].expiring.push_back((now + IDLE_TIME, key));
+        Learned::Known
     }
 
-    fn insert(&mut self, now: Instant, flow: SentFlow) -> bool {
-        self.forget_expired(now);
+    /// Inserts a flow in place of an earlier one with the same tuple. Returns false if there is no
+    /// room.
+    fn replace(&mut self, now: Instant, flow: SentFlow) -> bool {
+        let (key, function) = (flow.key(), flow.function);
+        self.remove(&key);
+        self.forget_expired(now, function);
         for _ in 0..EXPIRED_MAX {
-            if self.flows.len() >= self.flows_max {
-                self.forget_first(now, true);
+            if self.of_function[function].count >= self.flows_max {
+                self.forget_first(now, function, true);
             }
         }
-        if self.flows.len() >= self.flows_max {
+        if self.of_function[function].count >= self.flows_max {
             return false;
         }
+        self.of_function[function].count += 1;
         let seed = self.seed;
-        let hash = |flow: &SentFlow| hash_tuple(seed, &flow.tuple);
-        self.flows.insert_unique(hash(&flow), flow, hash);
+        self.flows.insert_unique(key.hash(seed), flow, |flow| flow.key().hash(seed));
         true
     }
 
-    /// Forgets some of the flows whose time is over.
-    fn forget_expired(&mut self, now: Instant) {
-        for _ in 0..EXPIRED_MAX {
-            if self.expiring.front().is_none_or(|(at, _)| *at > now) {
-                return;
-            }
-            self.forget_first(now, false);
+    fn remove(&mut self, key: &FlowKey) {
+        if let Ok(found) = self.flows.find_entry(key.hash(self.seed), |flow| flow.is(key)) {
+            self.of_function[found.get().function].count -= 1;
+            found.remove();
         }
     }
 
-    /// Forgets the first flow of `expiring`, unless it is in use again. If there is no room, UDP
-    /// flows in use are forgotten, too.
-    fn forget_first(&mut self, now: Instant, is_full: bool) {
-        let Some((_, tuple)) = self.expiring.pop_front() else { return };
-        let hash = hash_tuple(self.seed, &tuple);
-        let Ok(mut found) = self.flows.find_entry(hash, |flow| flow.tuple == tuple) else { return };
-        match found.get().phase {
+    /// Forgets some of the function's flows whose time is over.
+    fn forget_expired(&mut self, now: Instant, function: usize) {
+        for _ in 0..EXPIRED_MAX {
+            if self.of_function[function].expiring.front().is_none_or(|(at, _)| *at > now) {
+                return;
+            }
+            self.forget_first(now, function, false);
+        }
+    }
+
+    /// Forgets the first of the function's flows in `expiring`, unless it is in use again. If there
+    /// is no room, UDP flows in use are forgotten, too.
+    fn forget_first(&mut self, now: Instant, function: usize, is_full: bool) {
+        let Some((_, key)) = self.of_function[function].expiring.pop_front() else { return };
+        let found = self.flows.find_mut(key.hash(self.seed), |flow| flow.is(&key));
+        let Some(flow) = found.filter(|flow| flow.function == function) else { return };
+        match flow.phase {
             FlowPhase::Open => {}
             FlowPhase::Datagrams(true) if !is_full => {
-                found.get_mut().phase = FlowPhase::Datagrams(false);
-                self.expiring.push_back((now + IDLE_TIME, tuple));
+                flow.phase = FlowPhase::Datagrams(false);
+                self.of_function[function].expiring.push_back((now + IDLE_TIME, key));
             }
-            FlowPhase::Closing if self.ending.contains(found.get().function) => {}
-            FlowPhase::Datagrams(_) | FlowPhase::Closing | FlowPhase::Reset => {
-                found.remove();
-            }
+            FlowPhase::Closing if self.ending.contains(function) => {}
+            FlowPhase::Datagrams(_) | FlowPhase::Closing | FlowPhase::Reset => self.remove(&key),
         }
     }
 
@@ -218,16 +287,19 @@ impl SentFlows {
         mut send: impl FnMut(FlowReset),
     ) {
         self.ending.insert(function);
-        let expiring = &mut self.expiring;
+        let FlowsOfFunction { count, expiring } = &mut self.of_function[function];
         self.flows.retain(|flow| {
             if flow.function != function {
                 return true;
             }
             match flow.phase {
-                FlowPhase::Datagrams(_) => return false,
+                FlowPhase::Datagrams(_) => {
+                    *count -= 1;
+                    return false;
+                }
                 FlowPhase::Reset => return true,
                 FlowPhase::Open | FlowPhase::Closing if keeps(&flow.tuple) => return true,
-                FlowPhase::Open => expiring.push_back((now + IDLE_TIME, flow.tuple)),
+                FlowPhase::Open => expiring.push_back((now + IDLE_TIME, flow.key())),
                 FlowPhase::Closing => {}
             }
             flow.phase = FlowPhase::Reset;
@@ -239,7 +311,12 @@ impl SentFlows {
     /// Forgets the flows that the device of a function has ended.
     pub(super) fn forget_function(&mut self, function: usize) {
         self.ending.remove(function);
-        self.flows.retain(|flow| flow.function != function || flow.phase == FlowPhase::Reset);
+        let count = &mut self.of_function[function].count;
+        self.flows.retain(|flow| {
+            let stays = flow.function != function || flow.phase == FlowPhase::Reset;
+            *count -= usize::from(!stays);
+            stays
+        });
     }
 
     /// Returns the answer to a segment of a connection that was reset: the peer challenges a reset
@@ -251,7 +328,7 @@ impl SentFlows {
         frame: &[u8],
         l4: usize,
     ) -> Option<FlowReset> {
-        let flow = self.flows.find(hash_tuple(self.seed, tuple), |flow| flow.tuple == *tuple)?;
+        let flow = self.find(&FlowKey { tuple: *tuple, is_udp: false })?;
         let tcp = frame.get(l4..)?.first_chunk::<14>()?;
         let flags = TcpFlags(tcp[13]);
         let answers = flow.phase == FlowPhase::Reset

@@ -35,7 +35,7 @@ use wire::Tuple;
 
 use claims::PortOwner;
 pub use claims::{ClaimTable, FUNCTIONS_MAX, FunctionSet, outgoing_ports};
-use flows::{FlowReset, SentFlows};
+use flows::{FlowKey, FlowReset, Learned, SentFlows};
 use source_check::{SentFrame, SentSegment};
 use steering::{RxRoute, route};
 
@@ -187,7 +187,7 @@ impl EmbeddedSwitch {
             return SwitchRoute::Dropped;
         }
         let route = match route(frame, &self.claims) {
-            RxRoute::Flow(tuple, segment) => self.steer_flow(frame, &tuple, segment, from),
+            RxRoute::Flow(key, segment) => self.steer_flow(frame, &key, segment, from),
             RxRoute::Answerer(addr) => self.answerer(addr).map(SwitchRoute::One),
             RxRoute::Copies(functions) => others(functions, from),
             RxRoute::All => others(self.serving(), from),
@@ -205,7 +205,7 @@ impl EmbeddedSwitch {
     fn steer_flow(
         &mut self,
         frame: &[u8],
-        tuple: &Tuple,
+        key: &FlowKey,
         segment: Option<usize>,
         from: Option<usize>,
     ) -> Option<SwitchRoute> {
@@ -213,16 +213,17 @@ impl EmbeddedSwitch {
         if !ending.is_empty() {
             // A device that still ends connections returns a segment that is not of these.
             let ends = |function: &usize| ending.contains(*function) && Some(*function) != from;
-            if let Some(function) = self.flows.function_of(tuple).filter(ends) {
+            if let Some(function) = self.flows.function_of(key).filter(ends) {
                 return Some(SwitchRoute::One(function));
             }
         }
+        let tuple = &key.tuple;
         match self.claims.owner(tuple.local.addr, tuple.local.port) {
             PortOwner::Function(function) | PortOwner::Answerer(function) => {
                 Some(SwitchRoute::One(function))
             }
             PortOwner::Shared(functions) => {
-                let known = self.flows.function_of(tuple).filter(|&f| functions.contains(f));
+                let known = self.flows.function_of(key).filter(|&f| functions.contains(f));
                 let selected = || functions.select(hash_tuple(self.seed, tuple));
                 known.or_else(selected).map(SwitchRoute::One)
             }
@@ -273,29 +274,40 @@ impl EmbeddedSwitch {
         };
         let learned = match &sent {
             // Of a function whose program is gone only the connections that were kept.
-            SentFrame::Segment(SentSegment { tuple, .. }) if is_ending => {
-                if self.flows.function_of(tuple) != Some(function) {
+            &SentFrame::Segment(SentSegment { tuple, .. }) if is_ending => {
+                if self.flows.function_of(&FlowKey { tuple, is_udp: false }) != Some(function) {
                     return self.drop_ended();
                 }
-                true
+                Learned::Known
             }
             _ if is_ending => return self.drop_ended(),
             SentFrame::Segment(segment) => {
                 self.flows.learn_segment(now, function, segment, (frame.len(), *to))
             }
             SentFrame::SharedDatagram(tuple) => self.flows.learn_datagram(now, function, *tuple),
-            SentFrame::Other => true,
+            SentFrame::Other => Learned::Known,
         };
-        if !learned {
-            self.counters.switch_flows_not_learned += 1;
+        match learned {
+            Learned::Known => {}
+            Learned::Full => self.counters.switch_flows_not_learned += 1,
+            Learned::OfAnother => {
+                self.counters.switch_tx_refused += 1;
+                return SentRoute::Refused;
+            }
         }
-        if *to == self.mac {
+        if self.is_local(frame) {
             SentRoute::Functions
         } else if to[0] & 1 == 1 {
             SentRoute::LinkAndFunctions
         } else {
             SentRoute::Link
         }
+    }
+
+    /// Returns whether a frame is for the switch's own link address, and stays within it.
+    #[must_use]
+    pub fn is_local(&self, frame: &TxFrame) -> bool {
+        frame.headers().first_chunk() == Some(&self.mac)
     }
 
     const fn drop_ended(&mut self) -> SentRoute {

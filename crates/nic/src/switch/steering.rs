@@ -11,6 +11,7 @@ use wire::frame::{FrameHeaderError, IpPacket, ParsedFrame, parse, protocol};
 use wire::{Endpoint, IPV6_BYTES, Tuple};
 
 use super::claims::{ClaimTable, FunctionSet};
+use super::flows::FlowKey;
 
 /// ICMP types of requests, which one host answers (RFC 792, RFC 4443).
 const ECHO_REQUEST: u8 = 8;
@@ -25,7 +26,7 @@ const ICMP_BYTES: usize = 8;
 pub(super) enum RxRoute {
     /// The function that owns the flow; `local` is the destination. With the offset of the header,
     /// if it is a TCP segment.
-    Flow(Tuple, Option<usize>),
+    Flow(FlowKey, Option<usize>),
     /// The function that answers for an address.
     Answerer(IpAddr),
     /// Each function of the set has a copy.
@@ -89,8 +90,9 @@ fn route_ip(frame: &[u8], ip: &IpPacket, claims: &ClaimTable) -> RxRoute {
             Some([source, destination]) => {
                 let local = Endpoint { addr: ip.destination, port: destination };
                 let remote = Endpoint { addr: ip.source, port: source };
-                let segment = (ip.protocol == protocol::TCP).then_some(ip.l4);
-                RxRoute::Flow(Tuple { local, remote }, segment)
+                let is_udp = ip.protocol == protocol::UDP;
+                let key = FlowKey { tuple: Tuple { local, remote }, is_udp };
+                RxRoute::Flow(key, (!is_udp).then_some(ip.l4))
             }
             None => RxRoute::Malformed,
         },
@@ -100,7 +102,7 @@ fn route_ip(frame: &[u8], ip: &IpPacket, claims: &ClaimTable) -> RxRoute {
         (protocol::ICMPV6, Some(&NEIGHBOR_SOLICITATION)) => route_solicitation(frame, ip),
         // Errors quote the packet that they are about.
         (protocol::ICMP, Some(3 | 4 | 11 | 12)) | (protocol::ICMPV6, Some(1..=4)) => {
-            quoted_flow(frame, ip).map_or_else(of_addr, |tuple| RxRoute::Flow(tuple, None))
+            quoted_flow(frame, ip).map_or_else(of_addr, |key| RxRoute::Flow(key, None))
         }
         // Other messages of neighbors and routers: each host has its own state.
         (protocol::ICMPV6, Some(_)) => RxRoute::All,
@@ -117,7 +119,7 @@ fn ports(frame: &[u8], l4: usize, end: usize) -> Option<[u16; 2]> {
 
 /// Returns the flow of the TCP segment or UDP datagram that an ICMP error quotes: its source is the
 /// stack's side.
-fn quoted_flow(frame: &[u8], ip: &IpPacket) -> Option<Tuple> {
+fn quoted_flow(frame: &[u8], ip: &IpPacket) -> Option<FlowKey> {
     let quoted = frame.get(ip.l4 + ICMP_BYTES..ip.end)?;
     let v4 = |at: usize| quoted.get(at..)?.first_chunk::<4>().map(|octets| (*octets).into());
     let v6 = |at: usize| quoted.get(at..)?.first_chunk::<16>().map(|octets| (*octets).into());
@@ -130,5 +132,6 @@ fn quoted_flow(frame: &[u8], ip: &IpPacket) -> Option<Tuple> {
     let [source, destination] = ports(quoted, header_bytes, quoted.len())?;
     let local = Endpoint { addr: local, port: source };
     let remote = Endpoint { addr: remote, port: destination };
-    matches!(protocol, protocol::TCP | protocol::UDP).then_some(Tuple { local, remote })
+    let key = FlowKey { tuple: Tuple { local, remote }, is_udp: protocol == protocol::UDP };
+    matches!(protocol, protocol::TCP | protocol::UDP).then_some(key)
 }

@@ -279,6 +279,20 @@ fn flows_of_a_shared_port_stay() {
         shares[function] += 1;
     }
     assert!(shares.iter().all(|&n| n > 60), "{shares:?}");
+    // A program cannot send segments of another one's flow, nor take it over.
+    let SwitchRoute::One(owner) = switch.steer(&frame(1000), None) else { panic!() };
+    for flags in [TcpFlags::RST, TcpFlags::ACK, TcpFlags::SYN] {
+        let taken = segment_out(A, (80, 1000), 1, flags, 1);
+        assert_eq!(switch.check_sent(NOW, 1 - owner, &taken), SentRoute::Refused);
+    }
+    assert_eq!(switch.steer(&frame(1000), None), SwitchRoute::One(owner));
+    // A datagram between the same ports is another flow.
+    let datagram = packet(&IN, &ip(PEER, A, protocol::UDP), &[&[3, 232, 0, 80, 0, 8, 0, 0]]);
+    let SwitchRoute::One(function) = switch.steer(&datagram, None) else { panic!() };
+    let answer = packet(&OUT, &ip(A, PEER, protocol::UDP), &[&[0, 80, 3, 232, 0, 8, 0, 0]]);
+    assert_eq!(switch.check_sent(NOW, function, &sent(&answer)), SentRoute::Link);
+    assert_eq!(switch.check_sent(NOW, 1 - function, &sent(&answer)), SentRoute::Refused);
+    assert_eq!(switch.steer(&frame(1000), None), SwitchRoute::One(owner));
     // A third program changes the shares of new flows, and of no others.
     assert!(switch.add(2, &shared).is_ok());
     let functions: Vec<_> = (1000..1400).map(|port| switch.steer(&frame(port), None)).collect();
