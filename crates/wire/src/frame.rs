@@ -7,7 +7,7 @@
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::checksum::ChecksumSum;
-use crate::{ETHERNET_BYTES, IPV4_BYTES, IPV6_BYTES};
+use crate::{ETHERNET_BYTES, Endpoint, IPV4_BYTES, IPV6_BYTES, Tuple};
 
 /// EtherType of IPv4.
 pub const ETHERTYPE_IPV4: u16 = 0x0800;
@@ -17,6 +17,9 @@ pub const ETHERTYPE_ARP: u16 = 0x0806;
 pub const ETHERTYPE_VLAN: u16 = 0x8100;
 /// EtherType of IPv6.
 pub const ETHERTYPE_IPV6: u16 = 0x86dd;
+
+/// ICMPv6 type of neighbor solicitations (RFC 4861 section 4.3).
+pub const NEIGHBOR_SOLICITATION: u8 = 135;
 
 /// Protocol numbers used by the stack.
 pub mod protocol {
@@ -65,6 +68,57 @@ pub struct IpPacket {
     pub ecn: u8,
     /// Time to live (IPv4) or hop limit (IPv6).
     pub hop_limit: u8,
+}
+
+impl IpPacket {
+    /// Returns addresses and ports of a TCP segment or UDP datagram in its frame; `local` is the
+    /// destination. `None` for other packets, and if it has no complete ports.
+    #[must_use]
+    pub fn tuple(&self, frame: &[u8]) -> Option<Tuple> {
+        if !matches!(self.protocol, protocol::TCP | protocol::UDP) {
+            return None;
+        }
+        let [a, b, c, d] = *frame.get(self.l4..self.end)?.first_chunk::<4>()?;
+        let (source, destination) = (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]));
+        Some(Tuple {
+            local: Endpoint { addr: self.destination, port: destination },
+            remote: Endpoint { addr: self.source, port: source },
+        })
+    }
+}
+
+/// A TCP segment or UDP datagram that an ICMP error quotes, perhaps cut short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QuotedPacket<'a> {
+    /// Addresses and ports; `local` is the source, to which the error was sent.
+    pub tuple: Tuple,
+    /// Protocol number, TCP or UDP.
+    pub protocol: u8,
+    /// The quoted bytes from the transport header on, the ports at least.
+    pub transport: &'a [u8],
+}
+
+/// Finds the headers of the packet that an ICMP error quotes; `quoted` begins with its IP header.
+/// `None` if it is neither a TCP segment nor a UDP datagram, or has no complete ports.
+#[must_use]
+pub fn parse_quoted(quoted: &[u8]) -> Option<QuotedPacket<'_>> {
+    let v4 = |at: usize| quoted.get(at..)?.first_chunk::<4>().map(|octets| (*octets).into());
+    let v6 = |at: usize| quoted.get(at..)?.first_chunk::<16>().map(|octets| (*octets).into());
+    let (source, destination, protocol, l4): (IpAddr, IpAddr, u8, usize) =
+        match quoted.first()? >> 4 {
+            4 => (v4(12)?, v4(16)?, *quoted.get(9)?, usize::from(quoted[0] & 15) * 4),
+            6 => (v6(8)?, v6(24)?, *quoted.get(6)?, IPV6_BYTES),
+            _ => return None,
+        };
+    let transport = quoted.get(l4..)?;
+    let ports = transport.first_chunk::<4>()?;
+    let port = |at: usize| u16::from_be_bytes([ports[at], ports[at + 1]]);
+    let tuple = Tuple {
+        local: Endpoint { addr: source, port: port(0) },
+        remote: Endpoint { addr: destination, port: port(2) },
+    };
+    (matches!(protocol, protocol::TCP | protocol::UDP) && l4 >= IPV4_BYTES)
+        .then_some(QuotedPacket { tuple, protocol, transport })
 }
 
 /// Reason why a frame is malformed.

@@ -37,6 +37,14 @@ pub const TCP_BYTES: usize = 20;
 /// Length of a UDP header.
 pub const UDP_BYTES: usize = 8;
 
+/// Returns the link-local address of an interface: RFC 4291 appendix A.
+#[must_use]
+pub fn link_local(mac: [u8; 6]) -> core::net::Ipv6Addr {
+    let [a, b, c, d, e, f] = mac;
+    let word = |high, low| u16::from_be_bytes([high, low]);
+    [0xfe80, 0, 0, 0, word(a ^ 2, b), word(c, 0xff), word(0xfe, d), word(e, f)].into()
+}
+
 /// An IP address and a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Endpoint {

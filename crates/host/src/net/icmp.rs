@@ -9,11 +9,11 @@ use core::net::IpAddr;
 
 use base::{Instant, SeqNum};
 use bytes::Bytes;
+use wire::Tuple;
 use wire::checksum::{ChecksumSum, pseudo_header};
 use wire::emit::IpHeader;
-use wire::frame::{IpPacket, protocol};
+use wire::frame::{IpPacket, QuotedPacket, parse_quoted, protocol};
 use wire::std_formats::{Icmpv6Packet, Icmpv6Repr};
-use wire::{Endpoint, IPV4_BYTES, IPV6_BYTES, Tuple};
 
 use super::arp;
 use super::outbox::{HOP_LIMIT, Outbox};
@@ -156,32 +156,8 @@ fn write_checksum(ip: &IpHeader, body: &mut [u8]) {
 
 /// Parses the TCP segment that an error quotes: its IP header and at least 8 bytes behind it.
 fn parse_quoted_segment(packet: &[u8], kind: IcmpErrorKind) -> Option<IcmpTcpError> {
-    let (source, destination, tcp) = match packet.first()? >> 4 {
-        4 => {
-            let header = packet.get(..IPV4_BYTES)?;
-            let bytes = usize::from(header[0] & 0x0f) * 4;
-            let addr = |at: usize| -> Option<IpAddr> {
-                Some(IpAddr::from(<[u8; 4]>::try_from(&header[at..at + 4]).ok()?))
-            };
-            (header[9] == protocol::TCP && bytes >= IPV4_BYTES).then_some(())?;
-            (addr(12)?, addr(16)?, packet.get(bytes..)?)
-        }
-        6 => {
-            let header = packet.get(..IPV6_BYTES)?;
-            let addr = |at: usize| -> Option<IpAddr> {
-                Some(IpAddr::from(<[u8; 16]>::try_from(&header[at..at + 16]).ok()?))
-            };
-            (header[6] == protocol::TCP).then_some(())?;
-            (addr(8)?, addr(24)?, packet.get(IPV6_BYTES..)?)
-        }
-        _ => return None,
-    };
-    let tcp = tcp.get(..QUOTED_BYTES)?;
-    let port = |at: usize| u16::from_be_bytes([tcp[at], tcp[at + 1]]);
-    let tuple = Tuple {
-        local: Endpoint { addr: source, port: port(0) },
-        remote: Endpoint { addr: destination, port: port(2) },
-    };
+    let QuotedPacket { tuple, protocol, transport } = parse_quoted(packet)?;
+    let tcp = transport.get(..QUOTED_BYTES).filter(|_| protocol == protocol::TCP)?;
     let seq = SeqNum(u32::from_be_bytes([tcp[4], tcp[5], tcp[6], tcp[7]]));
     Some(IcmpTcpError { tuple, seq, kind })
 }

@@ -1,9 +1,9 @@
 //! The network layer of a host: output of frames, addresses, next hops, neighbors, ICMP.
 
 use alloc::vec::Vec;
-use core::net::{IpAddr, Ipv6Addr};
+use core::net::IpAddr;
 
-use wire::Tuple;
+use wire::{Tuple, link_local};
 
 use crate::config::{Cidr, HostConfig};
 
@@ -95,11 +95,4 @@ impl Net {
         };
         self.mtu.saturating_sub(headers)
     }
-}
-
-/// Returns the link-local address of an interface: RFC 4291 appendix A.
-pub(crate) fn link_local(mac: [u8; 6]) -> Ipv6Addr {
-    let [a, b, c, d, e, f] = mac;
-    let word = u16::from_be_bytes;
-    Ipv6Addr::new(0xfe80, 0, 0, 0, word([a ^ 2, b]), word([c, 0xff]), word([0xfe, d]), word([e, f]))
 }

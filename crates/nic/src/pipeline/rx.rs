@@ -192,13 +192,7 @@ impl RxPipeline {
             Checksum::Good | Checksum::Partial => by_link,
             Checksum::Bad | Checksum::Unchecked => verify(&bytes[ip.l4..ip.end], ip),
         };
-        let tuple = match (ip.protocol, u16_at(bytes, ip.l4), u16_at(bytes, ip.l4 + 2)) {
-            (protocol::TCP | protocol::UDP, Some(source), Some(destination)) => Some(Tuple {
-                local: Endpoint { addr: ip.destination, port: destination },
-                remote: Endpoint { addr: ip.source, port: source },
-            }),
-            _ => None,
-        };
+        let tuple = ip.tuple(bytes);
         // With one queue no hash is needed, and a NIC computes none.
         let spreads = tuple.filter(|_| self.flows.queues() > 1);
         let steered = match spreads {

@@ -31,7 +31,7 @@ use alloc::collections::VecDeque;
 use base::Instant;
 use core::net::IpAddr;
 use tcp_rules::tuple::hash_tuple;
-use wire::Tuple;
+use wire::{Tuple, link_local};
 
 use claims::PortOwner;
 pub use claims::{ClaimTable, FUNCTIONS_MAX, FunctionSet, outgoing_ports};
@@ -243,7 +243,7 @@ impl EmbeddedSwitch {
     /// belongs to the first function with an IPv6 address.
     fn answerer(&self, addr: IpAddr) -> Option<usize> {
         match addr {
-            IpAddr::V6(v6) if v6.is_unicast_link_local() => self.claims.functions_of_v6().first(),
+            IpAddr::V6(v6) if v6 == link_local(self.mac) => self.claims.functions_of_v6().first(),
             addr => self.claims.functions_of(addr).first(),
         }
     }

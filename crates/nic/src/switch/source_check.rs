@@ -8,15 +8,14 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use abi::link::{FramePayload, TxFrame};
 use base::SeqNum;
-use wire::frame::{ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, protocol};
+use wire::frame::{ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, NEIGHBOR_SOLICITATION, protocol};
 use wire::tcp::TcpFlags;
-use wire::{ETHERNET_BYTES, Endpoint, IPV4_BYTES, IPV6_BYTES, Tuple};
+use wire::{ETHERNET_BYTES, Endpoint, IPV4_BYTES, IPV6_BYTES, Tuple, link_local};
 
 use super::claims::{ClaimTable, FunctionSet, PortOwner};
 
 /// ICMPv6 types of neighbors (RFC 4861 section 4).
 const ROUTER_SOLICITATION: u8 = 133;
-const NEIGHBOR_SOLICITATION: u8 = 135;
 const NEIGHBOR_ADVERTISEMENT: u8 = 136;
 /// Types of routers: advertisements and redirects. No program is a router.
 const ROUTER_TYPES: [u8; 2] = [134, 137];
@@ -63,11 +62,11 @@ pub(super) fn check(
     if ethernet[6..12] != mac {
         return None;
     }
-    let sender = Sender { claims, function, frame, headers };
+    let sender = Sender { claims, mac, function, frame, headers };
     match u16::from_be_bytes([ethernet[12], ethernet[13]]) {
         ETHERTYPE_IPV4 => sender.check_v4(),
         ETHERTYPE_IPV6 => sender.check_v6(),
-        ETHERTYPE_ARP => sender.check_arp(mac),
+        ETHERTYPE_ARP => sender.check_arp(),
         // Tagged frames would reach other virtual LANs.
         _ => None,
     }
@@ -76,6 +75,7 @@ pub(super) fn check(
 /// A function and the headers of its frame.
 struct Sender<'a> {
     claims: &'a ClaimTable,
+    mac: [u8; 6],
     function: usize,
     frame: &'a TxFrame,
     headers: &'a [u8],
@@ -119,7 +119,7 @@ impl Sender<'_> {
     }
 
     /// RFC 826: bytes 8 to 13 are the sender's link address, 14 to 17 its IP address.
-    fn check_arp(&self, mac: [u8; 6]) -> Option<SentFrame> {
+    fn check_arp(&self) -> Option<SentFrame> {
         let (arp, len) = bytes_at::<ARP_BYTES>(self.frame, ETHERNET_BYTES);
         let (hardware, sender) = (&arp[8..14], Ipv4Addr::new(arp[14], arp[15], arp[16], arp[17]));
         if len < ARP_BYTES {
@@ -127,7 +127,7 @@ impl Sender<'_> {
         }
         let is_ours = self.is_among(self.claims.functions_of(sender.into()));
         // A probe has no sender yet (RFC 5227 section 2.1.1).
-        (hardware == mac && (is_ours || sender.is_unspecified())).then_some(SentFrame::Other)
+        (hardware == self.mac && (is_ours || sender.is_unspecified())).then_some(SentFrame::Other)
     }
 
     fn check_v4(&self) -> Option<SentFrame> {
@@ -172,19 +172,21 @@ impl Sender<'_> {
         let (message, len) = bytes_at::<NEIGHBOR_BYTES>(self.frame, l4);
         let kind = message[0];
         let of_v6 = self.is_among(self.claims.functions_of_v6());
-        let is_ours = self.is_among(self.claims.functions_of(source.into()));
-        let is_of_link = of_v6 && source.is_unicast_link_local();
+        // The link-local address is common to the functions; that of another machine is not ours.
+        let is_ours = |addr: Ipv6Addr| {
+            self.is_among(self.claims.functions_of(addr.into()))
+                || (of_v6 && addr == link_local(self.mac))
+        };
+        let has_target = || {
+            let target = message[8..].first_chunk::<16>().map(|octets| Ipv6Addr::from(*octets));
+            len == NEIGHBOR_BYTES && target.is_some_and(is_ours)
+        };
         let allowed = match kind {
-            NEIGHBOR_SOLICITATION | ROUTER_SOLICITATION => {
-                is_ours || is_of_link || (of_v6 && source.is_unspecified())
-            }
-            NEIGHBOR_ADVERTISEMENT => {
-                let target = Ipv6Addr::from(*message[8..].first_chunk::<16>()?);
-                let has_target = self.is_among(self.claims.functions_of(target.into()))
-                    || (of_v6 && target.is_unicast_link_local());
-                (is_ours || is_of_link) && has_target && len == NEIGHBOR_BYTES
-            }
-            kind => (is_ours || is_of_link) && !ROUTER_TYPES.contains(&kind) && len > 0,
+            // Detection of duplicates (RFC 4862 section 5.4.2) is about the sender's own address.
+            NEIGHBOR_SOLICITATION if source.is_unspecified() => has_target(),
+            ROUTER_SOLICITATION if source.is_unspecified() => of_v6,
+            NEIGHBOR_ADVERTISEMENT => is_ours(source) && has_target(),
+            kind => is_ours(source) && !ROUTER_TYPES.contains(&kind) && len > 0,
         };
         allowed.then_some(SentFrame::Other)
     }

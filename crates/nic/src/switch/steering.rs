@@ -7,8 +7,9 @@
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use wire::frame::{FrameHeaderError, IpPacket, ParsedFrame, parse, protocol};
-use wire::{Endpoint, IPV6_BYTES, Tuple};
+use wire::frame::{
+    FrameHeaderError, IpPacket, NEIGHBOR_SOLICITATION, ParsedFrame, parse, parse_quoted, protocol,
+};
 
 use super::claims::{ClaimTable, FunctionSet};
 use super::flows::FlowKey;
@@ -16,8 +17,6 @@ use super::flows::FlowKey;
 /// ICMP types of requests, which one host answers (RFC 792, RFC 4443).
 const ECHO_REQUEST: u8 = 8;
 const ECHO_REQUEST_V6: u8 = 128;
-/// Type of neighbor solicitations (RFC 4861 section 4.3).
-const NEIGHBOR_SOLICITATION: u8 = 135;
 /// Bytes of an ICMP header before the packet that an error message quotes.
 const ICMP_BYTES: usize = 8;
 
@@ -86,16 +85,10 @@ fn route_solicitation(frame: &[u8], ip: &IpPacket) -> RxRoute {
 fn route_ip(frame: &[u8], ip: &IpPacket, claims: &ClaimTable) -> RxRoute {
     let of_addr = || RxRoute::Copies(claims.functions_of(ip.destination));
     match (ip.protocol, frame.get(ip.l4).filter(|_| ip.l4 < ip.end)) {
-        (protocol::TCP | protocol::UDP, _) => match ports(frame, ip.l4, ip.end) {
-            Some([source, destination]) => {
-                let local = Endpoint { addr: ip.destination, port: destination };
-                let remote = Endpoint { addr: ip.source, port: source };
-                let is_udp = ip.protocol == protocol::UDP;
-                let key = FlowKey { tuple: Tuple { local, remote }, is_udp };
-                RxRoute::Flow(key, (!is_udp).then_some(ip.l4))
-            }
-            None => RxRoute::Malformed,
-        },
+        (protocol::TCP | protocol::UDP, _) => ip.tuple(frame).map_or(RxRoute::Malformed, |tuple| {
+            let is_udp = ip.protocol == protocol::UDP;
+            RxRoute::Flow(FlowKey { tuple, is_udp }, (!is_udp).then_some(ip.l4))
+        }),
         (protocol::ICMP, Some(&ECHO_REQUEST)) | (protocol::ICMPV6, Some(&ECHO_REQUEST_V6)) => {
             RxRoute::Answerer(ip.destination)
         }
@@ -111,27 +104,8 @@ fn route_ip(frame: &[u8], ip: &IpPacket, claims: &ClaimTable) -> RxRoute {
     }
 }
 
-/// Returns source and destination port of a TCP segment or UDP datagram.
-fn ports(frame: &[u8], l4: usize, end: usize) -> Option<[u16; 2]> {
-    let [a, b, c, d] = *frame.get(l4..end)?.first_chunk::<4>()?;
-    Some([u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])])
-}
-
-/// Returns the flow of the TCP segment or UDP datagram that an ICMP error quotes: its source is the
-/// stack's side.
+/// Returns the flow of the packet that an ICMP error quotes: its source is the stack's side.
 fn quoted_flow(frame: &[u8], ip: &IpPacket) -> Option<FlowKey> {
-    let quoted = frame.get(ip.l4 + ICMP_BYTES..ip.end)?;
-    let v4 = |at: usize| quoted.get(at..)?.first_chunk::<4>().map(|octets| (*octets).into());
-    let v6 = |at: usize| quoted.get(at..)?.first_chunk::<16>().map(|octets| (*octets).into());
-    let (local, remote, protocol, header_bytes): (IpAddr, IpAddr, u8, usize) =
-        match quoted.first()? >> 4 {
-            4 => (v4(12)?, v4(16)?, *quoted.get(9)?, usize::from(quoted[0] & 15) * 4),
-            6 => (v6(8)?, v6(24)?, *quoted.get(6)?, IPV6_BYTES),
-            _ => return None,
-        };
-    let [source, destination] = ports(quoted, header_bytes, quoted.len())?;
-    let local = Endpoint { addr: local, port: source };
-    let remote = Endpoint { addr: remote, port: destination };
-    let key = FlowKey { tuple: Tuple { local, remote }, is_udp: protocol == protocol::UDP };
-    matches!(protocol, protocol::TCP | protocol::UDP).then_some(key)
+    let quoted = parse_quoted(frame.get(ip.l4 + ICMP_BYTES..ip.end)?)?;
+    Some(FlowKey { tuple: quoted.tuple, is_udp: quoted.protocol == protocol::UDP })
 }

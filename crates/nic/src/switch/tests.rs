@@ -141,10 +141,12 @@ fn messages_about_addresses_have_one_answerer() {
         packet(&IN, &head, &[&[kind, 0, 0, 0, 0, 0, 0, 0], &target.octets()])
     };
     let group = IpAddr::from([0xff02, 0, 0, 0, 0, 1, 0xff00, 2]);
-    let link_local = IpAddr::from([0xfe80, 0, 0, 0, 0, 0, 0, 1]);
+    let of_link = IpAddr::from(link_local(MAC));
+    let of_neighbor = IpAddr::from(link_local(PEER_MAC));
     assert_eq!(route(&ndp(135, group, v6(2))), SwitchRoute::One(2), "solicitation");
     assert_eq!(route(&ndp(135, v6(1), v6(1))), SwitchRoute::One(1), "unicast solicitation");
-    assert_eq!(route(&ndp(135, group, link_local)), SwitchRoute::One(1), "link-local");
+    assert_eq!(route(&ndp(135, group, of_link)), SwitchRoute::One(1), "link-local");
+    assert_eq!(route(&ndp(135, group, of_neighbor)), SwitchRoute::Dropped, "of a neighbor");
     assert_eq!(route(&ndp(136, v6(1), v6(9))), everyone, "advertisement");
     assert_eq!(switch.steer(&ndp(136, v6(1), v6(9)), Some(1)), SwitchRoute::Copies(set(&[0, 2])));
 }
@@ -227,7 +229,7 @@ fn neighbors_are_not_deceived_over_ipv6() {
         assert!(switch.add(function, &claim).is_ok());
     }
     assert!(switch.add(2, &all(A)).is_ok());
-    let of_link = Ipv6Addr::from([0xfe80, 0, 0, 0, 0, 0, 0, 1]);
+    let (of_link, of_neighbor) = (link_local(MAC), link_local(PEER_MAC));
     let ndp = |kind, from: Ipv6Addr, target: Ipv6Addr| {
         let rest = [&[kind, 0, 0, 0, 0, 0, 0, 0][..], &target.octets()].concat();
         sent(&packet(&OUT, &ip(from, v6(9), protocol::ICMPV6), &[&rest]))
@@ -236,7 +238,13 @@ fn neighbors_are_not_deceived_over_ipv6() {
     for (function, frame, allowed) in [
         (0, ndp(135, v6(0), v6(9)), true),
         (0, ndp(135, v6(1), v6(9)), false),
+        (0, ndp(135, of_link, v6(9)), true),
+        (0, ndp(135, of_neighbor, v6(9)), false),
         (0, ndp(135, none, v6(0)), true),
+        (0, ndp(135, none, of_link), true),
+        (0, ndp(135, none, v6(1)), false),
+        (0, ndp(136, of_link, of_neighbor), false),
+        (0, ndp(136, of_neighbor, of_link), false),
         (2, ndp(135, none, v6(0)), false),
         (0, ndp(136, v6(0), v6(0)), true),
         (0, ndp(136, v6(0), v6(1)), false),

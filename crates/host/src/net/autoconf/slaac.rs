@@ -13,13 +13,14 @@ use core::net::Ipv6Addr;
 
 use base::{Duration, Instant, Prng};
 use siphasher::sip::SipHasher24;
+use wire::link_local;
 use wire::std_formats::{
     NdiscNeighborFlags, NdiscOption, NdiscOptionType, NdiscPrefixInfoFlags, NdiscRepr,
 };
 
 use super::{AutoAddrEvent, AutoOutput, plain_frame};
 use crate::config::Cidr;
-use crate::net::{arp, link_local};
+use crate::net::arp;
 
 /// Maximum number of routers. A link has few; more are ignored and counted.
 const ROUTERS_MAX: usize = 4;

@@ -457,7 +457,7 @@ fn an_ipv6_address_is_formed() {
 }
 
 fn link_local_words() -> [u16; 4] {
-    let [.., a, b, c, d] = crate::net::link_local(MAC).segments();
+    let [.., a, b, c, d] = wire::link_local(MAC).segments();
     [a, b, c, d]
 }
 
@@ -466,7 +466,7 @@ fn link_local_words() -> [u16; 4] {
 fn the_link_local_address_answers() {
     let mut bed = Bed::new(false, true);
     let mut solicit = vec![135, 0, 0, 0, 0, 0, 0, 0];
-    solicit.extend_from_slice(&crate::net::link_local(MAC).octets());
+    solicit.extend_from_slice(&wire::link_local(MAC).octets());
     bed.advance();
     bed.advance();
     bed.receive(&icmp(ROUTER, 255, &solicit));
