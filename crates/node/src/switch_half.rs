@@ -12,6 +12,7 @@
 //! does not tear down, and the device gets turns, without operations, until it has torn down the
 //! others.
 
+use abi::attach::{AddressClaim, AttachRefusal};
 use abi::disk::{DiskCompletion, DiskRequest};
 use abi::link::{LinkTxStatus, RxFrame, TxFrame};
 use abi::{Checksum, Event, Op, PacketBuf, PacketPool};
@@ -130,22 +131,27 @@ impl<P: FunctionPorts> SwitchHalf<P> {
         }
     }
 
-    /// Returns the switch, for its counters and its claims.
-    #[must_use]
-    pub const fn switch(&mut self) -> &mut EmbeddedSwitch {
-        &mut self.switch
-    }
-
-    /// Assigns a function to a program, after the switch has accepted its claim
-    /// ([`EmbeddedSwitch::add`]). `create` makes the function's device, the first time.
+    /// Assigns a function to a program with this claim. `create` makes the function's device, the
+    /// first time.
+    ///
+    /// # Errors
+    /// As [`EmbeddedSwitch::add`]; the function is unchanged.
     ///
     /// # Panics
     /// If the function has a program.
-    pub fn begin(&mut self, function: usize, ports: P, create: impl FnOnce() -> Device) {
+    pub fn begin(
+        &mut self,
+        function: usize,
+        claim: &AddressClaim,
+        ports: P,
+        create: impl FnOnce() -> Device,
+    ) -> Result<(), AttachRefusal> {
+        self.switch.add(function, claim)?;
         let function = self.functions[function].get_or_insert_with(|| Function::boxed(create()));
         assert!(matches!(function.phase, FunctionPhase::Idle), "the function has a program");
         function.half.device.welcome_host();
         function.phase = FunctionPhase::Serving(ports);
+        Ok(())
     }
 
     /// Follows the end of a function's program. The function is free at once or, if its device
@@ -230,7 +236,7 @@ impl<P: FunctionPorts> SwitchHalf<P> {
         })
     }
 
-    /// Returns the devices of all functions that ever had a program, with their indices.
+    /// Returns the devices of all functions that were created, with their indices.
     pub fn devices(&self) -> impl Iterator<Item = (usize, &Device)> {
         let functions = self.functions.iter().enumerate();
         functions.filter_map(|(index, function)| Some((index, &function.as_ref()?.half.device)))

@@ -10,10 +10,16 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
+use abi::link::{LinkTxStatus, RxFrame, TxFrame};
+use abi::{Event, Op, PacketPool};
 use base::Instant;
 use cli::Failure;
+use io::link::Link;
 use ladder::LadderRun;
-use node::record::{RecordDescription, RecordEntry, RecordLane};
+use node::record::{
+    RecordDescription, RecordEntry, RecordLane, describe_event, describe_frame, describe_op,
+    describe_tx_frame,
+};
 
 /// Entries that a queue keeps: the last ones. The page of one queue then has about 10 MB.
 const QUEUE_ENTRIES_MAX: usize = 50_000;
@@ -115,6 +121,66 @@ impl Drop for QueueRecorder {
         let empty = QueueRecord { entries: VecDeque::new(), dropped: 0 };
         // Without a receiver the stack has ended without writing the page.
         let _ = self.sender.send(std::mem::replace(&mut self.record, empty));
+    }
+}
+
+/// Recorder of one queue's frames, operations and events, or of nothing. It passes them on to and
+/// from the link and the carrier.
+#[derive(Debug)]
+pub(crate) struct RunRecorder(pub(crate) Option<QueueRecorder>);
+
+impl RunRecorder {
+    /// Receives a frame from a link.
+    pub(crate) fn receive(
+        &mut self,
+        now: Instant,
+        link: &mut dyn Link,
+        pool: &mut PacketPool,
+    ) -> Option<RxFrame> {
+        let frame = link.receive(now, pool);
+        if let (Some(recorder), Some(frame)) = (&mut self.0, &frame) {
+            let item = describe_frame(frame.packet.as_slice(), false);
+            recorder.add(now, RecordLane::Arrived, item);
+        }
+        frame
+    }
+
+    /// Sends a frame to a link.
+    pub(crate) fn transmit(
+        &mut self,
+        now: Instant,
+        link: &mut dyn Link,
+        frame: &mut TxFrame,
+    ) -> LinkTxStatus {
+        let item = self.0.is_some().then(|| describe_tx_frame(frame));
+        let status = link.transmit(now, frame);
+        if let (Some(recorder), Some(item), LinkTxStatus::Sent) = (&mut self.0, item, status) {
+            recorder.add(now, RecordLane::Sent, item);
+        }
+        status
+    }
+
+    /// Records an operation, if there is one, and returns it.
+    #[inline]
+    pub(crate) fn record_op(&mut self, at: Instant, op: Option<Op>) -> Option<Op> {
+        if let (Some(recorder), Some(op)) = (&mut self.0, &op) {
+            recorder.add(at, RecordLane::Operation, describe_op(op));
+        }
+        op
+    }
+
+    /// Describes an event that is to be sent, if the run is recorded.
+    #[inline]
+    pub(crate) fn describe_event(&self, event: &Event) -> Option<RecordDescription> {
+        self.0.is_some().then(|| describe_event(event))
+    }
+
+    /// Records an event that was sent, with its description.
+    #[inline]
+    pub(crate) fn record_event(&mut self, at: Instant, item: Option<RecordDescription>) {
+        if let (Some(recorder), Some(item)) = (&mut self.0, item) {
+            recorder.add(at, RecordLane::Event, item);
+        }
     }
 }
 

@@ -4,13 +4,12 @@ use abi::disk::{DiskCompletion, DiskRequest};
 use abi::{Event, Op, PacketBuf, PacketPool};
 use base::Instant;
 use io::disk::Disk;
-use node::record::{RecordLane, describe_event, describe_op};
 use node::remote::RemoteDeviceEnd;
 use node::{DiskPort, FunctionPorts};
 
 use super::attachment::AttachedEnd;
 use super::channel::SharedMemoryChannel;
-use crate::record::QueueRecorder;
+use crate::record::RunRecorder;
 
 /// A program that is attached to a function, and the disk of its root.
 pub(crate) struct ProgramPorts {
@@ -18,8 +17,7 @@ pub(crate) struct ProgramPorts {
     pub(crate) disk: Box<dyn Disk>,
     /// Start of the turn, which is the time of its entries in the record.
     pub(crate) turn_at: Instant,
-    /// `None` if the run is not recorded.
-    pub(crate) recorder: Option<QueueRecorder>,
+    pub(crate) recorder: RunRecorder,
 }
 
 impl DiskPort for ProgramPorts {
@@ -38,11 +36,7 @@ impl DiskPort for ProgramPorts {
 
 impl FunctionPorts for ProgramPorts {
     fn pop_op(&mut self, pool: &mut PacketPool) -> Option<Op> {
-        let op = self.attached.end().pop_op(pool);
-        if let (Some(recorder), Some(op)) = (&mut self.recorder, &op) {
-            recorder.add(self.turn_at, RecordLane::Operation, describe_op(op));
-        }
-        op
+        self.recorder.record_op(self.turn_at, self.attached.end().pop_op(pool))
     }
 
     fn pop_recycled(&mut self) -> Option<PacketBuf> {
@@ -50,11 +44,9 @@ impl FunctionPorts for ProgramPorts {
     }
 
     fn push_event(&mut self, event: Event) -> Result<(), Event> {
-        let item = self.recorder.is_some().then(|| describe_event(&event));
+        let item = self.recorder.describe_event(&event);
         self.attached.end().push_event(event)?;
-        if let (Some(recorder), Some(item)) = (&mut self.recorder, item) {
-            recorder.add(self.turn_at, RecordLane::Event, item);
-        }
+        self.recorder.record_event(self.turn_at, item);
         Ok(())
     }
 

@@ -15,7 +15,6 @@ use io::clock::MonotonicClock;
 use io::disk::Disk;
 use io::link::{Link, LinkTxStatus};
 use io::notify::Poller;
-use node::record::{RecordLane, describe_event, describe_frame, describe_op, describe_tx_frame};
 use node::{DeviceHalf, DevicePorts, DiskPort, RETRY};
 
 use super::DeviceSide;
@@ -24,7 +23,7 @@ use super::load::LoadMeter;
 use super::queue::DeviceRings;
 use super::shutdown::ThreadPhase;
 use crate::control::ProbeReceiver;
-use crate::record::QueueRecorder;
+use crate::record::RunRecorder;
 
 /// Link and disk of a device, with its rings.
 struct DeviceThreadPorts {
@@ -34,7 +33,7 @@ struct DeviceThreadPorts {
     steering: Arc<FlowSteering>,
     /// Start of the turn, which is the time of its entries in the record.
     turn_at: Instant,
-    recorder: Option<QueueRecorder>,
+    recorder: RunRecorder,
 }
 
 pub(crate) struct DeviceThread {
@@ -60,7 +59,7 @@ impl DeviceThread {
     ) -> Self {
         let DeviceSide { device, link, disk, steering, recorder } = device_side;
         let half = DeviceHalf::new(device, rings.index);
-        let turn_at = Instant::ZERO;
+        let (turn_at, recorder) = (Instant::ZERO, RunRecorder(recorder));
         let ports = DeviceThreadPorts { link, disk, rings, steering, turn_at, recorder };
         let (load, phase) = (LoadMeter::new(), ThreadPhase::Running);
         Self { clock, half, ports, queries, blocked: false, link_changes: 0, load, phase }
@@ -174,22 +173,11 @@ impl DiskPort for DeviceThreadPorts {
 
 impl DevicePorts for DeviceThreadPorts {
     fn receive(&mut self, now: Instant, pool: &mut PacketPool) -> Option<RxFrame> {
-        let frame = self.link.receive(now, pool);
-        if let (Some(recorder), Some(frame)) = (&mut self.recorder, &frame) {
-            let item = describe_frame(frame.packet.as_slice(), false);
-            recorder.add(now, RecordLane::Arrived, item);
-        }
-        frame
+        self.recorder.receive(now, &mut *self.link, pool)
     }
 
     fn transmit(&mut self, now: Instant, frame: &mut TxFrame) -> LinkTxStatus {
-        let item = self.recorder.is_some().then(|| describe_tx_frame(frame));
-        let status = self.link.transmit(now, frame);
-        if let (Some(recorder), Some(item), LinkTxStatus::Sent) = (&mut self.recorder, item, status)
-        {
-            recorder.add(now, RecordLane::Sent, item);
-        }
-        status
+        self.recorder.transmit(now, &mut *self.link, frame)
     }
 
     fn flush_link(&mut self, now: Instant) -> bool {
@@ -197,11 +185,7 @@ impl DevicePorts for DeviceThreadPorts {
     }
 
     fn pop_op(&mut self, _: &mut PacketPool) -> Option<Op> {
-        let op = self.rings.ops.pop();
-        if let (Some(recorder), Some(op)) = (&mut self.recorder, &op) {
-            recorder.add(self.turn_at, RecordLane::Operation, describe_op(op));
-        }
-        op
+        self.recorder.record_op(self.turn_at, self.rings.ops.pop())
     }
 
     fn pop_recycled(&mut self) -> Option<PacketBuf> {
@@ -210,11 +194,9 @@ impl DevicePorts for DeviceThreadPorts {
 
     fn push_event(&mut self, queue: usize, event: Event) -> Result<(), Event> {
         debug_assert_eq!(queue, self.rings.index, "a device has events for its own host only");
-        let item = self.recorder.is_some().then(|| describe_event(&event));
+        let item = self.recorder.describe_event(&event);
         self.rings.push_event(event)?;
-        if let (Some(recorder), Some(item)) = (&mut self.recorder, item) {
-            recorder.add(self.turn_at, RecordLane::Event, item);
-        }
+        self.recorder.record_event(self.turn_at, item);
         Ok(())
     }
 

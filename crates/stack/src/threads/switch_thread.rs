@@ -15,7 +15,6 @@ use io::link::Link;
 use io::notify::Poller;
 use nic::switch::{EmbeddedSwitch, FUNCTIONS_MAX};
 use nic::{Device, DeviceConfig};
-use node::record::{RecordLane, describe_frame, describe_tx_frame};
 use node::remote::RemoteDeviceEnd;
 use node::{LinkPort, RETRY, SwitchHalf};
 
@@ -25,7 +24,7 @@ use crate::attach::{
     AttachedEnd, AttachmentLoss, FormerEnds, ProgramArrival, ProgramArrivals, ProgramPorts,
 };
 use crate::control::{ProbeAnswer, ProbeReceiver};
-use crate::record::{QueueRecorder, RecorderSource};
+use crate::record::{RecorderSource, RunRecorder};
 
 base::counters! {
     /// Counters of the programs of a device process.
@@ -80,7 +79,7 @@ pub(crate) struct SwitchThread {
 impl SwitchThread {
     pub(super) fn new(clock: MonotonicClock, side: SwitchSide, queries: ProbeReceiver) -> Self {
         let SwitchSide { device, link, arrivals, recorders } = side;
-        let recorder = recorders.as_ref().map(|recorders| recorders.recorder(0));
+        let recorder = RunRecorder(recorders.as_ref().map(|recorders| recorders.recorder(0)));
         let switch = EmbeddedSwitch::new(device.mac, device.rss_seed);
         let first = Device::new(device.clone(), link.capabilities());
         Self {
@@ -208,13 +207,14 @@ impl SwitchThread {
             // Every other function has a program: connections of the former one are abandoned.
             self.half.free(function);
         }
-        let granted = self.half.switch().add(function, &claim);
-        debug_assert!(granted.is_ok(), "the acceptor grants no claim twice");
         let attached = AttachedEnd::new(RemoteDeviceEnd::new(channel));
-        let recorder = self.recorders.as_ref().map(|recorders| recorders.recorder(function));
+        let recorders = self.recorders.as_ref();
+        let recorder = RunRecorder(recorders.map(|recorders| recorders.recorder(function)));
         let ports = ProgramPorts { attached, disk, turn_at: Instant::ZERO, recorder };
         let (device, link) = (&self.device, &self.link.link);
-        self.half.begin(function, ports, || Device::new(device.clone(), link.capabilities()));
+        let create = || Device::new(device.clone(), link.capabilities());
+        let begun = self.half.begin(function, &claim, ports, create);
+        debug_assert!(begun.is_ok(), "the acceptor grants no claim twice");
         self.functions[function].process = Some(process);
         self.counters.programs_attached += 1;
     }
@@ -285,27 +285,16 @@ fn visit_program(
 /// The link, and the recorder of its frames.
 struct SwitchLink {
     link: Box<dyn Link>,
-    recorder: Option<QueueRecorder>,
+    recorder: RunRecorder,
 }
 
 impl LinkPort for SwitchLink {
     fn receive(&mut self, now: Instant, pool: &mut PacketPool) -> Option<RxFrame> {
-        let frame = self.link.receive(now, pool);
-        if let (Some(recorder), Some(frame)) = (&mut self.recorder, &frame) {
-            let item = describe_frame(frame.packet.as_slice(), false);
-            recorder.add(now, RecordLane::Arrived, item);
-        }
-        frame
+        self.recorder.receive(now, &mut *self.link, pool)
     }
 
     fn transmit(&mut self, now: Instant, frame: &mut TxFrame) -> LinkTxStatus {
-        let item = self.recorder.is_some().then(|| describe_tx_frame(frame));
-        let status = self.link.transmit(now, frame);
-        if let (Some(recorder), Some(item), LinkTxStatus::Sent) = (&mut self.recorder, item, status)
-        {
-            recorder.add(now, RecordLane::Sent, item);
-        }
-        status
+        self.recorder.transmit(now, &mut *self.link, frame)
     }
 
     fn flush_link(&mut self, now: Instant) -> bool {
