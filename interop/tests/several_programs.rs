@@ -149,6 +149,8 @@ fn programs_share_a_port() {
     // A connection stays with its program while another one comes and goes.
     let mut slow = curl(&fixture, &["-f", "--limit-rate", "200K", "-o", "/dev/null"]);
     let slow = slow.arg("http://10.77.0.2/a.bin").spawn().expect("curl");
+    let requests = |program: &TestServer| program.stat().get("http_requests");
+    while programs.iter().map(requests).sum::<u64>() < 41 {}
     let third = serve(&fixture, "10.77.0.2/24", &shared);
     drop(third);
     assert!(interop::wait_with_time_limit(slow).status.success());
