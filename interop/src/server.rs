@@ -375,13 +375,20 @@ impl TestServer {
         self.wait_for_end()
     }
 
-    /// Returns the table that `outboard VERB` prints.
+    /// Returns the table that `outboard VERB` prints, followed by that of a device process.
     ///
     /// # Panics
     /// If the program fails.
     #[must_use]
     pub fn outboard_table(&self, verb: &str) -> String {
-        self.ask_with(verb, &[])
+        let own = self.ask_with(verb, &[]);
+        own + &self.device.iter().map(|device| device.outboard_table(verb)).collect::<String>()
+    }
+
+    /// Returns whether the program's device is another process.
+    #[must_use]
+    pub const fn has_device_process(&self) -> bool {
+        self.device.is_some()
     }
 
     fn ask(&self, verb: &str) -> String {

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::thread;
 
 use interop::{
-    DeviceFixture, Files, Netns, TestServer, ThirdPartyServer, expect_success, outboard, run,
-    sha256, with_clients,
+    DeviceFixture, Files, Netns, PEER, TestServer, ThirdPartyServer, Vm, expect_success, outboard,
+    run, sha256, with_clients,
 };
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
@@ -122,6 +122,58 @@ fn relayed_connections_survive_kills_of_the_device() {
     assert!(rounds > 0);
     expect_kills(&program);
     drop(backend);
+}
+
+/// Linux writes, flushes and reads back on one connection of NVMe/TCP while devices die, data that
+/// they have placed and not returned included.
+#[test]
+fn nvme_survives_kills_of_the_device() {
+    let fixture = DeviceFixture::new(TMP);
+    fixture.netns.enable_ipv4_forwarding();
+    fixture.files.sparse("disk", 48 << 20);
+    // The target names its file by an absolute path.
+    let root = ["--root", "all=/"];
+    let mut nic = fixture.nic("a", &root);
+    let disk = fixture.files.path().join("disk");
+    let disk = disk.to_str().expect("UTF-8");
+    let args = ["nvme", "target", "--gateway", PEER, "--namespace", disk];
+    let program = fixture.program(&["a"], &args);
+    // Each round keeps what it has written, and compares all of it.
+    let rounds = kills() + 1;
+    let script = format!(
+        "set -e\n\
+         echo 'transport=tcp,traddr=10.77.0.2,trsvcid=4420,nqn=nqn.2026-11.io.outboard:storage,\
+         hdr_digest,data_digest,nr_io_queues=1,reconnect_delay=1' >/dev/nvme-fabrics\n\
+         until [ -b /dev/nvme0n1 ]; do sleep 0.1; done\n\
+         dd if=/dev/zero of=/tmp/data bs=1M count=16 2>/dev/null\n\
+         for round in $(seq {rounds}); do\n\
+         at=$((round % 8 * 2))\n\
+         dd if=/dev/urandom of=/tmp/data bs=1M count=2 seek=$at conv=notrunc 2>/dev/null\n\
+         dd if=/tmp/data of=/dev/nvme0n1 bs=256k skip=$((at * 4)) seek=$((at * 4)) count=8 \
+         oflag=direct conv=fsync,notrunc 2>/dev/null\n\
+         dd if=/dev/nvme0n1 of=/tmp/back bs=1M count=16 iflag=direct 2>/dev/null\n\
+         cmp /tmp/data /tmp/back\n\
+         echo \"round $round\"\n\
+         done\n"
+    );
+    let start = |program: &str| fixture.netns.command(program);
+    let mut vm = Vm::start(start, fixture.scratch.path(), &script);
+    for kill in 1..=kills() {
+        vm.wait_for(&format!("round {kill}"));
+        // In the midst of the next round.
+        while nic.stat().get("rx_nvmeotcp_bytes") < 1 << 20 {}
+        let _netns = nic.crash();
+        nic = fixture.nic("a", &root);
+        wait_until_attached(&program, u64::from(kill) + 1);
+    }
+    let said = vm.finish();
+    assert!(said.contains(&format!("round {rounds}")) && !said.contains("I/O error"), "{said}");
+    expect_kills(&program);
+    let stat = program.stat();
+    stat.expect_nonzero(&["nvme_rx_placed_bytes", "nvme_tx_digests_device", "nvmet_flushes"]);
+    stat.expect_zero(&["nvme_data_digest_errors", "nvmet_errors_command"]);
+    // The administrative queue and one for I/O: neither was lost.
+    assert_eq!(stat.get("nvmet_connections"), 2, "{stat:?}");
 }
 
 /// A spliced pair is lost with its device: its peers are reset, and the program counts it.

@@ -61,15 +61,19 @@ impl Capabilities {
     }
 
     /// Returns the capabilities for a host in another process, whose operations cross as
-    /// descriptors ([`crate::layout`]) with inline payload. Decompression jobs and sets of patterns
-    /// cannot cross, and a registered buffer would be lost with the device.
+    /// descriptors ([`crate::layout`]), and which has registered a region of `region_bytes` bytes.
+    /// Decompression jobs and sets of patterns cannot cross. A registered buffer has to lie in the
+    /// region, because data that was placed elsewhere would be lost with the device.
     #[must_use]
-    pub fn for_other_process(mut self) -> Self {
+    pub fn for_other_process(mut self, region_bytes: u64) -> Self {
         self.decompress = Err(Refusal::NotSupported);
         if let Ok(l5o) = &mut self.l5o {
             l5o.inspect = false;
-            l5o.nvme_tcp.buffers_max = 0;
-            l5o.nvme_tcp.buffer_bytes_max = 0;
+            let nvme_tcp = &mut l5o.nvme_tcp;
+            nvme_tcp.buffer_bytes_max = nvme_tcp.buffer_bytes_max.min(region_bytes);
+            if region_bytes == 0 {
+                nvme_tcp.buffers_max = 0;
+            }
         }
         self
     }
@@ -189,7 +193,7 @@ mod tests {
         let file = Ok(FileLimits { files_max: 9 });
         let offered = |decompress| Capabilities { file, decompress, ..none.clone() };
         let expected = offered(Err(Refusal::NotSupported));
-        assert_eq!(offered(decompress).for_other_process(), expected);
+        assert_eq!(offered(decompress).for_other_process(1), expected);
     }
 
     #[test]

@@ -36,6 +36,7 @@ pub mod nvme_tcp;
 mod op;
 mod packet;
 pub mod quic;
+pub mod region;
 pub mod ring;
 pub mod setup;
 pub mod splice;

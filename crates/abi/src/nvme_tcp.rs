@@ -22,6 +22,7 @@ use smallvec::SmallVec;
 use crate::aligned::AlignedBuf;
 use crate::inspect::InspectClaims;
 use crate::l5o::L5oId;
+use crate::region::RegionRange;
 use crate::{FileExtent, FlowId, Refusal};
 
 /// State of one direction of an NVMe/TCP connection after `ICReq` and `ICResp`.
@@ -61,6 +62,54 @@ pub struct TlsCarrier {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DdpId(pub u32);
 
+/// Memory of a registered buffer. The device only writes to it.
+#[derive(Debug)]
+pub enum DdpBuffer {
+    /// Memory of this process.
+    Pages(AlignedBuf),
+    /// Memory that the host shares with a device in another process, which thus reaches the host
+    /// even if the device's process ends.
+    Shared(RegionRange),
+}
+
+impl DdpBuffer {
+    /// Returns the length in bytes.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
+    pub const fn len(&self) -> usize {
+        match self {
+            Self::Pages(pages) => pages.len(),
+            Self::Shared(range) => range.len(),
+        }
+    }
+
+    /// Copies `bytes` to the buffer, from its byte `at` on. Returns false, and copies nothing, if
+    /// they do not fit.
+    pub fn write(&mut self, at: usize, bytes: &[u8]) -> bool {
+        match self {
+            Self::Pages(pages) => {
+                let to =
+                    pages.as_mut_slice().get_mut(at..).and_then(|to| to.get_mut(..bytes.len()));
+                to.map(|to| to.copy_from_slice(bytes)).is_some()
+            }
+            Self::Shared(range) => range.write(at, bytes),
+        }
+    }
+
+    /// Returns the memory of this process.
+    ///
+    /// # Panics
+    /// If it is shared: the host's end of a carrier replaces such memory by the pages that the host
+    /// has registered.
+    #[must_use]
+    pub fn into_pages(self) -> AlignedBuf {
+        match self {
+            Self::Pages(pages) => pages,
+            Self::Shared(range) => unreachable!("{range:?} was not replaced"),
+        }
+    }
+}
+
 /// `ulp_ddp_ops::setup`: registers a buffer for the data of one tag.
 #[derive(Debug)]
 pub struct DdpSetup {
@@ -80,7 +129,7 @@ pub struct DdpSetup {
     /// device does not write them.
     pub filled: u32,
     /// The memory.
-    pub buffer: AlignedBuf,
+    pub buffer: DdpBuffer,
 }
 
 impl DdpSetup {
@@ -107,7 +156,7 @@ pub struct DdpTeardownDone {
     /// Number of the buffer.
     pub id: DdpId,
     /// The memory.
-    pub buffer: AlignedBuf,
+    pub buffer: DdpBuffer,
     /// Reason for which the device refused the buffer; `None` if it was registered.
     pub refused: Option<Refusal>,
 }

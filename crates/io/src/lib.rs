@@ -9,7 +9,8 @@
 //! [`macvtap`], [`packet_socket`] and [`xdp`] (the network of an interface); [`fault`] and [`pcap`]
 //! wrap any link, [`bridge`] joins two. Disks: io_uring, a thread pool, or plain calls, chosen by
 //! [`disk::open_disk`]. [`shared_ring`] carries descriptors between two processes, which
-//! [`attachment`] connects. [`heap`] reports how much memory the process has allocated.
+//! [`attachment`] connects; [`shared_region`] is memory that they name in descriptors. [`heap`]
+//! reports how much memory the process has allocated.
 //!
 //! This crate implements no protocol: it parses a frame only if the format of a link or a capture
 //! requires it. `unsafe` code is confined to the modules that make system calls, which declare it
@@ -38,6 +39,8 @@ pub mod packet_socket;
 pub mod pcap;
 mod queue_events;
 mod queue_steering;
+mod sealed_file;
+pub mod shared_region;
 pub mod shared_ring;
 mod socket_option;
 pub mod tap;

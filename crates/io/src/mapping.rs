@@ -1,7 +1,8 @@
 //! Memory that the process maps: its own, that of a socket's rings, or a file shared with another
 //! process.
 //!
-//! Used by [`crate::xdp`], [`crate::packet_socket`] and [`crate::shared_ring`]. The owner of a
+//! Used by [`crate::xdp`], [`crate::packet_socket`], [`crate::shared_ring`] and
+//! [`crate::shared_region`]. The owner of a
 //! [`Mapping`] bounds its accesses by [`Mapping::len`].
 #![expect(unsafe_code, reason = "mmap and munmap")]
 
@@ -30,6 +31,11 @@ impl Mapping {
     pub(crate) fn shared(file: &impl AsFd, bytes: usize, at: libc::off_t) -> io::Result<Self> {
         let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
         Self::new(bytes, flags, file.as_fd().as_raw_fd(), at)
+    }
+
+    /// Maps a file as [`Self::shared`] does, but allocates its pages when they are used.
+    pub(crate) fn sparse(file: &impl AsFd, bytes: usize) -> io::Result<Self> {
+        Self::new(bytes, libc::MAP_SHARED, file.as_fd().as_raw_fd(), 0)
     }
 
     fn new(bytes: usize, flags: libc::c_int, fd: libc::c_int, at: libc::off_t) -> io::Result<Self> {

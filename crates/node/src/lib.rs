@@ -25,6 +25,7 @@
 
 extern crate alloc;
 
+mod bounce;
 mod device_half;
 mod host_half;
 pub mod record;

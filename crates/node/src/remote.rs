@@ -3,7 +3,8 @@
 //! Operations and events cross as descriptors ([`abi::layout`]) with inline payload, through a
 //! [`DescriptorChannel`]: shared memory between two processes, or a [`MemoryChannel`]. A frame
 //! is copied into the descriptor and out of it, so that no buffer crosses: each end returns the
-//! buffers to the pool that they are from.
+//! buffers to the pool that they are from. Registered buffers lie in a region that both ends have
+//! (`bounce.rs`); without one the device may not offer any.
 //!
 //! The other end is hostile. The first descriptor that is none, and the first fault of the channel,
 //! is a [`CarrierFault`] after which the end neither sends nor receives; its owner detaches.
@@ -12,18 +13,22 @@
 //! owner creates another one, and tells the host by [`Event::Reset`] that the state is lost.
 
 use abi::layout::{
-    DecodeMemory, EncodeMemory, LayoutFault, clear_keys, decode_event, decode_op, encode_event,
-    encode_op,
+    DecodeMemory, EncodeMemory, LayoutFault, MemoryRange, clear_keys, decode_event, decode_op,
+    encode_event, encode_op,
 };
 use abi::link::RxFrame;
+use abi::region::{RegionRange, SharedRegion};
 use abi::{Event, Op, PacketBuf, PacketPool};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::rc::Rc;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cell::RefCell;
 
 use base::internal_error;
+
+use crate::bounce::BounceBuffers;
 
 /// Bytes of held segments that a pair of spliced connections takes to the device. Segments beyond
 /// are not acknowledged yet, so their senders send them again.
@@ -143,12 +148,20 @@ impl EncodeMemory for CopiedFrames {
     }
 }
 
-/// Copies the frames in descriptors to buffers of a pool.
-struct FramePool<'a>(&'a mut PacketPool);
+/// Memory of received descriptors: a pool to whose buffers frames are copied, and the region.
+struct ReceiveMemory<'a> {
+    pool: &'a mut PacketPool,
+    region: Option<&'a Arc<dyn SharedRegion>>,
+}
 
-impl DecodeMemory for FramePool<'_> {
+impl DecodeMemory for ReceiveMemory<'_> {
     fn copy_frame(&mut self, bytes: &[u8]) -> Option<PacketBuf> {
-        self.0.copy(bytes)
+        self.pool.copy(bytes)
+    }
+
+    fn shared_buffer(&mut self, range: MemoryRange) -> Option<RegionRange> {
+        let region = self.region.filter(|_| range.region == MemoryRange::REGISTERED)?;
+        RegionRange::new(region, range.offset, usize::try_from(range.len).ok()?)
     }
 }
 
@@ -156,6 +169,8 @@ impl DecodeMemory for FramePool<'_> {
 #[derive(Debug)]
 pub struct CarrierEnd<C> {
     channel: C,
+    /// The region that the program has registered.
+    region: Option<Arc<dyn SharedRegion>>,
     copied: CopiedFrames,
     /// The descriptor that is being sent, and the one that was received.
     sent: Vec<u8>,
@@ -165,10 +180,10 @@ pub struct CarrierEnd<C> {
 }
 
 impl<C: DescriptorChannel> CarrierEnd<C> {
-    fn new(channel: C) -> Self {
+    fn new(channel: C, region: Option<Arc<dyn SharedRegion>>) -> Self {
         let (copied, counters) = (CopiedFrames::default(), CarrierCounters::default());
         let (sent, received) = (Vec::new(), Vec::new());
-        Self { channel, copied, sent, received, fault: None, counters }
+        Self { channel, region, copied, sent, received, fault: None, counters }
     }
 
     fn has_room(&mut self) -> bool {
@@ -201,8 +216,8 @@ impl<C: DescriptorChannel> CarrierEnd<C> {
         }
         self.counters.carrier_received += 1;
         self.counters.carrier_received_bytes += self.received.len() as u64;
-        let decoded =
-            decode(&self.received, &mut FramePool(pool)).map_err(CarrierFault::Descriptor);
+        let mut memory = ReceiveMemory { pool, region: self.region.as_ref() };
+        let decoded = decode(&self.received, &mut memory).map_err(CarrierFault::Descriptor);
         clear_keys(&mut self.received);
         self.checked(decoded)
     }
@@ -227,6 +242,11 @@ pub trait RemoteEnd {
     /// Returns the fault after which the end is of no use, if there was one.
     fn fault(&self) -> Option<CarrierFault> {
         self.end().fault
+    }
+
+    /// Returns whether there is something to receive that does not come from the channel.
+    fn has_own_events(&self) -> bool {
+        false
     }
 
     /// Returns the channel.
@@ -255,6 +275,10 @@ impl<C> RemoteEnd for RemoteHostEnd<C> {
     fn end_mut(&mut self) -> &mut CarrierEnd<C> {
         &mut self.end
     }
+
+    fn has_own_events(&self) -> bool {
+        !self.refused.is_empty()
+    }
 }
 
 impl<C> RemoteEnd for RemoteDeviceEnd<C> {
@@ -275,18 +299,38 @@ pub struct RemoteHostEnd<C> {
     end: CarrierEnd<C>,
     /// Buffers of received frames, which the host returns.
     pool: PacketPool,
+    /// Registered buffers, if there is a region.
+    bounce: Option<BounceBuffers>,
+    /// Answers for buffers that the region had no room for.
+    refused: VecDeque<Event>,
 }
 
 impl<C: DescriptorChannel> RemoteHostEnd<C> {
-    /// Creates the host's end of a new channel.
+    /// Creates the host's end of a new channel, with the region that was registered, if any.
     #[must_use]
-    pub fn new(channel: C) -> Self {
-        Self { end: CarrierEnd::new(channel), pool: PacketPool::new(POOL_BUFFERS) }
+    pub fn new(channel: C, region: Option<Arc<dyn SharedRegion>>) -> Self {
+        let bounce = region.clone().map(BounceBuffers::new);
+        let (end, pool) = (CarrierEnd::new(channel, region), PacketPool::new(POOL_BUFFERS));
+        Self { end, pool, bounce, refused: VecDeque::new() }
     }
 
     /// Returns the next event.
     pub fn pop_event(&mut self) -> Option<Event> {
-        self.end.receive(&mut self.pool, decode_event)
+        if let Some(refused) = self.refused.pop_front() {
+            return Some(refused);
+        }
+        let event = self.end.receive(&mut self.pool, decode_event)?;
+        let (Event::DdpTeardownDone(done), Some(bounce)) = (&event, &mut self.bounce) else {
+            return Some(event);
+        };
+        let taken = bounce.take_back(done).map(|done| Event::DdpTeardownDone(Box::new(done)));
+        self.end.checked(taken.ok_or(CarrierFault::Descriptor(LayoutFault::BadMemory)))
+    }
+
+    /// Returns the answers of a device that has ended, for the buffers that it had.
+    pub fn recall_buffers(self) -> impl Iterator<Item = Event> {
+        let recalled = self.bounce.into_iter().flat_map(BounceBuffers::recall);
+        self.refused.into_iter().chain(recalled.map(|done| Event::DdpTeardownDone(Box::new(done))))
     }
 
     /// Returns whether an operation can be sent.
@@ -300,6 +344,16 @@ impl<C: DescriptorChannel> RemoteHostEnd<C> {
         if let Op::SpliceStart { packets, .. } = &mut op {
             let dropped = limit_frames(packets);
             end.counters.carrier_splice_frames_dropped += dropped;
+        }
+        if let (Op::DdpSetup(_), Some(bounce)) = (&op, &mut self.bounce) {
+            let Op::DdpSetup(setup) = op else { return };
+            op = match bounce.register(*setup) {
+                Ok(setup) => Op::DdpSetup(Box::new(setup)),
+                Err(refused) => {
+                    self.refused.push_back(Event::DdpTeardownDone(Box::new(refused)));
+                    return;
+                }
+            };
         }
         match encode_op(op, &mut end.copied, &mut end.sent) {
             Ok(()) => end.send(),
@@ -329,10 +383,11 @@ impl<C: DescriptorChannel> RemoteHostEnd<C> {
 pub struct RemoteDeviceEnd<C>(CarrierEnd<C>);
 
 impl<C: DescriptorChannel> RemoteDeviceEnd<C> {
-    /// Creates the device's end of a new channel.
+    /// Creates the device's end of a new channel, with the region that the program has registered,
+    /// if any.
     #[must_use]
-    pub fn new(channel: C) -> Self {
-        Self(CarrierEnd::new(channel))
+    pub fn new(channel: C, region: Option<Arc<dyn SharedRegion>>) -> Self {
+        Self(CarrierEnd::new(channel, region))
     }
 
     /// Returns the next operation; frames in it are copied to buffers of `pool`.
@@ -403,7 +458,7 @@ mod tests {
     fn ends() -> (Ends, DescriptorQueue) {
         let (of_host, of_device) = MemoryChannel::pair(4);
         let ops = Rc::clone(&of_host.out);
-        ((RemoteHostEnd::new(of_host), RemoteDeviceEnd::new(of_device)), ops)
+        ((RemoteHostEnd::new(of_host, None), RemoteDeviceEnd::new(of_device, None)), ops)
     }
 
     #[test]

@@ -25,7 +25,7 @@ use crate::numbers;
 use crate::patterns::PatternScenario;
 use crate::queues::SimQueue;
 use crate::quic;
-use crate::remote_device::RemoteDevice;
+use crate::remote_device::{REGION_BYTES, RemoteDevice};
 use crate::tls;
 
 /// Salt of the generators of devices in other processes.
@@ -56,7 +56,7 @@ pub(crate) fn addresses(node: usize) -> Vec<Cidr> {
 }
 
 /// Returns whether the device of a machine is another process.
-fn has_remote_device(scenario: &Scenario, node: usize) -> bool {
+pub(crate) fn has_remote_device(scenario: &Scenario, node: usize) -> bool {
     let drawn = || Prng::new(scenario.seed ^ REMOTE_SALT ^ ((node as u64) << 48)).chance(0.25);
     let wanted = match scenario.device_process {
         DeviceProcess::BySeed => drawn(),
@@ -79,7 +79,11 @@ pub(crate) fn remote_device(scenario: &Scenario, node: usize) -> Option<Box<Remo
 /// Returns the capabilities that a machine's device offers to its host.
 pub(crate) fn capabilities(scenario: &Scenario, node: usize, device: &Device) -> Capabilities {
     let capabilities = device.capabilities();
-    if has_remote_device(scenario, node) { capabilities.for_other_process() } else { capabilities }
+    if has_remote_device(scenario, node) {
+        capabilities.for_other_process(REGION_BYTES as u64)
+    } else {
+        capabilities
+    }
 }
 
 /// Returns whether a node's host uses TLS offload.

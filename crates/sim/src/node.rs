@@ -138,7 +138,11 @@ impl NodeRings {
     /// Loses the operations and events on the way. The buffers of frames in events return to the
     /// device's pool, which stays, so that they are not missed.
     fn lose(&mut self) {
-        self.ops.clear();
+        for op in self.ops.drain(..) {
+            if let (Op::DdpSetup(setup), Some(remote)) = (op, &mut self.remote) {
+                remote.recall_unsent(*setup);
+            }
+        }
         self.received.clear();
         for event in self.events.drain(..) {
             if let Event::Received(received) = event {
@@ -217,11 +221,6 @@ impl SimNode {
     /// Returns whether the device's process is about to die.
     pub(crate) fn device_is_dying(&self) -> bool {
         self.rings.remote.as_ref().is_some_and(|remote| remote.is_dying())
-    }
-
-    /// Returns whether the device is another process.
-    pub(crate) const fn has_remote_device(&self) -> bool {
-        self.rings.remote.is_some()
     }
 
     /// Compares the claims of the device about these rules' patterns with the results of software.
@@ -638,10 +637,15 @@ impl DevicePorts for SimDevicePorts<'_, '_> {
         if self.rings.remote.as_ref().is_some_and(|remote| remote.is_dying()) {
             return None;
         }
-        let mut op = self.rings.ops.pop_front()?;
-        if let Some(remote) = &mut self.rings.remote {
-            op = remote.cross_op(op, pool);
-        }
+        let op = loop {
+            let op = self.rings.ops.pop_front()?;
+            let Some(remote) = &mut self.rings.remote else { break op };
+            match remote.cross_op(op, pool) {
+                Some(op) => break op,
+                // The host has an event.
+                None => self.turned.ring = true,
+            }
+        };
         self.turned.taken[1] += 1;
         match &op {
             Op::Splice(splice) => {

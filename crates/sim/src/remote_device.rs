@@ -4,14 +4,20 @@
 //! ([`node::remote`]), over queues in memory: each operation and event is encoded and decoded by
 //! the ends that two processes have. A reset of such a device is the death of its process: whatever
 //! was on the way is lost with its state, frames that arrive meanwhile are lost, and after a while
-//! the host attaches to another process. Called by [`crate::node`].
+//! the host attaches to another process. Data for registered buffers crosses in a region, as small
+//! as to be full now and then. Called by [`crate::node`].
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
+use abi::nvme_tcp::{DdpSetup, DdpTeardownDone};
+use abi::region::{HeapRegion, SharedRegion};
 use abi::{Event, Op, PacketBuf, PacketPool};
 use base::{Duration, Instant, Prng};
 use node::remote::{MemoryChannel, RemoteDeviceEnd, RemoteEnd, RemoteHostEnd};
 
+/// Length of the region of each attachment in bytes.
+pub(crate) const REGION_BYTES: usize = 512 << 10;
 /// Longest time from the death of a device's process until the host has another one.
 const DOWN_MAX: Duration = Duration::from_millis(50);
 
@@ -34,6 +40,8 @@ base::counters! {
         remote_device_events,
         /// Deaths of the device's process.
         remote_device_deaths,
+        /// Registered buffers that the host has recalled from a dead process.
+        remote_device_buffers_recalled,
     }
 }
 
@@ -45,6 +53,8 @@ pub(crate) struct RemoteDevice {
     state: AttachmentState,
     /// Events about the attachment, for the host.
     own_events: VecDeque<Event>,
+    /// Returned buffers of the dead process, for the host to get with [`Event::Reset`].
+    recalled: Vec<Event>,
     random: Prng,
     /// Number of operations after which the process dies.
     dies_after: Option<u64>,
@@ -55,12 +65,13 @@ impl RemoteDevice {
     /// Creates the carrier of a device whose process dies after this many operations, if any.
     /// `random` draws how long the host is without a device.
     pub(crate) fn new(random: Prng, dies_after: Option<u64>) -> Self {
-        let (of_host, of_device) = MemoryChannel::pair(usize::MAX);
+        let (host, device) = new_ends();
         Self {
-            host: RemoteHostEnd::new(of_host),
-            device: RemoteDeviceEnd::new(of_device),
+            host,
+            device,
             state: AttachmentState::Attached,
             own_events: VecDeque::new(),
+            recalled: Vec::new(),
             random,
             dies_after,
             counters: RemoteDeviceCounters::default(),
@@ -77,12 +88,15 @@ impl RemoteDevice {
         self.dies_after.is_some_and(|ops| self.counters.remote_device_ops >= ops)
     }
 
-    /// Passes an operation to the device's side, which has this pool.
-    pub(crate) fn cross_op(&mut self, op: Op, pool: &mut PacketPool) -> Op {
+    /// Passes an operation to the device's side, which has this pool. Returns `None` if the host's
+    /// end has answered it itself.
+    pub(crate) fn cross_op(&mut self, op: Op, pool: &mut PacketPool) -> Option<Op> {
         self.counters.remote_device_ops += 1;
         self.host.push_op(op);
         let crossed = self.device.pop_op(pool);
-        crossed.unwrap_or_else(|| panic!("the device refused: {:?}", self.device.fault()))
+        assert_eq!(self.device.fault(), None, "the device refused an operation");
+        assert!(crossed.is_some() || self.host.has_own_events(), "an operation was lost");
+        crossed
     }
 
     /// Passes an event to the host's side. Returns its buffer, which stays with the device.
@@ -94,9 +108,10 @@ impl RemoteDevice {
         (event, self.device.pop_recycled())
     }
 
-    /// Returns the next event about the attachment itself.
+    /// Returns the next event that the device has not sent.
     pub(crate) fn pop_own_event(&mut self) -> Option<Event> {
-        self.own_events.pop_front()
+        let attached = self.own_events.pop_front();
+        attached.or_else(|| self.host.has_own_events().then(|| self.host.pop_event()).flatten())
     }
 
     /// Takes back the buffer of a frame that the host has processed.
@@ -106,7 +121,9 @@ impl RemoteDevice {
 
     /// Returns whether the host has a device and knows of it.
     pub(crate) fn is_settled(&self) -> bool {
-        self.state == AttachmentState::Attached && self.own_events.is_empty()
+        self.state == AttachmentState::Attached
+            && self.own_events.is_empty()
+            && !self.host.has_own_events()
     }
 
     /// Returns whether the host has a device.
@@ -118,9 +135,24 @@ impl RemoteDevice {
     pub(crate) fn die(&mut self, now: Instant) {
         let down = Duration::from_nanos(self.random.below(DOWN_MAX.as_nanos()));
         self.counters.remote_device_deaths += 1;
-        self.own_events.clear();
+        let unread = self.own_events.drain(..);
+        self.recalled.extend(unread.filter(|event| matches!(event, Event::DdpTeardownDone(_))));
+        let (host, device) = new_ends();
+        let former = std::mem::replace(&mut self.host, host);
+        self.device = device;
+        let recalled = former.recall_buffers();
+        let count = self.recalled.len();
+        self.recalled.extend(recalled);
+        self.counters.remote_device_buffers_recalled += (self.recalled.len() - count) as u64;
         self.dies_after = None;
         self.state = AttachmentState::Lost { until: now + down };
+    }
+
+    /// Takes a registration that was on the way to a process that died.
+    pub(crate) fn recall_unsent(&mut self, setup: DdpSetup) {
+        let DdpSetup { context, flow, tag, id, buffer, .. } = setup;
+        let returned = DdpTeardownDone { context, flow, tag, id, buffer, refused: None };
+        self.recalled.push(Event::DdpTeardownDone(Box::new(returned)));
     }
 
     /// Returns the time at which the host attaches to the next process, if there is none.
@@ -139,7 +171,18 @@ impl RemoteDevice {
 
     /// Attaches the host to another process, whose link has this MTU.
     pub(crate) fn attach(&mut self, mtu: u16) {
-        self.restart();
-        self.own_events.extend([Event::Reset, Event::LinkChanged { mtu }]);
+        self.state = AttachmentState::Attached;
+        self.random = self.random.fork();
+        self.own_events.push_back(Event::Reset);
+        self.own_events.extend(self.recalled.drain(..));
+        self.own_events.push_back(Event::LinkChanged { mtu });
     }
+}
+
+/// Returns the ends of a new attachment.
+fn new_ends() -> (RemoteHostEnd<MemoryChannel>, RemoteDeviceEnd<MemoryChannel>) {
+    let (of_host, of_device) = MemoryChannel::pair(usize::MAX);
+    let region: Arc<dyn SharedRegion> = Arc::new(HeapRegion::new(REGION_BYTES));
+    let host = RemoteHostEnd::new(of_host, Some(Arc::clone(&region)));
+    (host, RemoteDeviceEnd::new(of_device, Some(region)))
 }

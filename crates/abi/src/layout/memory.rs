@@ -11,12 +11,13 @@ use bytes::Bytes;
 use patterns::PatternSet;
 
 use crate::aligned::{AlignedBuf, PAGE_BYTES};
+use crate::region::RegionRange;
 use crate::{PacketBuf, PacketPool};
 
 /// Bytes in a registered region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryRange {
-    /// Number of the region. All bits set is reserved for inline bytes.
+    /// Number of the region: [`Self::REGISTERED`], or [`Self::INLINE`] for inline bytes.
     pub region: u32,
     /// Offset of the first byte in the region.
     pub offset: u64,
@@ -25,6 +26,8 @@ pub struct MemoryRange {
 }
 
 impl MemoryRange {
+    /// Number of the region that a program registers when it attaches.
+    pub const REGISTERED: u32 = 0;
     /// Region number that marks inline bytes.
     pub const INLINE: u32 = u32::MAX;
 }
@@ -51,14 +54,6 @@ pub trait EncodeMemory {
     /// Takes the buffer of a frame whose bytes were copied into the descriptor.
     fn take_copied(&mut self, _frame: PacketBuf) {}
 
-    /// Names a registered buffer, which belongs to the receiver until it returns it.
-    ///
-    /// # Errors
-    /// The buffer, if it lies in no region.
-    fn name_buffer(&mut self, buffer: AlignedBuf) -> Result<MemoryRange, AlignedBuf> {
-        Err(buffer)
-    }
-
     /// Returns the number under which both sides know a set of patterns.
     fn number_of_patterns(&mut self, _: &Arc<PatternSet>) -> Option<u32> {
         None
@@ -79,8 +74,8 @@ pub trait DecodeMemory {
         None
     }
 
-    /// Returns a registered buffer in a region.
-    fn buffer(&mut self, _: MemoryRange) -> Option<AlignedBuf> {
+    /// Returns the memory of a registered buffer in a region.
+    fn shared_buffer(&mut self, _: MemoryRange) -> Option<RegionRange> {
         None
     }
 

@@ -19,6 +19,7 @@ use super::{
     MemoryRange,
 };
 use crate::aligned::{AlignedBuf, PAGE_BYTES};
+use crate::nvme_tcp::DdpBuffer;
 use crate::quic::QuicConnectionId;
 use crate::splice::SpliceSide;
 use crate::{PacketBuf, PacketHeader};
@@ -398,10 +399,19 @@ impl DescriptorCodec for PacketBuf {
     }
 }
 
-impl DescriptorCodec for AlignedBuf {
+impl DescriptorCodec for DdpBuffer {
     fn encode(self, to: &mut Encoder<'_>) {
-        let named = to.memory.name_buffer(self);
-        put_buffer(to, named, Self::as_slice);
+        let named = match self {
+            Self::Pages(pages) => Err(pages),
+            Self::Shared(range) => match u32::try_from(range.len()) {
+                Ok(len) => {
+                    let (region, offset) = (MemoryRange::REGISTERED, range.offset() as u64);
+                    Ok(MemoryRange { region, offset, len })
+                }
+                Err(_) => return to.fail(EncodeFault::TooLong),
+            },
+        };
+        put_buffer(to, named, AlignedBuf::as_slice);
     }
 
     fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
@@ -414,8 +424,8 @@ impl DescriptorCodec for AlignedBuf {
             return Err(LayoutFault::OutOfRange);
         }
         match described {
-            DescribedBuffer::Named(range) => from.memory.buffer(range),
-            DescribedBuffer::Inline(bytes) => from.memory.copy_buffer(bytes),
+            DescribedBuffer::Named(range) => from.memory.shared_buffer(range).map(Self::Shared),
+            DescribedBuffer::Inline(bytes) => from.memory.copy_buffer(bytes).map(Self::Pages),
         }
         .ok_or(LayoutFault::BadMemory)
     }

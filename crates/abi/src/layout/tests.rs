@@ -9,7 +9,9 @@ use base::Prng;
 
 use super::*;
 use crate::aligned::{AlignedBuf, PAGE_BYTES};
-use crate::{FlowId, PacketPool, Transmit, TransmitPart, TransmitParts};
+use crate::nvme_tcp::DdpBuffer;
+use crate::region::{HeapRegion, RegionRange, SharedRegion};
+use crate::{FlowId, PacketBuf, PacketPool, Transmit, TransmitPart, TransmitParts};
 use alloc::borrow::ToOwned;
 use alloc::boxed::Box;
 use alloc::string::{String, ToString};
@@ -262,7 +264,7 @@ impl DecodeMemory for NamedPayload {
         (range.region == 3 && end <= self.0.len()).then(|| self.0.slice(start..end))
     }
 
-    fn copy_frame(&mut self, _: &[u8]) -> Option<crate::PacketBuf> {
+    fn copy_frame(&mut self, _: &[u8]) -> Option<PacketBuf> {
         None
     }
 }
@@ -288,24 +290,53 @@ fn payload_in_a_region_is_named_and_not_copied() {
 #[test]
 fn registered_buffers_consist_of_pages() {
     let (mut memory, mut out) = (memory(), vec![]);
-    encode(AlignedBuf::new(2), &mut memory, &mut out).unwrap();
-    assert_eq!(decode::<AlignedBuf>(&out, &mut memory).unwrap().len(), 2 * PAGE_BYTES);
+    encode(DdpBuffer::Pages(AlignedBuf::new(2)), &mut memory, &mut out).unwrap();
+    assert_eq!(decode::<DdpBuffer>(&out, &mut memory).unwrap().len(), 2 * PAGE_BYTES);
     for len in [0, 1, PAGE_BYTES - 1, PAGE_BYTES + 1] {
         let mut bytes = vec![0xff; 4];
         bytes.extend_from_slice(&u32::try_from(len).unwrap().to_le_bytes());
         bytes.resize(8 + len, 0);
-        let refused = decode::<AlignedBuf>(&bytes, &mut memory).map(|buffer| buffer.len());
+        let refused = decode::<DdpBuffer>(&bytes, &mut memory).map(|buffer| buffer.len());
         assert_eq!(refused, Err(LayoutFault::OutOfRange), "{len} bytes");
         // A named buffer has the same rule; unregistered memory is refused after it.
         bytes.truncate(8);
         bytes[..4].fill(0);
         bytes.extend_from_slice(&[0; 8]);
-        let refused = decode::<AlignedBuf>(&bytes, &mut memory).map(|buffer| buffer.len());
+        let refused = decode::<DdpBuffer>(&bytes, &mut memory).map(|buffer| buffer.len());
         assert_eq!(refused, Err(LayoutFault::OutOfRange), "{len} bytes, named");
     }
     let named = [0, 0, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-    let refused = decode::<AlignedBuf>(&named, &mut memory).map(|buffer| buffer.len());
+    let refused = decode::<DdpBuffer>(&named, &mut memory).map(|buffer| buffer.len());
     assert_eq!(refused, Err(LayoutFault::BadMemory));
+}
+
+/// A registered buffer in a region crosses as its name, in both directions.
+#[test]
+fn registered_buffers_in_a_region_are_named() {
+    struct Region(Arc<dyn SharedRegion>);
+    impl EncodeMemory for Region {}
+    impl DecodeMemory for Region {
+        fn copy_frame(&mut self, _: &[u8]) -> Option<PacketBuf> {
+            None
+        }
+
+        fn shared_buffer(&mut self, range: MemoryRange) -> Option<RegionRange> {
+            RegionRange::new(&self.0, range.offset, range.len as usize)
+        }
+    }
+    let mut memory = Region(Arc::new(HeapRegion::new(3 * PAGE_BYTES)));
+    let range = RegionRange::new(&memory.0, 4096, 2 * PAGE_BYTES).unwrap();
+    let mut out = vec![];
+    encode(DdpBuffer::Shared(range), &mut memory, &mut out).unwrap();
+    assert_eq!(out, [0, 0, 0, 0, 0, 32, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0]);
+    let mut crossed: DdpBuffer = decode(&out, &mut memory).unwrap();
+    assert!(crossed.write(8191, &[7]) && !crossed.write(8191, &[7, 7]));
+    let mut last = [0];
+    memory.0.read(3 * PAGE_BYTES - 1, &mut last);
+    assert_eq!(last, [7]);
+    out[5] = 48;
+    let beyond = decode::<DdpBuffer>(&out, &mut memory).map(|buffer| buffer.len());
+    assert_eq!(beyond, Err(LayoutFault::BadMemory));
 }
 
 /// An operation that cannot leave the process leaves no bytes behind.
@@ -317,7 +348,7 @@ fn what_is_not_portable_is_refused_whole() {
     assert_eq!(refused, Err(EncodeFault::NotPortable));
     let long: Box<[u8]> = vec![0; 1 << 16].into();
     assert_eq!(encode(long, &mut memory, &mut out), Err(EncodeFault::TooLong));
-    let huge = AlignedBuf::new(DESCRIPTOR_BYTES_MAX / PAGE_BYTES + 1);
+    let huge = DdpBuffer::Pages(AlignedBuf::new(DESCRIPTOR_BYTES_MAX / PAGE_BYTES + 1));
     assert_eq!(encode(huge, &mut memory, &mut out), Err(EncodeFault::TooLong));
     assert_eq!(out, [1, 2, 3]);
     let refused = decode_op(&vec![1; DESCRIPTOR_BYTES_MAX + 1], &mut memory);

@@ -20,7 +20,6 @@ use zeroize::Zeroizing;
 
 use super::declare::{layout_enum, layout_number, layout_struct};
 use super::{Decoder, DescriptorCodec, EncodeFault, Encoder, LayoutFault, LayoutTable};
-use crate::aligned::AlignedBuf;
 use crate::attach::{
     AddressClaim, AttachGrant, AttachRefusal, AttachReply, AttachRequest, PortClaim, PortRange,
     RootIdentity,
@@ -38,8 +37,8 @@ use crate::l5o::{
 };
 use crate::link::RxFrame;
 use crate::nvme_tcp::{
-    DdpId, DdpPlacement, DdpSetup, DdpTeardownDone, NvmeRxClaims, NvmeTcpLimits, NvmeTcpState,
-    PduDataSource, PduRange, TlsCarrier,
+    DdpBuffer, DdpId, DdpPlacement, DdpSetup, DdpTeardownDone, NvmeRxClaims, NvmeTcpLimits,
+    NvmeTcpState, PduDataSource, PduRange, TlsCarrier,
 };
 use crate::quic::{
     QuicAdd, QuicConnectionId, QuicDecrypted, QuicDirection, QuicFailure, QuicId, QuicKeys,
@@ -220,10 +219,10 @@ layout_struct! {
     TlsCarrier { context: L5oId, first_record: u64, skip: u32 }
     DdpSetup {
         context: L5oId, flow: FlowId, tag: u16, id: DdpId, offset: u32, len: u32, filled: u32,
-        buffer: AlignedBuf,
+        buffer: DdpBuffer,
     }
     DdpTeardownDone {
-        context: L5oId, flow: FlowId, tag: u16, id: DdpId, buffer: AlignedBuf,
+        context: L5oId, flow: FlowId, tag: u16, id: DdpId, buffer: DdpBuffer,
         refused: Option<Refusal>,
     }
     NvmeRxClaims {

@@ -484,7 +484,7 @@ impl NvmeTransport {
                 continue;
             };
             let asked = awaited.is_reclaimed();
-            awaited.return_buffer(done.buffer);
+            awaited.return_buffer(done.buffer.into_pages());
             self.report_and_return(host, tag);
             // The buffer was not reclaimed: its context is gone, and there may be a new one.
             if !asked && host.nvme_streams().1.nvme_context(self.socket) != Some(done.context) {

@@ -1,16 +1,15 @@
-//! The memory of a ring: a sealed memfd, mapped by both processes (memfd_create(2)).
+//! The memory of a ring: a sealed file, mapped by both processes ([`crate::sealed_file`]).
 //!
-//! The seals keep the other process from shrinking the file, after which an access would end this
-//! process with SIGBUS. All memory is accessed as atomic words, so that a process that writes where
-//! it must not cannot cause a data race in this one.
-#![expect(unsafe_code, reason = "memfd_create, file seals, and memory of two processes")]
+//! All memory is accessed as atomic words, so that a process that writes where it must not cannot
+//! cause a data race in this one.
+#![expect(unsafe_code, reason = "memory of two processes")]
 
 use std::fs::File;
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use crate::mapping::Mapping;
+use crate::sealed_file::{self, SharedMemoryError};
 
 /// Bytes before the first descriptor.
 pub(super) const CONTROL_BYTES: usize = 4096;
@@ -24,23 +23,6 @@ pub(super) const ASLEEP_AT: usize = 256;
 pub const CAPACITY_MIN: u32 = 4096;
 /// See [`CAPACITY_MIN`]. Indices differ by at most a quarter of their range.
 pub const CAPACITY_MAX: u32 = 1 << 30;
-
-/// Seals that the memory of a ring must have.
-const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-
-/// Reason for which a file cannot be the memory of a ring.
-#[derive(Debug, thiserror::Error)]
-pub enum RingMemoryError {
-    /// The file can be shrunk by its sender.
-    #[error("the memory of the ring has no seals")]
-    NotSealed,
-    /// The length is not that of a ring, or exceeds the limit of the receiver.
-    #[error("the memory of the ring has {0} bytes")]
-    BadLength(u64),
-    /// The operating system refused.
-    #[error("cannot map the memory of the ring: {0}")]
-    Io(#[from] io::Error),
-}
 
 /// Memory of one ring. One process creates it and passes its descriptor to the other.
 #[derive(Debug)]
@@ -56,25 +38,12 @@ impl SharedRingMemory {
     /// # Errors
     /// If `capacity` is not a power of two in [`CAPACITY_MIN`] to [`CAPACITY_MAX`], or if the
     /// operating system refuses memory or a descriptor.
-    pub fn create(capacity: u32) -> Result<Self, RingMemoryError> {
+    pub fn create(capacity: u32) -> Result<Self, SharedMemoryError> {
         let bytes = CONTROL_BYTES as u64 + u64::from(capacity);
         if !is_capacity(capacity) {
-            return Err(RingMemoryError::BadLength(bytes));
+            return Err(SharedMemoryError::BadLength(bytes));
         }
-        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-        // SAFETY: the name is a C string that outlives the call.
-        let fd = unsafe { libc::memfd_create(c"outboard-ring".as_ptr(), flags) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error().into());
-        }
-        // SAFETY: the kernel has just returned this descriptor, and nothing else owns it.
-        let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
-        file.set_len(bytes)?;
-        // SAFETY: no pointers are passed.
-        if unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, SEALS) } < 0 {
-            return Err(io::Error::last_os_error().into());
-        }
-        Self::attach(file.into(), capacity)
+        Self::attach(sealed_file::create("outboard-ring", bytes)?.into(), capacity)
     }
 
     /// Maps the memory of a ring that another process has created. Mapping it allocates it, at the
@@ -82,20 +51,13 @@ impl SharedRingMemory {
     ///
     /// # Errors
     /// If the file is no memory of a ring, or a larger one: its sender is not trusted.
-    pub fn attach(fd: OwnedFd, capacity_max: u32) -> Result<Self, RingMemoryError> {
-        // SAFETY: no pointers are passed.
-        let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
-        // A file of another kind has no seals: EINVAL.
-        if seals < 0 || seals & SEALS != SEALS || seals & libc::F_SEAL_WRITE != 0 {
-            return Err(RingMemoryError::NotSealed);
-        }
-        let file = File::from(fd);
-        let len = file.metadata()?.len();
+    pub fn attach(fd: OwnedFd, capacity_max: u32) -> Result<Self, SharedMemoryError> {
+        let (file, len) = sealed_file::accept(fd)?.ok_or(SharedMemoryError::NotSealed)?;
         let capacity = len.checked_sub(CONTROL_BYTES as u64).and_then(|len| len.try_into().ok());
         let capacity =
             capacity.filter(|&capacity| is_capacity(capacity) && capacity <= capacity_max);
         let (Some(capacity), Ok(bytes)) = (capacity, usize::try_from(len)) else {
-            return Err(RingMemoryError::BadLength(len));
+            return Err(SharedMemoryError::BadLength(len));
         };
         let mapping = Mapping::shared(&file, bytes, 0)?;
         Ok(Self { mapping, file, capacity })

@@ -25,7 +25,9 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use abi::layout::{DESCRIPTOR_BYTES_MAX, may_hold_keys};
 
 use memory::{ASLEEP_AT, HEAD_AT, TAIL_AT};
-pub use memory::{CAPACITY_MAX, CAPACITY_MIN, RingMemoryError, SharedRingMemory};
+pub use memory::{CAPACITY_MAX, CAPACITY_MIN, SharedRingMemory};
+
+pub use crate::sealed_file::SharedMemoryError;
 
 /// Bytes of the length in front of a descriptor.
 const LENGTH_BYTES: u32 = 4;

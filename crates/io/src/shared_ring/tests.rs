@@ -127,14 +127,14 @@ fn only_sealed_files_of_the_right_length_are_mapped() {
         |fd| SharedRingMemory::attach(fd, CAPACITY_MAX).map(|_| ()).unwrap_err().to_string();
     let mut plain = tempfile::tempfile().unwrap();
     plain.write_all(&[0; 8192]).unwrap();
-    assert_eq!(refuse(plain.into()), "the memory of the ring has no seals");
+    assert_eq!(refuse(plain.into()), "the shared memory has no seals");
     for capacity in [0, 100, CAPACITY_MIN - 1, CAPACITY_MIN + 1, CAPACITY_MAX * 2] {
         assert!(SharedRingMemory::create(capacity).is_err(), "{capacity}");
     }
     let large = SharedRingMemory::create(2 * CAPACITY_MIN).unwrap();
     let fd = || large.as_fd().try_clone_to_owned().unwrap();
     let beyond = SharedRingMemory::attach(fd(), CAPACITY_MIN);
-    assert!(matches!(beyond, Err(RingMemoryError::BadLength(12_288))), "{beyond:?}");
+    assert!(matches!(beyond, Err(SharedMemoryError::BadLength(12_288))), "{beyond:?}");
     assert!(SharedRingMemory::attach(fd(), 2 * CAPACITY_MIN).is_ok());
     // The seals hold: neither side changes the length.
     let memory = SharedRingMemory::create(CAPACITY_MIN).unwrap();

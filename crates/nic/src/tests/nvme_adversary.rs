@@ -4,7 +4,7 @@
 use abi::aligned::AlignedBuf;
 use abi::l5o::{L5oId, ResyncMode};
 use abi::link::RxFrame;
-use abi::nvme_tcp::{DdpId, DdpSetup, NvmeTcpState, TlsCarrier};
+use abi::nvme_tcp::{DdpBuffer, DdpId, DdpSetup, NvmeTcpState, TlsCarrier};
 use abi::{Checksum, Event, FlowId, Op, PacketPool};
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -117,7 +117,7 @@ fn op() -> impl Strategy<Value = Op> {
     let there = prop_oneof![Just(0), number()];
     let setup = (id(), 0..4_u16, number(), number(), there, 1..3_usize).prop_map(
         |(context, tag, offset, len, there, pages)| {
-            let buffer = AlignedBuf::new(pages);
+            let buffer = DdpBuffer::Pages(AlignedBuf::new(pages));
             let (flow, id) = (FlowId(u64::from(tag)), DdpId(offset));
             Op::DdpSetup(Box::new(DdpSetup {
                 context,

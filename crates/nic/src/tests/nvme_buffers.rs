@@ -2,7 +2,7 @@
 
 use abi::aligned::AlignedBuf;
 use abi::l5o::L5oId;
-use abi::nvme_tcp::{DdpId, DdpSetup, DdpTeardownDone};
+use abi::nvme_tcp::{DdpBuffer, DdpId, DdpSetup, DdpTeardownDone};
 use abi::{Event, FlowId, Op, Refusal};
 use alloc::boxed::Box;
 use alloc::vec;
@@ -15,13 +15,13 @@ use testkit::PLAIN_LINK;
 use super::frames::MAC;
 use super::nvme_rx::config;
 use super::nvme_stream::{
-    ALL, BOTH, CONTEXT, ExpectedPdu, FLOW, NvmeRxFlow, PduStream, create, state,
+    ALL, BOTH, CONTEXT, ExpectedPdu, FLOW, NvmeRxFlow, PduStream, create, placed_bytes, state,
 };
 use super::rig::Rig;
 use crate::{DeviceConfig, L5oConfig};
 
 fn setup(context: L5oId, tag: u16, offset: u32, len: u32, pages: usize) -> Op {
-    let buffer = AlignedBuf::new(pages);
+    let buffer = DdpBuffer::Pages(AlignedBuf::new(pages));
     let (flow, id) = (FLOW, DdpId(tag.into()));
     Op::DdpSetup(Box::new(DdpSetup { context, flow, tag, id, offset, len, filled: 0, buffer }))
 }
@@ -204,7 +204,7 @@ fn a_reset_gives_all_back() {
     flow.setup(0, 0, 5000);
     flow.deliver(0..6000);
     assert_eq!(flow.returned.len(), 1);
-    assert_eq!(flow.returned[0].buffer.as_slice()[..5000], flow.wire[28..5028]);
+    assert_eq!(placed_bytes(&flow.returned[0])[..5000], flow.wire[28..5028]);
 }
 
 /// Data is placed only if all data of the PDU lies within a buffer.
@@ -228,10 +228,10 @@ fn data_that_does_not_fit_is_left() {
         assert_eq!(flow.verified.len(), 6, "digests are checked all the same");
         assert_eq!(flow.returned.len(), 1);
         assert_eq!(
-            flow.returned[0].buffer.as_slice()[..100],
+            placed_bytes(&flow.returned[0])[..100],
             flow.wire[flow.content.pdus[3].data.clone().unwrap().2]
         );
-        assert_eq!(flow.returned[0].buffer.as_slice()[100..], [0; 3996]);
+        assert_eq!(placed_bytes(&flow.returned[0])[100..], [0; 3996]);
     }
 }
 
@@ -258,7 +258,7 @@ fn nothing_is_written_twice() {
     flow.rig.op(0, Op::DdpTeardown { context: CONTEXT, tag: 1 });
     let back = done(&mut flow.rig);
     let first = flow.content.pdus[0].data.clone().unwrap().2;
-    assert_eq!(back[0].buffer.as_slice()[100..200], flow.wire[first]);
+    assert_eq!(placed_bytes(&back[0])[100..200], flow.wire[first]);
     assert_eq!(back[0].flow, FlowId(7));
 }
 
@@ -288,7 +288,7 @@ fn a_changed_retransmission_is_left_to_the_host() {
         }
         flow.deliver(4000..flow.wire.len());
         let [back] = &flow.returned[..] else { panic!("it is full") };
-        assert!(back.buffer.as_slice()[..8000] == flow.wire[data], "the first copy of each byte");
+        assert!(placed_bytes(back)[..8000] == flow.wire[data], "the first copy of each byte");
         assert_eq!(flow.rig.counter("rx_nvmeotcp_bytes"), 8000);
         assert_eq!(flow.rig.counter("nvme_tcp_digest_errors"), 0);
     }
@@ -335,9 +335,9 @@ fn many_separate_ranges() {
     let back = done(&mut flow.rig);
     for (nth, pdu) in flow.content.pdus.iter().enumerate().take(8) {
         let bytes = flow.wire[pdu.data.clone().unwrap().2].to_vec();
-        assert_eq!(back[0].buffer.as_slice()[nth * 200..nth * 200 + 100], bytes);
+        assert_eq!(placed_bytes(&back[0])[nth * 200..nth * 200 + 100], bytes);
     }
-    assert_eq!(back[0].buffer.as_slice()[1600..2000], [0; 400]);
+    assert_eq!(placed_bytes(&back[0])[1600..2000], [0; 400]);
 }
 
 /// Answers from another queue or to another context have no effect.
@@ -372,7 +372,7 @@ fn a_partly_filled_buffer() {
         assert_eq!(flow.rig.counter("rx_nvmeotcp_bytes"), 424);
         assert_eq!(flow.verified.len(), 3, "digests are checked all the same");
         let [back] = &flow.returned[..] else { panic!("{:?}", flow.returned) };
-        let memory = back.buffer.as_slice();
+        let memory = placed_bytes(back);
         assert!(memory[..600].iter().all(|&byte| byte == 0), "as they were");
         let text = |nth: usize| &flow.content.bytes[data[nth].2.clone()];
         assert!(memory[600..1000] == text(1)[100..]);
@@ -406,7 +406,7 @@ fn free_parts_are_placed() {
         let (_, offset, data) = pdu.data.clone().unwrap();
         memory[offset as usize..offset as usize + data.len()].copy_from_slice(&flow.wire[data]);
     }
-    assert_eq!(back.buffer.as_slice()[..300], memory);
+    assert_eq!(placed_bytes(back)[..300], memory);
 }
 
 /// Expected content of a buffer: for each byte the value that was written first.
@@ -530,7 +530,8 @@ proptest! {
         let mut flow = NvmeRxFlow::new(content, config(out_of_order));
         let mut op = with_filled(setup(CONTEXT, 1, base, len, 1), there);
         if let Op::DdpSetup(setup) = &mut op {
-            setup.buffer.as_mut_slice().fill(0xa5);
+            let len = setup.buffer.len();
+            setup.buffer.write(0, &vec![0xa5; len]);
         }
         flow.rig.op(0, op);
         let owner = (0..len).map(|at| (at < there).then_some(0xa5)).collect();
@@ -558,8 +559,8 @@ proptest! {
         flow.collect();
         let [back] = &flow.returned[..] else { panic!("once") };
         let memory: Vec<u8> = model.owner.iter().map(|byte| byte.unwrap_or(0xa5)).collect();
-        prop_assert_eq!(&back.buffer.as_slice()[..len as usize], &memory[..]);
-        prop_assert!(back.buffer.as_slice()[len as usize..].iter().all(|&byte| byte == 0xa5));
+        prop_assert_eq!(&placed_bytes(back)[..len as usize], &memory[..]);
+        prop_assert!(placed_bytes(back)[len as usize..].iter().all(|&byte| byte == 0xa5));
         let all = pdus.iter().filter(|_| ALL[which] != ALL[0]).map(|pdu| pdu.at.start);
         flow.verified.sort_unstable();
         prop_assert_eq!(&flow.verified, &all.collect::<Vec<_>>());

@@ -6,7 +6,9 @@ use abi::crypto::CryptoProvider as _;
 use abi::inspect::{InspectClaims, InspectState, InspectedContent};
 use abi::l5o::{L5oCreate, L5oDirection, L5oId, L5oState, ResyncRequest};
 use abi::link::RxFrame;
-use abi::nvme_tcp::{DdpId, DdpSetup, DdpTeardownDone, NvmeRxClaims, NvmeTcpState, TlsCarrier};
+use abi::nvme_tcp::{
+    DdpBuffer, DdpId, DdpSetup, DdpTeardownDone, NvmeRxClaims, NvmeTcpState, TlsCarrier,
+};
 use abi::{Checksum, Event, FlowId, Op, PacketPool, ReceivedFrame};
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -141,6 +143,12 @@ impl PduStream {
         }
         content
     }
+}
+
+/// Returns the bytes of a returned buffer.
+pub(super) fn placed_bytes(done: &DdpTeardownDone) -> &[u8] {
+    let DdpBuffer::Pages(pages) = &done.buffer else { panic!("of another process") };
+    pages.as_slice()
 }
 
 /// Claim about a received byte: tag and `DATAO` at which the device placed it, or `None`.
@@ -288,7 +296,7 @@ impl NvmeRxFlow {
 
     /// Registers a buffer.
     pub(super) fn setup(&mut self, tag: u16, offset: u32, len: usize) {
-        let buffer = AlignedBuf::new(len.div_ceil(4096));
+        let buffer = DdpBuffer::Pages(AlignedBuf::new(len.div_ceil(4096)));
         let len = u32::try_from(len).unwrap();
         let (context, flow, id) = (CONTEXT, FLOW, DdpId(tag.into()));
         let setup = DdpSetup { context, flow, tag, id, offset, len, filled: 0, buffer };
@@ -458,7 +466,7 @@ impl NvmeRxFlow {
         let mut buffers = BTreeMap::new();
         for done in &self.returned {
             assert_eq!((done.context, done.flow, done.refused), (CONTEXT, FLOW, None));
-            assert!(buffers.insert(done.tag, &done.buffer).is_none(), "returned once");
+            assert!(buffers.insert(done.tag, placed_bytes(done)).is_none(), "returned once");
         }
         assert!(buffers.keys().eq(self.offsets.keys()), "every one is returned");
         let wire_at: Vec<usize> =
@@ -482,7 +490,7 @@ impl NvmeRxFlow {
                     continue;
                 }
                 let from = (offset + nth - self.offsets[&tag]) as usize;
-                let is = buffers[&tag].as_slice()[from];
+                let is = buffers[&tag][from];
                 assert_eq!(is, self.content.bytes[at], "byte {nth} of tag {tag} at {at}");
                 placed += 1;
             }

@@ -8,6 +8,7 @@
 use base::Instant;
 
 use crate::faults::Scenario;
+use crate::machines::has_remote_device;
 use crate::node::SimNode;
 use crate::patterns::PatternScenario;
 use crate::report::RunReport;
@@ -90,13 +91,16 @@ fn excuses(index: usize, scenario: &Scenario) -> Vec<&'static str> {
     let pairs = proxied.is_none_or(|proxied| proxied.has_room());
     let backends = proxied.is_none_or(|proxied| scenario.calm_net() && !proxied.server_stops);
     let hand_over = scenario.hand_over.flows_max >= 65_536;
-    let excuses: [(bool, &[&str]); 6] = [
+    // The region of a device in another process may be full.
+    let local = !has_remote_device(scenario, index);
+    let excuses: [(bool, &[&str]); 7] = [
         (contexts, &CONTEXTS),
         (entries, &QUIC),
         (pairs, &PAIRS),
         (backends, &BACKENDS),
         (hand_over, &["teardown_refused_table_full"]),
         (scenario.backlog >= 64, &["tcp_listen_drops"]),
+        (local, &["nvme_ddp_refused"]),
     ];
     excuses.into_iter().filter(|(roomy, _)| !roomy).flat_map(|(_, names)| names).copied().collect()
 }

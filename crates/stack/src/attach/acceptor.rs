@@ -10,14 +10,17 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use abi::attach::{AddressClaim, AttachGrant, AttachRefusal, AttachRequest, PortRange};
+use abi::region::SharedRegion as _;
 use abi::{Capabilities, Refusal};
 use cli::Failure;
 use io::attachment::{AttachmentSocket, PeerProcess};
 use io::disk::Disk;
 use io::notify::Notifier;
+use io::shared_region::MappedRegion;
 use nic::switch::{ClaimTable, FUNCTIONS_MAX, outgoing_ports};
 
 use super::channel::SharedMemoryChannel;
+use super::handshake::ProgramRequest;
 use super::roots::ProgramRoots;
 use super::{handshake, new_notifier};
 use crate::listener::ListenerThread;
@@ -107,6 +110,8 @@ pub(crate) struct ProgramArrival {
     pub(crate) claim: AddressClaim,
     pub(crate) process: PeerProcess,
     pub(crate) channel: SharedMemoryChannel,
+    /// The region that the program has registered, if any.
+    pub(crate) region: Option<Arc<MappedRegion>>,
     pub(crate) disk: Box<dyn Disk>,
 }
 
@@ -165,7 +170,7 @@ pub(crate) fn accept_programs(
     let arrivals =
         ProgramArrivals { receiver, shared: Arc::clone(&shared), notifier: new_notifier()? };
     let acceptor = ProgramAcceptor {
-        capabilities: capabilities.for_other_process(),
+        capabilities,
         roots,
         arrivals: sender,
         shared,
@@ -206,14 +211,14 @@ impl ProgramAcceptor {
             // It is gone, too slow, or sends no message.
             Err(_) => return false,
         };
-        let disk = match self.roots.open(request.root) {
+        let disk = match self.roots.open(request.request.root) {
             Ok(disk) => disk,
             Err(reason) => {
                 handshake::refuse(&socket, reason);
                 return false;
             }
         };
-        let admitted = self.shared.programs().admit(&request);
+        let admitted = self.shared.programs().admit(&request.request);
         match admitted {
             Ok((function, outgoing)) => {
                 let accepted = self.accept(socket, request, (function, outgoing), disk);
@@ -233,11 +238,13 @@ impl ProgramAcceptor {
     fn accept(
         &self,
         socket: AttachmentSocket,
-        request: AttachRequest,
+        program: ProgramRequest,
         (function, outgoing): (usize, Option<PortRange>),
         disk: Box<dyn Disk>,
     ) -> bool {
-        let mut capabilities = self.capabilities.clone();
+        let ProgramRequest { request, region } = program;
+        let region_bytes = region.as_ref().map_or(0, |region| region.len() as u64);
+        let mut capabilities = self.capabilities.clone().for_other_process(region_bytes);
         if request.root.is_none() {
             capabilities.file = Err(Refusal::Disabled);
         }
@@ -250,7 +257,7 @@ impl ProgramAcceptor {
             }
         };
         let claim = request.claim;
-        let arrival = ProgramArrival { function, claim, process, channel, disk };
+        let arrival = ProgramArrival { function, claim, process, channel, region, disk };
         let passed = self.arrivals.send(arrival).is_ok();
         self.notifier.notify();
         passed

@@ -48,7 +48,7 @@ impl<E: RemoteEnd<Channel = SharedMemoryChannel>> AttachedEnd<E> {
 
     /// Returns whether there is something to receive, or a fault to follow.
     pub(crate) fn has_work(&mut self) -> bool {
-        self.end.fault().is_some() || self.end.channel_mut().has_work()
+        self.end.fault().is_some() || self.end.has_own_events() || self.end.channel_mut().has_work()
     }
 
     /// See [`CarrierSleeper::register`].
@@ -130,13 +130,13 @@ impl<E: RemoteEnd<Channel = SharedMemoryChannel>> Attachment<E> {
         self.attached = Some(AttachedEnd::new(end));
     }
 
-    /// Drops an end that is of no more use, and returns why. To be called in each turn.
-    pub(super) fn leave_if_lost(&mut self) -> Option<AttachmentLoss> {
-        let attached = self.attached.as_mut()?;
-        let loss = attached.loss()?;
-        self.former.add(attached.end());
-        self.attached = None;
-        Some(loss)
+    /// Removes an end that is of no more use, and returns it with the reason. To be called in each
+    /// turn.
+    pub(super) fn leave_if_lost(&mut self) -> Option<(AttachmentLoss, E)> {
+        let loss = self.attached.as_mut()?.loss()?;
+        let left = self.attached.take()?.end;
+        self.former.add(&left);
+        Some((loss, left))
     }
 
     /// Returns whether there is something to receive, or a fault to follow.

@@ -3,6 +3,7 @@
 use std::io::{Error as IoError, Result as IoResult};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
 
 use abi::Capabilities;
 use abi::attach::{AttachGrant, AttachRefusal, AttachReply, AttachRequest};
@@ -12,12 +13,15 @@ use abi::layout::{
 };
 use base::Duration;
 use io::attachment::AttachmentSocket;
-use io::shared_ring::{RingMemoryError, SharedRingConsumer, SharedRingMemory, SharedRingProducer};
+use io::shared_region::{MappedRegion, SharedMemoryError};
+use io::shared_ring::{SharedRingConsumer, SharedRingMemory, SharedRingProducer};
 
 use super::channel::{RING_BYTES, SharedMemoryChannel};
 
 /// Longest time for the other side's message.
 const MESSAGE_TIME_MAX: Duration = Duration::from_secs(2);
+/// Length of a program's region in bytes: as many as a device registers by default.
+const REGION_BYTES: usize = 256 << 20;
 /// Smallest MTU of a link: the packet that every host takes (RFC 791 section 3.2).
 const MTU_MIN: u16 = 576;
 
@@ -39,9 +43,9 @@ pub(crate) enum AttachError {
     /// The device cannot take the place of the first one.
     #[error("it has another link address, or fewer offloads")]
     Unsuitable,
-    /// The rings of the device cannot be used.
+    /// The rings of the device cannot be used, or there is no memory for the region.
     #[error(transparent)]
-    Rings(RingMemoryError),
+    Memory(SharedMemoryError),
 }
 
 impl AttachError {
@@ -52,15 +56,31 @@ impl AttachError {
     }
 }
 
+/// An attachment, as the host thread needs it.
+pub(super) struct DeviceArrival {
+    pub(super) grant: AttachGrant,
+    pub(super) channel: SharedMemoryChannel,
+    /// The region that the program has registered.
+    pub(super) region: Arc<MappedRegion>,
+}
+
+/// A program's request, and the region that it registers, if any.
+pub(super) struct ProgramRequest {
+    pub(super) request: AttachRequest,
+    pub(super) region: Option<Arc<MappedRegion>>,
+}
+
 /// Attaches to the device at a path, if it can take the place of one with the capabilities
-/// `required`.
+/// `required`. The device gets a region of its own: a former one may still write to that which it
+/// has.
 pub(super) fn attach(
     path: &Path,
     request: &AttachRequest,
     required: Option<&Capabilities>,
-) -> Result<(AttachGrant, SharedMemoryChannel), AttachError> {
+) -> Result<DeviceArrival, AttachError> {
     let socket = AttachmentSocket::connect(path).map_err(AttachError::Connect)?;
-    socket.send(&encode_attach_request(request), &[]).map_err(AttachError::Answer)?;
+    let region = Arc::new(MappedRegion::create(REGION_BYTES).map_err(AttachError::Memory)?);
+    socket.send(&encode_attach_request(request), &[region.as_fd()]).map_err(AttachError::Answer)?;
     let (bytes, fds) =
         socket.receive(ATTACH_BYTES_MAX, MESSAGE_TIME_MAX).map_err(AttachError::Answer)?;
     let grant = match decode_attach_reply(&bytes) {
@@ -77,11 +97,12 @@ pub(super) fn attach(
     let Ok([ops, events]) = <[OwnedFd; 2]>::try_from(fds) else {
         return Err(AttachError::Answer(IoError::other("rings are missing")));
     };
-    let memory = |fd| SharedRingMemory::attach(fd, RING_BYTES).map_err(AttachError::Rings);
+    let memory = |fd| SharedRingMemory::attach(fd, RING_BYTES).map_err(AttachError::Memory);
     let (out, into) = (memory(ops)?, memory(events)?);
     socket.begin_doorbells().map_err(AttachError::Answer)?;
     let (out, into) = (SharedRingProducer::new(out), SharedRingConsumer::new(into));
-    Ok((grant, SharedMemoryChannel::new(out, into, socket)))
+    let channel = SharedMemoryChannel::new(out, into, socket);
+    Ok(DeviceArrival { grant, channel, region })
 }
 
 /// Returns whether the ports of a grant are those of the request: all, a range, or the former one.
@@ -119,16 +140,36 @@ pub(super) fn is_enough(capabilities: &Capabilities, required: &Capabilities) ->
         && (capabilities.quic.is_ok() || required.quic.is_err())
 }
 
-/// Receives the request of a program that has connected. No descriptors come with it.
+/// Reason for which a request is malformed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum RequestFault {
+    /// The message.
+    #[error(transparent)]
+    Message(AttachFault),
+    /// The region.
+    #[error(transparent)]
+    Region(SharedMemoryError),
+    /// More descriptors than that of a region come with it.
+    #[error("too many descriptors")]
+    Descriptors,
+}
+
+/// Receives the request of a program that has connected.
 pub(super) fn receive_request(
     socket: &AttachmentSocket,
-) -> IoResult<Result<AttachRequest, AttachFault>> {
-    let (bytes, fds) = socket.receive(ATTACH_BYTES_MAX, MESSAGE_TIME_MAX)?;
-    Ok(if fds.is_empty() {
-        decode_attach_request(&bytes)
-    } else {
-        Err(AttachFault::NotAnAttachment)
-    })
+) -> IoResult<Result<ProgramRequest, RequestFault>> {
+    let (bytes, mut fds) = socket.receive(ATTACH_BYTES_MAX, MESSAGE_TIME_MAX)?;
+    let region = fds.pop();
+    if !fds.is_empty() {
+        return Ok(Err(RequestFault::Descriptors));
+    }
+    let request = match decode_attach_request(&bytes) {
+        Ok(request) => request,
+        Err(fault) => return Ok(Err(RequestFault::Message(fault))),
+    };
+    let region = region.map(|fd| MappedRegion::attach(fd, REGION_BYTES).map(Arc::new)).transpose();
+    let request = region.map(|region| ProgramRequest { request, region });
+    Ok(request.map_err(RequestFault::Region))
 }
 
 /// Refuses a program.
@@ -229,10 +270,10 @@ mod tests {
         assert_eq!(attach_to(&good, &both[..1]), "no valid answer: rings are missing");
         let file = tempfile::tempfile().unwrap();
         let unsealed = attach_to(&good, &[ops.as_fd(), file.as_fd()]);
-        assert_eq!(unsealed, "the memory of the ring has no seals");
+        assert_eq!(unsealed, "the shared memory has no seals");
         let large = SharedRingMemory::create(RING_BYTES * 2).unwrap();
         let refused = attach_to(&good, &[ops.as_fd(), large.as_fd()]);
-        assert!(refused.starts_with("the memory of the ring has"), "{refused}");
+        assert!(refused.starts_with("the shared memory has"), "{refused}");
         let refusal = encode_attach_reply(&AttachReply::Refused(AttachRefusal::Full));
         assert_eq!(attach_to(&refusal, &[]), "refused: it serves as many programs as it can");
         let mut other = good.clone();
@@ -259,10 +300,10 @@ mod tests {
                 socket.send(&reply, &[ops.as_fd(), events.as_fd()]).unwrap();
                 socket
             });
-            (attach(&path, &request(), None).unwrap().1, device.join().unwrap())
+            (attach(&path, &request(), None).unwrap().channel, device.join().unwrap())
         });
         let mut attachment = Attachment::new().unwrap();
-        attachment.attach(RemoteHostEnd::new(channel));
+        attachment.attach(RemoteHostEnd::new(channel, None));
         attachment
     }
 
@@ -281,8 +322,9 @@ mod tests {
             assert!(device.end().unwrap().pop_event().is_none());
             assert!(device.has_work(), "{fault}");
             assert!(!device.end().unwrap().has_op_room());
-            assert_eq!(device.leave_if_lost(), Some(AttachmentLoss::Fault(fault)));
-            assert_eq!((device.leave_if_lost(), device.has_work()), (None, false));
+            let loss = device.leave_if_lost().map(|(loss, _)| loss);
+            assert_eq!(loss, Some(AttachmentLoss::Fault(fault)));
+            assert!(device.leave_if_lost().is_none() && !device.has_work());
         }
     }
 
@@ -298,7 +340,7 @@ mod tests {
                     assert!(receive_request(&socket).unwrap().is_ok());
                     drop(accept(socket, grant()).unwrap());
                 });
-                attach(&path, &request(), None).unwrap().1
+                attach(&path, &request(), None).unwrap().channel
             });
             if sleeps {
                 channel.prepare_sleep();

@@ -12,8 +12,9 @@
 //! it ([`acceptor`]).
 //!
 //! Payload lies inline in the descriptors: it is copied into the ring and out of it, in both
-//! directions. Offloads that would need memory of the program are not offered
-//! ([`abi::Capabilities::for_other_process`]).
+//! directions. Data for registered buffers is placed in a region that the program creates for each
+//! attachment and sends with its request; without one the device places none.
+//! Offloads whose jobs cannot cross are not offered ([`abi::Capabilities::for_other_process`]).
 //!
 //! Invariants:
 //! - Neither side trusts the other. What it receives is bounded, copied and checked, and a fault

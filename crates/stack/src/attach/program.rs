@@ -15,6 +15,7 @@ use node::remote::RemoteHostEnd;
 
 use super::attachment::{Attachment, AttachmentLoss};
 use super::channel::SharedMemoryChannel;
+use super::handshake::DeviceArrival;
 use super::{AttachError, NicAddress, handshake};
 use crate::threads::{CarrierSleeper, HostCarrier, SleepingCarrier};
 
@@ -33,18 +34,20 @@ base::counters! {
         nic_lost: alarm,
         /// Devices left because they violated the rules of the carrier.
         nic_carrier_faults: alarm,
+        /// Registered buffers that lost devices had.
+        nic_buffers_recalled,
     }
 }
-
-/// A new attachment.
-type Arrival = (AttachGrant, SharedMemoryChannel);
 
 /// The carrier of a host whose device is another process.
 pub(crate) struct ProgramCarrier {
     device: Attachment<RemoteHostEnd<SharedMemoryChannel>>,
     /// Events about the attachment itself, for the host.
     own_events: VecDeque<Event>,
-    arrivals: Receiver<Arrival>,
+    /// Returned buffers of the lost device. The host gets them after [`Event::Reset`], as from a
+    /// device that was reset.
+    recalled: Vec<Event>,
+    arrivals: Receiver<DeviceArrival>,
     /// Asks the attaching thread for another device. Dropping it ends the thread.
     lost: Sender<()>,
     counters: AttachCounters,
@@ -60,11 +63,11 @@ impl ProgramCarrier {
         request: AttachRequest,
     ) -> Result<(AttachGrant, Self), Failure> {
         let mut devices = DeviceList { paths: address.paths().to_vec(), next: 0, request };
-        let (grant, attached) = devices.attach_first()?;
+        let DeviceArrival { grant, channel: attached, region } = devices.attach_first()?;
         // The connections from these ports outlive the device.
         devices.request.outgoing = grant.outgoing;
         let mut device = Attachment::new()?;
-        device.attach(RemoteHostEnd::new(attached));
+        device.attach(RemoteHostEnd::new(attached, Some(region)));
         let (lost, requests) = channel();
         let (sender, arrivals) = channel();
         let mut attaching = AttachThread {
@@ -76,13 +79,17 @@ impl ProgramCarrier {
         };
         drop(crate::spawn("attach".to_owned(), move || attaching.run())?);
         let counters = AttachCounters { nic_attached: 1, ..AttachCounters::default() };
-        let carrier = Self { device, own_events: VecDeque::new(), arrivals, lost, counters };
+        let (own_events, recalled) = (VecDeque::new(), Vec::new());
+        let carrier = Self { device, own_events, recalled, arrivals, lost, counters };
         Ok((grant, carrier))
     }
 
     /// Leaves a device that is gone or faulty. Returns whether there was one to leave.
     fn leave_if_lost(&mut self) -> bool {
-        let Some(loss) = self.device.leave_if_lost() else { return false };
+        let Some((loss, left)) = self.device.leave_if_lost() else { return false };
+        let recalled = self.recalled.len();
+        self.recalled.extend(left.recall_buffers());
+        self.counters.nic_buffers_recalled += (self.recalled.len() - recalled) as u64;
         if let AttachmentLoss::Fault(fault) = loss {
             eprintln!("outboard: leaving the device: {fault}");
             self.counters.nic_carrier_faults += 1;
@@ -98,10 +105,13 @@ impl ProgramCarrier {
         if self.device.is_attached() {
             return false;
         }
-        let Ok((grant, channel)) = self.arrivals.try_recv() else { return false };
-        self.device.attach(RemoteHostEnd::new(channel));
+        let Ok(DeviceArrival { grant, channel, region }) = self.arrivals.try_recv() else {
+            return false;
+        };
+        self.device.attach(RemoteHostEnd::new(channel, Some(region)));
         self.counters.nic_attached += 1;
         self.own_events.push_back(Event::Reset);
+        self.own_events.extend(self.recalled.drain(..));
         self.own_events.push_back(Event::LinkChanged { mtu: grant.capabilities.mtu });
         true
     }
@@ -181,7 +191,10 @@ impl DeviceList {
     ///
     /// # Errors
     /// Returns the position and the error of a device that is there, or else of the first one.
-    fn attach(&mut self, required: Option<&Capabilities>) -> Result<Arrival, (usize, AttachError)> {
+    fn attach(
+        &mut self,
+        required: Option<&Capabilities>,
+    ) -> Result<DeviceArrival, (usize, AttachError)> {
         let mut failed = None;
         for offset in 0..self.paths.len() {
             let index = (self.next + offset) % self.paths.len();
@@ -205,7 +218,7 @@ impl DeviceList {
 
     /// Attaches for the first time. Waits for a device that has not noticed yet that an earlier
     /// program with the same claim has ended.
-    fn attach_first(&mut self) -> Result<Arrival, Failure> {
+    fn attach_first(&mut self) -> Result<DeviceArrival, Failure> {
         let clock = MonotonicClock::new();
         let until = clock.now() + CLAIMED_TIME_MAX;
         loop {
@@ -225,7 +238,7 @@ impl DeviceList {
 fn failure(path: &Path, error: &AttachError) -> Failure {
     let advice = match error {
         AttachError::Connect(_) => "start `outboard nic --listen PATH` first",
-        AttachError::Answer(_) | AttachError::Rings(_) => "see its messages",
+        AttachError::Answer(_) | AttachError::Memory(_) => "see its messages",
         AttachError::Version(_) => "run the same version of both",
         AttachError::Refused(AttachRefusal::UnknownRoot) => {
             "start it with --root NAME=DIR for this directory, or omit file from --offload"
@@ -250,7 +263,7 @@ struct AttachThread {
     /// Capabilities of the first device, which the host relies on.
     required: Capabilities,
     requests: Receiver<()>,
-    arrivals: Sender<Arrival>,
+    arrivals: Sender<DeviceArrival>,
     notifier: Notifier,
 }
 
@@ -270,7 +283,7 @@ impl AttachThread {
     }
 
     /// Tries until a device takes the program; returns `None` if the host thread has ended.
-    fn attach(&mut self) -> Option<Arrival> {
+    fn attach(&mut self) -> Option<DeviceArrival> {
         let mut told = String::new();
         loop {
             let error = match self.devices.attach(Some(&self.required)) {

@@ -4,10 +4,12 @@
 //! go, and sleeps after a turn that found no work.
 
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use abi::PacketPool;
 use abi::link::{LinkTxStatus, RxFrame, TxFrame};
+use abi::region::SharedRegion;
 use base::{Duration, Instant};
 use io::attachment::PeerProcess;
 use io::clock::MonotonicClock;
@@ -202,12 +204,13 @@ impl SwitchThread {
 
     /// Assigns a function to a program.
     fn begin(&mut self, arrival: ProgramArrival) {
-        let ProgramArrival { function, claim, process, channel, disk } = arrival;
+        let ProgramArrival { function, claim, process, channel, region, disk } = arrival;
         if !self.half.is_idle(function) {
             // Every other function has a program: connections of the former one are abandoned.
             self.half.free(function);
         }
-        let attached = AttachedEnd::new(RemoteDeviceEnd::new(channel));
+        let region = region.map(|region| region as Arc<dyn SharedRegion>);
+        let attached = AttachedEnd::new(RemoteDeviceEnd::new(channel, region));
         let recorders = self.recorders.as_ref();
         let recorder = RunRecorder(recorders.map(|recorders| recorders.recorder(function)));
         let ports = ProgramPorts { attached, disk, turn_at: Instant::ZERO, recorder };

@@ -15,7 +15,9 @@ use alloc::collections::VecDeque;
 
 use abi::aligned::AlignedBuf;
 use abi::l5o::{L5oCreate, L5oDirection, L5oId, L5oState, ResyncRequest};
-use abi::nvme_tcp::{DdpId, DdpSetup, DdpTeardownDone, NvmeTcpLimits, NvmeTcpState, TlsCarrier};
+use abi::nvme_tcp::{
+    DdpBuffer, DdpId, DdpSetup, DdpTeardownDone, NvmeTcpLimits, NvmeTcpState, TlsCarrier,
+};
 use abi::{FlowId, Op, Refusal};
 use base::SeqNum;
 
@@ -181,6 +183,7 @@ impl NvmeRxOffload {
         }
         let id = DdpId(self.last_registration.0.wrapping_add(1));
         self.last_registration = id;
+        let buffer = DdpBuffer::Pages(buffer);
         let setup = DdpSetup { context, flow, tag, id, offset, len, filled: there, buffer };
         out.ops.push_back(Op::DdpSetup(Box::new(setup)));
         out.counters.nvme_ddp_setup += 1;

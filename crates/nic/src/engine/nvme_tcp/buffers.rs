@@ -6,9 +6,8 @@
 //! written. Limits over all contexts are enforced by `mod`.
 
 use abi::FlowId;
-use abi::aligned::AlignedBuf;
 use abi::l5o::L5oId;
-use abi::nvme_tcp::{DdpId, DdpSetup, DdpTeardownDone};
+use abi::nvme_tcp::{DdpBuffer, DdpId, DdpSetup, DdpTeardownDone};
 use base::mix;
 use core::ops::Range;
 use hashbrown::HashTable;
@@ -29,7 +28,7 @@ pub(super) struct RegisteredBuffer {
     bytes_missing: u32,
     /// Ranges that have been placed.
     placed: ReceivedRanges,
-    memory: AlignedBuf,
+    memory: DdpBuffer,
 }
 
 /// Destination of a PDU's data, from its header.
@@ -84,16 +83,15 @@ impl RegisteredBuffer {
         }
     }
 
-    /// Marks a free range as written and returns its memory for the caller to fill. Returns `None`
-    /// if the range cannot be recorded because there are too many separate ranges.
-    pub(super) fn claim(&mut self, range: &Range<u32>) -> Option<&mut [u8]> {
-        let memory = self.memory.as_mut_slice();
-        let memory = memory.get_mut(range.start as usize..range.end as usize)?;
-        if !self.placed.add(range.start, range.end) {
+    /// Marks a free range of the awaited bytes as written and returns its memory, which the caller
+    /// fills. Returns `None` if the range cannot be recorded because there are too many separate
+    /// ranges.
+    pub(super) fn claim(&mut self, range: &Range<u32>) -> Option<ClaimedRange<'_>> {
+        if range.end > self.len || !self.placed.add(range.start, range.end) {
             return None;
         }
         self.bytes_missing = self.bytes_missing.saturating_sub(range.end - range.start);
-        Some(memory)
+        Some(ClaimedRange { memory: &mut self.memory, at: range.start as usize })
     }
 
     /// Converts a `DATAO` to an offset in the buffer.
@@ -104,6 +102,22 @@ impl RegisteredBuffer {
     /// Converts an offset in the buffer to a `DATAO`.
     pub(super) const fn offset_of(&self, at: u32) -> u32 {
         self.offset.wrapping_add(at)
+    }
+}
+
+/// A range of a buffer that is about to be filled.
+pub(super) struct ClaimedRange<'a> {
+    memory: &'a mut DdpBuffer,
+    /// Offset of the next byte to write.
+    at: usize,
+}
+
+impl ClaimedRange<'_> {
+    /// Writes the next bytes of the range.
+    pub(super) fn write_next(&mut self, bytes: &[u8]) {
+        let written = self.memory.write(self.at, bytes);
+        debug_assert!(written, "the set-up and the range were checked");
+        self.at += bytes.len();
     }
 }
 

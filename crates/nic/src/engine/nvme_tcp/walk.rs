@@ -369,9 +369,9 @@ fn place_and_sum(
     let range = start..start + part.len();
     let mut made = crc;
     if buffer.first_uniform_part(&range) == (range.end, true) {
-        let Some(memory) = buffer.claim(&range) else { return sum(w.crypto, crc, part.bytes) };
-        for (to, from) in memory.chunks_mut(CHUNK).zip(part.bytes.chunks(CHUNK)) {
-            to.copy_from_slice(from);
+        let Some(mut memory) = buffer.claim(&range) else { return sum(w.crypto, crc, part.bytes) };
+        for from in part.bytes.chunks(CHUNK) {
+            memory.write_next(from);
             made = made.map(|crc| w.crypto.crc32c(crc, from));
         }
         record_placement(
@@ -409,8 +409,8 @@ fn fill(
         let (from, to) = (at - range.start, end - range.start);
         let bytes = part.bytes.get(from as usize..to as usize);
         if let (true, Some(bytes)) = (free, bytes) {
-            if let Some(memory) = buffer.claim(&(at..end)) {
-                memory.copy_from_slice(bytes);
+            if let Some(mut memory) = buffer.claim(&(at..end)) {
+                memory.write_next(bytes);
                 record_placement(
                     placed,
                     buffer.id,
