@@ -30,7 +30,7 @@ const OF_DEVICE: [&str; 18] = [
 ];
 /// Options of both sides with a value, and without.
 const OF_BOTH: [&str; 2] = ["--offload", "--disk"];
-const FLAGS_OF_BOTH: [&str; 2] = ["--strict-files", "--direct-io"];
+const FLAGS_OF_BOTH: [&str; 3] = ["--strict-files", "--direct-io", "--sandbox"];
 /// Options with which a program keeps its own device.
 const NOT_YET: [&str; 9] = [
     "--queues",

@@ -40,7 +40,7 @@ pub use linux_target::{LINUX_NQN, LinuxTarget, tls_key_script};
 pub use netns::Netns;
 pub use nvme::{fio_report, namespace_server, nvme_initiator, nvme_target, nvme_target_of_file};
 pub use relay::{RelayLink, RelayLinkConfig, RelayLinkCounts};
-pub use server::{ADDR, PEER, ServerExit, TestServer, outboard, outboard_lab};
+pub use server::{ADDR, PEER, ServerExit, TestServer, outboard, outboard_lab, program};
 pub use tool::{
     Watchdog, expect_success, output_text, run, run_for_output, wait_with_time_limit, with_clients,
 };

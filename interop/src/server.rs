@@ -7,6 +7,7 @@ use crate::device_process::{self, SplitArguments};
 use crate::{Counters, Netns, tool};
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::Arc;
@@ -157,6 +158,7 @@ impl TestServer {
         control: PathBuf,
     ) -> Self {
         let netns = netns.into();
+        let args = with_sandbox(args);
         let split = device_process::is_selected().then(|| device_process::split(&args)).flatten();
         let mut command = netns.command(program());
         command.envs(env.iter().copied());
@@ -179,8 +181,37 @@ impl TestServer {
     pub fn device(netns: Arc<Netns>, args: &[&str]) -> Self {
         let (scratch, control) = scratch();
         let mut command = netns.command(program());
+        let args = with_sandbox(args.iter().map(OsString::from).collect());
         command.args(args).arg("--control").arg(&control);
         Self::spawn(netns, command, None, (scratch, control))
+    }
+
+    /// Starts a program as [`Self::device`] does, but by another program that ends with its command
+    /// line, such as setpriv(1). All users may use the folder of the control socket.
+    ///
+    /// # Panics
+    /// Like [`Self::start`].
+    #[must_use]
+    pub fn launched_by(netns: Arc<Netns>, launcher: &[&str], args: &[&str]) -> Self {
+        let (scratch, control) = scratch();
+        let all = std::fs::Permissions::from_mode(0o777);
+        std::fs::set_permissions(scratch.path(), all).expect("the folder is ours");
+        let (first, rest) = launcher.split_first().expect("a launcher");
+        let mut command = netns.command(first);
+        command.args(rest).arg(program()).args(args).arg("--control").arg(&control);
+        Self::spawn(netns, command, None, (scratch, control))
+    }
+
+    /// Returns a field of the process's status in /proc.
+    ///
+    /// # Panics
+    /// If there is no such field, or the process has ended.
+    #[must_use]
+    pub fn status_field(&self, name: &str) -> String {
+        let pid = self.child.as_ref().expect("it runs").id();
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+        let field = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        field.expect("a field of status").split_whitespace().next().unwrap_or_default().to_owned()
     }
 
     /// Starts a program with arguments that begin with its verb and name a device process, and
@@ -487,6 +518,17 @@ impl Drop for TestServer {
 }
 
 /// Returns options with a drain time: zero unless they contain one.
+/// Adds `--sandbox` to the arguments of a program that has it, if `OUTBOARD_SANDBOX` is set.
+fn with_sandbox(mut args: Vec<OsString>) -> Vec<OsString> {
+    let verb = |index: usize| args.get(index).and_then(|arg| arg.to_str()).unwrap_or_default();
+    let has_option =
+        matches!((verb(0), verb(1)), ("serve" | "proxy" | "nic", _) | ("nvme", "target"));
+    if has_option && std::env::var_os("OUTBOARD_SANDBOX").is_some() {
+        args.push("--sandbox".into());
+    }
+    args
+}
+
 fn with_drain_option<'a>(options: &[&'a str]) -> Vec<&'a str> {
     let end: &[_] = if options.contains(&"--drain") { &[] } else { &["--drain", "0"] };
     [options, end].concat()
@@ -499,7 +541,8 @@ pub fn outboard(netns: &Netns) -> Command {
 }
 
 /// Returns the path of the program: `$OUTBOARD_BIN`, or the result of `make build`.
-fn program() -> PathBuf {
+#[must_use]
+pub fn program() -> PathBuf {
     let path = std::env::var_os("OUTBOARD_BIN").map_or_else(
         || {
             let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());

@@ -17,10 +17,12 @@
 //! at their head.
 #![deny(unsafe_code)]
 
+pub mod activation;
 pub mod attachment;
 mod bpf;
 pub mod bridge;
 pub mod clock;
+pub mod confinement;
 pub mod disk;
 pub mod fault;
 mod generic_netlink;

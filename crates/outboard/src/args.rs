@@ -7,7 +7,7 @@ use std::str::FromStr;
 use apps::content::{AddedField, CacheControl};
 use clap::{Args, Parser, Subcommand};
 use host::Cidr;
-use stack::{LinkName, StackOptions, Switch};
+use stack::{ConfinedFiles, ConfinementOptions, LinkName, StackOptions, Switch};
 
 use crate::file_args::FileArgs;
 use crate::proxy::{BackendSpec, ListenArg};
@@ -67,6 +67,8 @@ pub(crate) struct ServeArgs {
     pub(crate) sources: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) stack: StackOptions,
+    #[command(flatten)]
+    pub(crate) confinement: ConfinementOptions,
     /// Port to listen on [default: 80, or 443 with --tls]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
@@ -164,6 +166,13 @@ pub(crate) struct CertArgs {
     pub(crate) tls_key: Vec<PathBuf>,
 }
 
+impl CertArgs {
+    /// Adds the files of certificates and keys.
+    pub(crate) fn add_files(&self, files: &mut ConfinedFiles) {
+        self.tls_cert.iter().chain(&self.tls_key).for_each(|file| files.allow_read_replaced(file));
+    }
+}
+
 /// Options of `outboard proxy`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ProxyArgs {
@@ -239,6 +248,8 @@ pub(crate) struct ProxyArgs {
     pub(crate) backend_peer: Vec<Cidr>,
     #[command(flatten)]
     pub(crate) stack: StackOptions,
+    #[command(flatten)]
+    pub(crate) confinement: ConfinementOptions,
 }
 
 /// Data that a proxy inspects.
@@ -285,6 +296,20 @@ impl ServeArgs {
     /// Returns the directory.
     pub(crate) fn dir(&self) -> &Path {
         self.sources.first().map_or_else(|| Path::new(""), PathBuf::as_path)
+    }
+
+    /// Returns the files that the options name.
+    pub(crate) fn confined_files(&self, is_remote: bool) -> ConfinedFiles {
+        let mut files = self.stack.confined_files();
+        if !is_remote {
+            files.allow_read(self.dir());
+        }
+        self.cert.add_files(&mut files);
+        self.error_page.iter().for_each(|page| files.allow_read_replaced(&page.file));
+        self.deny_patterns.iter().for_each(|file| files.allow_read_replaced(file));
+        self.qlog.iter().for_each(|folder| files.allow_write(folder));
+        self.uploads.upload_dir.iter().for_each(|folder| files.allow_write(folder));
+        files
     }
 
     /// Returns the port for plain HTTP beside the TLS port.

@@ -2,7 +2,8 @@
 
 use std::io::Write as _;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
@@ -10,8 +11,8 @@ use host::Cidr;
 use io::disk::ChangeRule;
 use nic::{DeviceConfig, L5oConfig, QuicConfig};
 use stack::{
-    AddrSource, FaultOptions, LimitOptions, LinkName, NicProcess, Offloads, RootDirectory, Signals,
-    StackOptions,
+    AddrSource, AttachListener, ConfinedFiles, ConfinementOptions, FaultOptions, LimitOptions,
+    LinkName, NicProcess, Offloads, RootDirectory, Signals, StackOptions,
 };
 
 use crate::alarms::is_alarm;
@@ -21,9 +22,10 @@ use cli::Failure;
 /// Options of `outboard nic`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct NicArgs {
-    /// Unix socket on which programs attach, with --nic unix:PATH
+    /// Unix socket on which programs attach, with --nic unix:PATH. Not needed if a service manager
+    /// passes the socket (socket activation)
     #[arg(long, value_name = "PATH")]
-    listen: PathBuf,
+    listen: Option<PathBuf>,
     /// Permissions of the socket, in octal: a process that may write to it may attach
     #[arg(long, value_name = "MODE", default_value = "600", value_parser = parse_mode)]
     listen_mode: u32,
@@ -47,6 +49,9 @@ pub(crate) struct NicArgs {
     /// Offloads that the device provides, as in `outboard serve`
     #[arg(long, default_value = "all", value_name = "LIST")]
     offload: Offloads,
+    /// User and sandbox.
+    #[command(flatten)]
+    confinement: ConfinementOptions,
     /// Limits of the device's tables.
     #[command(flatten)]
     limits: LimitOptions,
@@ -81,14 +86,17 @@ pub(crate) struct NicArgs {
 /// # Errors
 /// Fails if a link, file, socket or thread is not available; the message says what to do.
 pub(crate) fn run(args: &NicArgs) -> Result<(), Failure> {
+    let inherited = io::activation::take_listener();
+    let listen = attach_listener(args, inherited)?;
     let signals = Signals::take()?;
+    let mut options = options(args);
+    options.confinement = args.confinement.begin(&confined_files(args, &options))?;
     let rule = if args.strict_files { ChangeRule::Strict } else { ChangeRule::Content };
     let files = args.files.clone();
     let process = NicProcess {
-        options: options(args),
+        options,
         programs_max: args.max_programs,
-        listen: args.listen.clone(),
-        listen_mode: args.listen_mode,
+        listen,
         roots: args.root.clone(),
         open_root: Box::new(move |directory| files.open_disk(directory, rule)),
         is_alarm,
@@ -98,12 +106,44 @@ pub(crate) fn run(args: &NicArgs) -> Result<(), Failure> {
     running.run(signals)
 }
 
+/// Returns the socket that programs attach to: that of the service manager, or that of `--listen`.
+fn attach_listener(
+    args: &NicArgs,
+    inherited: std::io::Result<Option<UnixListener>>,
+) -> Result<AttachListener, Failure> {
+    let wrong = |e| Failure::Usage(format!("the service manager has passed {e}"));
+    match (inherited.map_err(wrong)?, &args.listen) {
+        (Some(listener), None) => Ok(AttachListener::Inherited(listener)),
+        (None, Some(path)) => {
+            Ok(AttachListener::Create { path: path.clone(), mode: args.listen_mode })
+        }
+        (Some(_), Some(_)) => {
+            let why = "the service manager has passed the socket; omit --listen";
+            Err(Failure::Usage(why.to_owned()))
+        }
+        (None, None) => {
+            let why = "give --listen PATH, or start it by socket activation";
+            Err(Failure::Usage(why.to_owned()))
+        }
+    }
+}
+
+/// Returns the files that the options name. Programs may write to files below the roots, if
+/// the user may.
+fn confined_files(args: &NicArgs, options: &StackOptions) -> ConfinedFiles {
+    let mut files = options.confined_files();
+    args.root.iter().for_each(|root| files.allow_write(&root.path));
+    args.listen.iter().for_each(|path| files.allow_create(path));
+    files
+}
+
 /// Prints that the device is ready, and a command to try.
 fn announce(args: &NicArgs) {
     let mut out = std::io::stdout().lock();
-    let listen = args.listen.display();
+    let listen = args.listen.as_deref().map(Path::to_string_lossy);
+    let listen = listen.unwrap_or_else(|| "an inherited socket".into());
     let _ = writeln!(out, "serving programs at {listen} on {}", args.link);
-    if let Some(root) = args.root.first() {
+    if let (Some(root), Some(_)) = (args.root.first(), &args.listen) {
         let _ = writeln!(out, "try: outboard serve {} --nic unix:{listen}", root.path.display());
     }
     // A closed standard output is no reason to stop.

@@ -1,7 +1,7 @@
 //! Assembles a stack and starts it.
 
 use std::os::fd::RawFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -20,7 +20,7 @@ use quic::ConnectionInfo;
 use crate::attach::{self, NicAddress, ProgramCarrier};
 use crate::balance;
 use crate::control::metrics::IsAlarm;
-use crate::control::{self, ControlSocket, OrderHandler};
+use crate::control::{ControlSocket, OrderHandler};
 use crate::device::create_device;
 use crate::hooks::Hooks;
 use crate::link::{LinkName, open_links};
@@ -236,7 +236,9 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
     /// Fails if a link, file, address or thread is not available; the message says what to do.
     pub fn start(mut self) -> Result<Stack<M>, Failure> {
         let record = self.options.record.as_deref().map(RunRecord::create).transpose()?;
-        let control = ControlSocket::bind(&self.control_path())?;
+        let path = self.options.control_path();
+        let control = ControlSocket::bind(&path)?;
+        self.options.confinement.own(&path)?;
         let (reopened, steering) = (Arc::default(), self.options.flow_steering());
         let common =
             QueueCommon { reopened: &reopened, steering: &steering, record: record.as_ref() };
@@ -253,16 +255,6 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
         Ok(Stack::new(clock, &self.options, threads, reopened, (aside, record)))
     }
 
-    fn control_path(&self) -> PathBuf {
-        let given = self.options.control.as_deref();
-        match self.options.nic {
-            None => control::path(given, &self.options.link),
-            Some(_) => {
-                control::path_by_addr(given, self.options.addrs().first().map(|cidr| cidr.addr))
-            }
-        }
-    }
-
     /// Opens the links, and starts the threads of all queues.
     fn start_queues(&mut self, common: QueueCommon<'_>) -> Result<Threads<M>, Failure> {
         let (clock, opened, mut auto) = match self.network.take() {
@@ -274,6 +266,7 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
             (None, Some(open)) => open(&self.options, &clock)?,
             (None, None) => open_links(&self.options, &clock)?,
         };
+        self.options.confinement.complete()?;
         let queues = ring_mesh(links.len())?;
         let mut threads = Threads::new(clock, self.options.shares_thread());
         let addrs = auto.as_ref().map(|auto| auto.network().clone());
@@ -309,6 +302,7 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
         let request = AttachRequest { root, claim: self.options.address_claim(), outgoing: None };
         let (AttachGrant { capabilities, outgoing }, carrier) =
             ProgramCarrier::attach(nic, request)?;
+        self.options.confinement.complete()?;
         if let Some(PortRange { first, last }) = outgoing {
             host_config.ports = first..=last;
         }

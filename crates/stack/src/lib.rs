@@ -29,6 +29,7 @@ mod alarms;
 mod attach;
 mod balance;
 mod builder;
+mod confinement;
 pub mod control;
 mod device;
 mod hooks;
@@ -41,20 +42,24 @@ mod machine;
 mod network;
 mod nic_process;
 mod no_disk;
+mod option_files;
 mod options;
 mod record;
 mod running;
 mod signals;
+mod supervisor;
 mod threads;
 
 pub use alarms::alarms;
 pub use attach::{NicAddress, RootDirectory};
 pub use builder::{Builder, QueueSetup};
 pub use cli::{Failure, exit_code};
+pub use confinement::{Confinement, ConfinementOptions};
+pub use io::confinement::ConfinedFiles;
 pub use limits::LimitOptions;
 pub use link::{LinkName, open_links};
 pub use network::Network;
-pub use nic_process::{NicProcess, OpenRoot, RunningNic};
+pub use nic_process::{AttachListener, NicProcess, OpenRoot, RunningNic};
 pub use options::{
     AddrSource, CongestionControl, FaultOptions, MtuProbing, Offloads, QueueBalance, StackOptions,
     Switch, ThreadsPerQueue,

@@ -5,6 +5,7 @@
 //! as the device of a program with its own link. Queries go to its control socket, as to any other
 //! instance.
 
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use cli::Failure;
@@ -24,10 +25,25 @@ use crate::options::StackOptions;
 use crate::record::RunRecord;
 use crate::running::AsideThreads;
 use crate::signals::Signals;
+use crate::supervisor;
 use crate::threads::{SwitchSide, Threads};
 
 /// Opens a disk for the files below a directory.
 pub type OpenRoot = Box<dyn Fn(&Path) -> Result<Box<dyn Disk>, Failure> + Send>;
+
+/// The socket that programs attach to. A process that may write to its file may attach.
+#[derive(Debug)]
+pub enum AttachListener {
+    /// A socket that is created.
+    Create {
+        /// Path of its file.
+        path: PathBuf,
+        /// Permissions of the file.
+        mode: u32,
+    },
+    /// A socket that a service manager has created ([`io::activation`]).
+    Inherited(UnixListener),
+}
 
 /// Configuration of a device process.
 pub struct NicProcess {
@@ -37,10 +53,8 @@ pub struct NicProcess {
     /// Maximum number of programs, 1 to [`nic::switch::FUNCTIONS_MAX`]. They have equal shares of
     /// the memory for the devices' tables.
     pub programs_max: u8,
-    /// Path of the socket that programs attach to.
-    pub listen: PathBuf,
-    /// Permissions of the socket's file: a process that may write to it may attach.
-    pub listen_mode: u32,
+    /// The socket that programs attach to.
+    pub listen: AttachListener,
     /// Directories whose files the device may send.
     pub roots: Vec<RootDirectory>,
     /// Opens a disk for one of them.
@@ -60,7 +74,8 @@ pub struct RunningNic {
     threads: Threads<()>,
     record: Option<RunRecord>,
     _acceptor: ListenerThread,
-    _listen_file: SocketFile,
+    /// The file of the socket that programs attach to, if this process has created it.
+    _listen_file: Option<SocketFile>,
     _aside: AsideThreads,
 }
 
@@ -77,12 +92,19 @@ impl NicProcess {
     /// # Errors
     /// Fails if a link, file, socket or thread is not available; the message says what to do.
     pub fn start(self, configure: impl FnOnce(&mut DeviceConfig)) -> Result<RunningNic, Failure> {
-        let Self { mut options, programs_max, listen, listen_mode, roots, open_root, is_alarm } =
-            self;
+        let Self { mut options, programs_max, listen, roots, open_root, is_alarm } = self;
         let record = options.record.as_deref().map(RunRecord::create).transpose()?;
         let path = control::path(options.control.as_deref(), &options.link);
         let control = ControlSocket::bind(&path)?;
-        let (listener, listen_file) = bind_socket(&listen, listen_mode, ("socket", "--listen"))?;
+        options.confinement.own(&path)?;
+        let (listener, listen_file) = match listen {
+            AttachListener::Create { path, mode } => {
+                let (listener, file) = bind_socket(&path, mode, ("socket", "--listen"))?;
+                options.confinement.own(&path)?;
+                (listener, Some(file))
+            }
+            AttachListener::Inherited(listener) => (listener, None),
+        };
         let roots = ProgramRoots::new(&roots, open_root)?;
         let clock = MonotonicClock::new();
         // Programs come and go with their addresses; the neighbors of the link know this one.
@@ -90,6 +112,7 @@ impl NicProcess {
         let Some(link) = open_links(&options, &clock)?.into_iter().next() else {
             return Err(Failure::System("the link has no queue".to_owned()));
         };
+        options.confinement.complete()?;
         let device = device_config(&options, None, programs_max, &*link, configure);
         let capabilities = Device::new(device.clone(), link.capabilities()).capabilities();
         let (acceptor, arrivals) =
@@ -115,11 +138,13 @@ impl RunningNic {
     /// # Errors
     /// Fails if a thread has panicked, or the record cannot be written.
     pub fn run(mut self, signals: Signals) -> Result<(), Failure> {
+        supervisor::notify_ready();
         for signal in signals {
             if signal != SIGUSR1 {
                 break;
             }
         }
+        supervisor::notify_stopping();
         self.threads.stop()?;
         self.record.take().map_or(Ok(()), RunRecord::write)
     }

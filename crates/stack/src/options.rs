@@ -23,6 +23,7 @@ use io::xdp::ListenerPorts;
 use nic::DeviceConfig;
 
 use crate::attach::NicAddress;
+use crate::confinement::Confinement;
 use crate::limits::LimitOptions;
 use crate::link::LinkName;
 
@@ -114,6 +115,9 @@ pub struct StackOptions {
     /// Limits of connections and tables.
     #[command(flatten)]
     pub limits: LimitOptions,
+    /// Confinement of the process, which begins before the stack starts.
+    #[arg(skip)]
+    pub confinement: Confinement,
     /// Faults to inject.
     #[command(flatten)]
     pub faults: FaultOptions,

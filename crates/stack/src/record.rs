@@ -6,7 +6,8 @@
 //! ([`node::record`]). What applications do is not recorded.
 
 use std::collections::VecDeque;
-use std::fs::{self, File};
+use std::fs::File;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -28,6 +29,8 @@ const QUEUE_ENTRIES_MAX: usize = 50_000;
 #[derive(Debug)]
 pub(crate) struct RunRecord {
     path: PathBuf,
+    /// Open from the start: the process may lose the right to create it.
+    file: File,
     source: RecorderSource,
     records: Receiver<QueueRecord>,
 }
@@ -58,9 +61,9 @@ impl RunRecord {
     /// # Errors
     /// Fails if the file cannot be created.
     pub(crate) fn create(path: &Path) -> Result<Self, Failure> {
-        File::create(path).map_err(|error| cannot_write(path, &error))?;
+        let file = File::create(path).map_err(|error| cannot_write(path, &error))?;
         let (sender, records) = channel();
-        Ok(Self { path: path.to_owned(), source: RecorderSource(sender), records })
+        Ok(Self { path: path.to_owned(), file, source: RecorderSource(sender), records })
     }
 
     /// Returns the source of recorders.
@@ -72,7 +75,7 @@ impl RunRecord {
     ///
     /// # Errors
     /// Fails if the file cannot be written.
-    pub(crate) fn write(self) -> Result<(), Failure> {
+    pub(crate) fn write(mut self) -> Result<(), Failure> {
         let (mut entries, mut dropped) = (Vec::new(), 0);
         for record in self.records.try_iter() {
             entries.extend(record.entries);
@@ -88,7 +91,8 @@ impl RunRecord {
         };
         let run =
             LadderRun { title: &title, node_names: &names, entries: &entries, violation: None };
-        fs::write(&self.path, run.page()).map_err(|error| cannot_write(&self.path, &error))
+        let written = self.file.write_all(run.page().as_bytes());
+        written.map_err(|error| cannot_write(&self.path, &error))
     }
 }
 
@@ -213,8 +217,8 @@ mod tests {
         add(&mut second, 6, "after");
         drop((first, second));
         record.write().unwrap();
-        let page = fs::read_to_string(&path).unwrap();
-        fs::remove_file(&path).unwrap();
+        let page = std::fs::read_to_string(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
         assert!(page.contains("after 2 entries") && !page.contains("too old"));
         let [before, kept, after] = ["before", "kept", "after\""].map(|text| page.find(text));
         assert!(before.unwrap() < kept.unwrap() && kept.unwrap() < after.unwrap());

@@ -21,6 +21,7 @@ use crate::control::{self, ControlSocket, ControlThread, OrderHandler, Probe};
 use crate::options::StackOptions;
 use crate::record::RunRecord;
 use crate::signals::Signals;
+use crate::supervisor::{self, WatchdogThread};
 use crate::threads::{MessageSender, Threads};
 
 /// Interval at which a drain reads the gauges.
@@ -57,6 +58,8 @@ pub(crate) struct AsideThreads {
     pub(crate) metrics: Option<MetricsThread>,
     pub(crate) dashboard: Option<DashboardThreads>,
     pub(crate) balance: Option<BalanceThread>,
+    #[expect(dead_code, reason = "it ends when it is dropped")]
+    watchdog: Option<WatchdogThread>,
 }
 
 impl AsideThreads {
@@ -78,6 +81,7 @@ impl AsideThreads {
             dashboard: options.dashboard.map(dashboard).transpose()?,
             control: control.start(probes.to_vec(), orders)?,
             balance: None,
+            watchdog: WatchdogThread::start(probes)?,
         })
     }
 }
@@ -150,6 +154,7 @@ impl<M> Stack<M> {
         mut signals: Signals,
         mut reload: Option<&mut dyn FnMut(&Self)>,
     ) -> Result<(), Failure> {
+        supervisor::notify_ready();
         for signal in &mut signals {
             match signal {
                 SIGUSR1 => self.reopen_logs(),
@@ -160,6 +165,7 @@ impl<M> Stack<M> {
                 _ => break,
             }
         }
+        supervisor::notify_stopping();
         self.drain(&signals);
         self.stop()
     }

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use clap::{ArgGroup, Args, Subcommand};
 use rustls::pki_types::ServerName;
-use stack::{LinkName, StackOptions, Switch};
+use stack::{ConfinementOptions, LinkName, StackOptions, Switch};
 use wire::Endpoint;
 use wire::nvme::nqn::Nqn;
 
@@ -364,6 +364,8 @@ pub(crate) struct TargetArgs {
     pub(crate) files: FileArgs,
     #[command(flatten)]
     pub(crate) stack: StackOptions,
+    #[command(flatten)]
+    pub(crate) confinement: ConfinementOptions,
 }
 
 impl TargetArgs {

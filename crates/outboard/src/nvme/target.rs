@@ -17,7 +17,7 @@ use host::{Cidr, ListenConfig};
 use io::disk::ChangeRule;
 use io::xdp::ListenerPorts;
 use nic::DeviceConfig;
-use stack::{BACKLOG, Offloads, QueueSetup, Signals, Stack, StackOptions, Switch};
+use stack::{BACKLOG, ConfinedFiles, Offloads, QueueSetup, Signals, Stack, StackOptions, Switch};
 use wire::Endpoint;
 
 use super::args::TargetArgs;
@@ -37,6 +37,7 @@ use cli::Failure;
 pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
     let signals = Signals::take()?;
     let mut args = args.clone();
+    args.stack.confinement = args.confinement.begin(&confined_files(&args))?;
     let network = args.stack.wait_for_addrs(&signals)?;
     let args = &args;
     let certificates = args.tls && !args.has_psk();
@@ -141,6 +142,22 @@ fn config(args: &TargetArgs) -> Result<(NvmeTargetConfig, BTreeMap<String, File>
         ..NvmeTargetConfig::default()
     };
     Ok((config, locked))
+}
+
+/// Returns the files that the options name. Namespaces that are added later have to be in the
+/// directories of the first ones.
+fn confined_files(args: &TargetArgs) -> ConfinedFiles {
+    let mut files = args.stack.confined_files();
+    // Namespaces are opened from there.
+    files.allow_list("/");
+    for namespace in &args.namespace {
+        let (file, _) = read_only_of(namespace);
+        if file.is_file() { files.allow_create(file) } else { files.allow_write(file) }
+    }
+    args.cert.add_files(&mut files);
+    let read = args.deny_patterns.iter().chain(&args.tls_psk_file);
+    read.for_each(|file| files.allow_read_replaced(file));
+    files
 }
 
 /// Returns a namespace's file, and whether `:ro` follows its name.

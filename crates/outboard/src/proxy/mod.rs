@@ -23,7 +23,10 @@ use io::bridge::Bridge;
 use io::clock::{self, MonotonicClock};
 use io::link::Link;
 use nic::{DeviceConfig, L5oConfig};
-use stack::{BACKLOG, LinkName, MessageSender, QueueSetup, Signals, Stack, StackOptions, Switch};
+use stack::{
+    BACKLOG, ConfinedFiles, LinkName, MessageSender, QueueSetup, Signals, Stack, StackOptions,
+    Switch,
+};
 
 use crate::alarms::is_alarm;
 use crate::args::{BalanceArg, BalanceHashArg, HeaderPolicyArg, ModeArg, ProxyArgs};
@@ -39,6 +42,14 @@ pub(crate) use plan::{BackendSpec, ListenArg};
 enum ProxyOrder {
     Apply(ProxyTable),
     SetPatternRules(Arc<PatternRules>),
+}
+
+/// Returns the files that the options name.
+fn confined_files(args: &ProxyArgs) -> ConfinedFiles {
+    let mut files = args.stack.confined_files();
+    let read = args.config.iter().chain(&args.deny_patterns);
+    read.for_each(|file| files.allow_read_replaced(file));
+    files
 }
 
 /// Sends an order to the proxies of all queues.
@@ -59,6 +70,7 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
     let signals = Signals::take()?;
     let mut args = args.clone();
     check_options(&args)?;
+    args.stack.confinement = args.confinement.begin(&confined_files(&args))?;
     let network = args.stack.wait_for_addrs(&signals)?;
     let args = &args;
     let plan = read_plan(args)?;

@@ -100,6 +100,11 @@ impl Probe {
         self.notifier.notify();
     }
 
+    /// Returns whether the thread answers in time.
+    pub(crate) fn answers(&self) -> bool {
+        self.ask(false).is_some()
+    }
+
     pub(super) fn ask(&self, with_sockets: bool) -> Option<ProbeAnswer> {
         let (reply, answers) = channel();
         self.queries.send(ProbeQuery { with_sockets, reply }).ok()?;

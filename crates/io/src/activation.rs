@@ -1,0 +1,75 @@
+//! Sockets that a service manager has opened for this process: socket activation of systemd
+//! (sd_listen_fds(3)).
+//!
+//! Used by `stack` for the socket that programs attach to. The manager passes descriptors from
+//! number 3 on; the environment tells how many, and for which process.
+#![expect(unsafe_code, reason = "takes ownership of inherited descriptors")]
+
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixListener;
+
+use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_type};
+use rustix::net::{AddressFamily, SocketType};
+
+/// First descriptor that is passed (`SD_LISTEN_FDS_START`).
+const FIRST: RawFd = 3;
+
+/// Takes the listening Unix socket that the service manager has passed; `None` if it has passed no
+/// descriptor. To be called at the start, once, before this process opens descriptors.
+///
+/// # Errors
+/// If the manager has passed several descriptors, or one that is no such socket.
+pub fn take_listener() -> io::Result<Option<UnixListener>> {
+    let number = |name| std::env::var(name).ok().and_then(|text: String| text.parse::<u32>().ok());
+    let is_for_us = number("LISTEN_PID") == Some(std::process::id());
+    match number("LISTEN_FDS").filter(|_| is_for_us) {
+        None | Some(0) => Ok(None),
+        Some(1) => {
+            // SAFETY: the protocol of the variables, which name this process, makes it the owner of
+            // the descriptor. The caller has opened none that could have the number.
+            check(unsafe { OwnedFd::from_raw_fd(FIRST) }).map(Some)
+        }
+        Some(count) => Err(io::Error::other(format!("{count} sockets instead of one"))),
+    }
+}
+
+/// Checks that a descriptor is a listening Unix socket of streams, and closes it on exec.
+fn check(fd: OwnedFd) -> io::Result<UnixListener> {
+    let is_listener = socket_domain(&fd)? == AddressFamily::UNIX
+        && socket_type(&fd)? == SocketType::STREAM
+        && socket_acceptconn(&fd)?;
+    if !is_listener {
+        return Err(io::Error::other("not a listening Unix socket of type stream"));
+    }
+    rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC)?;
+    Ok(fd.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::os::unix::net::{UnixDatagram, UnixStream};
+
+    use super::*;
+
+    #[test]
+    fn only_listening_unix_sockets_are_taken() {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(folder.path().join("socket")).unwrap();
+        assert!(check(listener.into()).is_ok());
+        for wrong in [
+            OwnedFd::from(TcpListener::bind("127.0.0.1:0").unwrap()),
+            UnixStream::pair().unwrap().0.into(),
+            UnixDatagram::unbound().unwrap().into(),
+            tempfile::tempfile().unwrap().into(),
+        ] {
+            assert!(check(wrong).is_err());
+        }
+    }
+
+    #[test]
+    fn nothing_is_taken_without_a_manager() {
+        assert!(take_listener().unwrap().is_none());
+    }
+}
