@@ -4,19 +4,26 @@
 //! targets under libFuzzer (`src/bin`); `cargo test` replays the inputs that fuzzing has kept
 //! (`corpus`), and a target's program without libFuzzer replays the files in its arguments.
 //!
-//! [`formats`]: parsers. [`descriptors`]: operations and events as bytes. [`ext4`]: the reader of
-//! file systems. [`http`]: uploads and downloads.
+//! [`formats`]: parsers. [`descriptors`]: operations and events as bytes.
+//! [`attach`], [`carrier_device`], [`carrier_host`], [`shared_ring`]: the boundary between a
+//! program and a device process, from each side.
+//! [`ext4`]: the reader of file systems. [`http`]: uploads and downloads.
 //! [`transport`]: the NVMe/TCP transport against a hostile peer, with and without a device.
 //! [`target`]: the whole NVMe/TCP target. Nothing here reads a clock.
 #![forbid(unsafe_code)]
 
+pub mod attach;
+pub mod carrier_device;
+pub mod carrier_host;
 pub mod descriptors;
 pub mod ext4;
 pub mod formats;
+mod fuzz_channel;
 pub mod http;
 mod input;
 mod net;
 mod script;
+pub mod shared_ring;
 pub mod target;
 pub mod transport;
 
@@ -24,10 +31,14 @@ pub mod transport;
 #[must_use]
 pub fn by_name(name: &str) -> Option<fn(&[u8])> {
     match name {
+        "attach" => Some(attach::run),
+        "carrier_device" => Some(carrier_device::run),
+        "carrier_host" => Some(carrier_host::run),
         "descriptors" => Some(descriptors::run),
         "ext4" => Some(ext4::run),
         "formats" => Some(formats::run),
         "http" => Some(http::run),
+        "shared_ring" => Some(shared_ring::run),
         "transport" => Some(transport::run),
         "target" => Some(target::run),
         _ => None,

@@ -22,7 +22,7 @@ const AWAITED: u32 = 8192;
 
 /// A transport, and what it reported.
 #[derive(Default)]
-struct TransportReports {
+pub(crate) struct TransportReports {
     transport: Option<NvmeTransport>,
     ready: bool,
     /// Reports of data by tag.

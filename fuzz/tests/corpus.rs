@@ -23,6 +23,26 @@ fn replay(name: &str) {
 }
 
 #[test]
+fn attach() {
+    replay("attach");
+}
+
+#[test]
+fn carrier_device() {
+    replay("carrier_device");
+}
+
+#[test]
+fn carrier_host() {
+    replay("carrier_host");
+}
+
+#[test]
+fn shared_ring() {
+    replay("shared_ring");
+}
+
+#[test]
 fn descriptors() {
     replay("descriptors");
 }
