@@ -57,6 +57,18 @@ impl DeviceFixture {
         TestServer::device(Arc::clone(&self.netns), &[&args, options].concat())
     }
 
+    /// Starts a device that takes over from another one.
+    ///
+    /// # Panics
+    /// If it does not start.
+    #[must_use]
+    pub fn nic_in_place_of(&self, device: &TestServer) -> TestServer {
+        let root = format!("site={}", self.files.path().display());
+        let control = device.control_path().to_str().expect("UTF-8");
+        let args = ["nic", "--link", LINK, "--root", &root, "--take-over", control];
+        TestServer::device(Arc::clone(&self.netns), &args)
+    }
+
     /// Starts a program that is attached to the first of these devices that is there.
     ///
     /// # Panics

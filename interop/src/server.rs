@@ -465,6 +465,12 @@ impl TestServer {
         self.wait_for_end()
     }
 
+    /// Returns the path of the control socket.
+    #[must_use]
+    pub fn control_path(&self) -> &Path {
+        &self.control
+    }
+
     fn wait_for_end(&mut self) -> ServerExit {
         // Standard output closes when the server ends; until then it may print more lines.
         loop {

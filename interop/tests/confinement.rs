@@ -200,6 +200,7 @@ fn refusals_are_explained() {
         (&["--listen", listen, "--user", "root"], 2, "the user root is the superuser"),
         (&["--listen", listen, "--root", "a=/none", "--sandbox"], 66, "/none"),
         (&[], 2, "give --listen PATH, or start it by socket activation"),
+        (&["--take-over", "/none"], 69, "cannot take over the device of /none"),
     ] {
         let (status, said) = with(args);
         assert!(said.contains(why), "{said}");

@@ -176,6 +176,39 @@ fn nvme_survives_kills_of_the_device() {
     assert_eq!(stat.get("nvmet_connections"), 2, "{stat:?}");
 }
 
+/// A device process is replaced by another one under load, which gets its socket: the programs
+/// attach again, and transfers continue.
+#[test]
+fn a_device_is_taken_over() {
+    let fixture = DeviceFixture::new(TMP);
+    let want = sha256(&fixture.files.fill("a.bin", 6 << 20));
+    let old = fixture.nic("a", &[]);
+    let program = fixture.serve(&["a"], &["--tls", "--http"]);
+    let https = || assert_eq!(fetch(&fixture.netns, "https://10.77.0.2/a.bin", "6M"), want);
+    let http = || assert_eq!(fetch(&fixture.netns, "http://10.77.0.2/a.bin", "6M"), want);
+    let rounds = u64::from(kills());
+    let (_, last) = with_clients(&[&https, &http], || {
+        let mut device = old;
+        for round in 0..rounds {
+            while device.stat().get("tx_packets") < 500 {}
+            let next = fixture.nic_in_place_of(&device);
+            let ended = device.wait();
+            assert!(ended.status.success(), "{}", ended.stderr);
+            device = next;
+            wait_until_attached(&program, round + 2);
+        }
+        device
+    });
+    expect_kills(&program);
+    let stat = program.stat();
+    let mean = stat.get("nic_absent_us") / rounds;
+    println!("microseconds without a device, mean of {rounds} take-overs: {mean}");
+    assert!(mean < 1_000_000, "{mean} us");
+    let ended = last.stop();
+    assert!(ended.status.success(), "{}", ended.stderr);
+    assert!(!fixture.socket("a").exists(), "the last device removes the socket's file");
+}
+
 /// A spliced pair is lost with its device: its peers are reset, and the program counts it.
 #[test]
 fn spliced_pairs_end_with_their_device() {

@@ -1,5 +1,5 @@
-//! Sockets that a service manager has opened for this process: socket activation of systemd
-//! (sd_listen_fds(3)).
+//! Sockets that another process has opened for this one: a service manager, by socket activation
+//! (sd_listen_fds(3)), or an earlier process, which passes its socket on.
 //!
 //! Used by `stack` for the socket that programs attach to. The manager passes descriptors from
 //! number 3 on; the environment tells how many, and for which process.
@@ -28,14 +28,17 @@ pub fn take_listener() -> io::Result<Option<UnixListener>> {
         Some(1) => {
             // SAFETY: the protocol of the variables, which name this process, makes it the owner of
             // the descriptor. The caller has opened none that could have the number.
-            check(unsafe { OwnedFd::from_raw_fd(FIRST) }).map(Some)
+            listener_of(unsafe { OwnedFd::from_raw_fd(FIRST) }).map(Some)
         }
         Some(count) => Err(io::Error::other(format!("{count} sockets instead of one"))),
     }
 }
 
-/// Checks that a descriptor is a listening Unix socket of streams, and closes it on exec.
-fn check(fd: OwnedFd) -> io::Result<UnixListener> {
+/// Takes a listening Unix socket of streams, and has it closed on exec.
+///
+/// # Errors
+/// If the descriptor is no such socket.
+pub fn listener_of(fd: OwnedFd) -> io::Result<UnixListener> {
     let is_listener = socket_domain(&fd)? == AddressFamily::UNIX
         && socket_type(&fd)? == SocketType::STREAM
         && socket_acceptconn(&fd)?;
@@ -57,14 +60,14 @@ mod tests {
     fn only_listening_unix_sockets_are_taken() {
         let folder = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join("socket")).unwrap();
-        assert!(check(listener.into()).is_ok());
+        assert!(listener_of(listener.into()).is_ok());
         for wrong in [
             OwnedFd::from(TcpListener::bind("127.0.0.1:0").unwrap()),
             UnixStream::pair().unwrap().0.into(),
             UnixDatagram::unbound().unwrap().into(),
             tempfile::tempfile().unwrap().into(),
         ] {
-            assert!(check(wrong).is_err());
+            assert!(listener_of(wrong).is_err());
         }
     }
 

@@ -26,6 +26,10 @@ pub(crate) struct NicArgs {
     /// passes the socket (socket activation)
     #[arg(long, value_name = "PATH")]
     listen: Option<PathBuf>,
+    /// Take over from the device process with this control socket: it ends, and passes the socket
+    /// of --listen on, so that programs attach again at once. Needs the same link and roots
+    #[arg(long, value_name = "CONTROL", conflicts_with = "listen")]
+    take_over: Option<PathBuf>,
     /// Permissions of the socket, in octal: a process that may write to it may attach
     #[arg(long, value_name = "MODE", default_value = "600", value_parser = parse_mode)]
     listen_mode: u32,
@@ -88,9 +92,9 @@ pub(crate) struct NicArgs {
 pub(crate) fn run(args: &NicArgs) -> Result<(), Failure> {
     let inherited = io::activation::take_listener();
     let listen = attach_listener(args, inherited)?;
-    let signals = Signals::take()?;
     let mut options = options(args);
     options.confinement = args.confinement.begin(&confined_files(args, &options))?;
+    let signals = Signals::take()?;
     let rule = if args.strict_files { ChangeRule::Strict } else { ChangeRule::Content };
     let files = args.files.clone();
     let process = NicProcess {
@@ -112,6 +116,9 @@ fn attach_listener(
     inherited: std::io::Result<Option<UnixListener>>,
 ) -> Result<AttachListener, Failure> {
     let wrong = |e| Failure::Usage(format!("the service manager has passed {e}"));
+    if let Some(control) = &args.take_over {
+        return Ok(AttachListener::TakeOver { control: control.clone() });
+    }
     match (inherited.map_err(wrong)?, &args.listen) {
         (Some(listener), None) => Ok(AttachListener::Inherited(listener)),
         (None, Some(path)) => {
@@ -133,7 +140,7 @@ fn attach_listener(
 fn confined_files(args: &NicArgs, options: &StackOptions) -> ConfinedFiles {
     let mut files = options.confined_files();
     args.root.iter().for_each(|root| files.allow_write(&root.path));
-    args.listen.iter().for_each(|path| files.allow_create(path));
+    args.listen.iter().chain(&args.take_over).for_each(|path| files.allow_create(path));
     files
 }
 

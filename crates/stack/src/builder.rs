@@ -20,7 +20,7 @@ use quic::ConnectionInfo;
 use crate::attach::{self, NicAddress, ProgramCarrier};
 use crate::balance;
 use crate::control::metrics::IsAlarm;
-use crate::control::{ControlSocket, OrderHandler};
+use crate::control::{ControlHandlers, ControlSocket, OrderHandler};
 use crate::device::create_device;
 use crate::hooks::Hooks;
 use crate::link::{LinkName, open_links};
@@ -249,7 +249,8 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
         let hosts = threads.senders().to_vec();
         let orders = self.make_order_handler.take().map(|make| make(hosts.clone()));
         let (options, probes) = (&self.options, threads.probes());
-        let mut aside = AsideThreads::start(options, control, probes, self.is_alarm, orders)?;
+        let handlers = ControlHandlers { orders, take_over: None };
+        let mut aside = AsideThreads::start(options, control, probes, self.is_alarm, handlers)?;
         aside.balance = balance::start(options.queue_balance, steering, hosts)?;
         let clock = threads.clock();
         Ok(Stack::new(clock, &self.options, threads, reopened, (aside, record)))

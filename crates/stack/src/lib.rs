@@ -48,6 +48,7 @@ mod record;
 mod running;
 mod signals;
 mod supervisor;
+mod take_over;
 mod threads;
 
 pub use alarms::alarms;

@@ -15,8 +15,9 @@ use nic::{Device, DeviceConfig};
 use signal_hook::consts::SIGUSR1;
 
 use crate::attach::{ProgramRoots, RootDirectory, accept_programs};
+use crate::confinement::Confinement;
 use crate::control::metrics::IsAlarm;
-use crate::control::{self, ControlSocket, SocketFile, bind_socket};
+use crate::control::{self, ControlHandlers, ControlSocket, SocketFile, bind_socket};
 use crate::device::device_config;
 use crate::link::open_links;
 use crate::listener::ListenerThread;
@@ -26,6 +27,7 @@ use crate::record::RunRecord;
 use crate::running::AsideThreads;
 use crate::signals::Signals;
 use crate::supervisor;
+use crate::take_over::{self, TakeOverSlot};
 use crate::threads::{SwitchSide, Threads};
 
 /// Opens a disk for the files below a directory.
@@ -43,6 +45,32 @@ pub enum AttachListener {
     },
     /// A socket that a service manager has created ([`io::activation`]).
     Inherited(UnixListener),
+    /// The socket of the device process with this control socket, which ends.
+    TakeOver {
+        /// Path of its control socket.
+        control: PathBuf,
+    },
+}
+
+impl AttachListener {
+    /// Returns the socket, with its file if that is removed at the end.
+    fn open(
+        self,
+        confinement: &Confinement,
+    ) -> Result<(UnixListener, Option<SocketFile>), Failure> {
+        match self {
+            Self::Create { path, mode } => {
+                let (listener, file) = bind_socket(&path, mode, ("socket", "--listen"))?;
+                confinement.own(&path)?;
+                Ok((listener, Some(file)))
+            }
+            Self::Inherited(listener) => Ok((listener, None)),
+            Self::TakeOver { control } => {
+                let (listener, file) = take_over::ask(&control)?;
+                Ok((listener, file.map(SocketFile::of)))
+            }
+        }
+    }
 }
 
 /// Configuration of a device process.
@@ -72,11 +100,14 @@ impl std::fmt::Debug for NicProcess {
 /// A running device process. Dropping it ends the device.
 pub struct RunningNic {
     threads: Threads<()>,
+    /// The socket that programs attach to, for a process that takes over.
+    listener: UnixListener,
+    take_over: TakeOverSlot,
     record: Option<RunRecord>,
-    _acceptor: ListenerThread,
+    acceptor: ListenerThread,
     /// The file of the socket that programs attach to, if this process has created it.
-    _listen_file: Option<SocketFile>,
-    _aside: AsideThreads,
+    listen_file: Option<SocketFile>,
+    aside: AsideThreads,
 }
 
 impl std::fmt::Debug for RunningNic {
@@ -94,18 +125,11 @@ impl NicProcess {
     pub fn start(self, configure: impl FnOnce(&mut DeviceConfig)) -> Result<RunningNic, Failure> {
         let Self { mut options, programs_max, listen, roots, open_root, is_alarm } = self;
         let record = options.record.as_deref().map(RunRecord::create).transpose()?;
+        let roots = ProgramRoots::new(&roots, open_root)?;
         let path = control::path(options.control.as_deref(), &options.link);
+        let (listener, listen_file) = listen.open(&options.confinement)?;
         let control = ControlSocket::bind(&path)?;
         options.confinement.own(&path)?;
-        let (listener, listen_file) = match listen {
-            AttachListener::Create { path, mode } => {
-                let (listener, file) = bind_socket(&path, mode, ("socket", "--listen"))?;
-                options.confinement.own(&path)?;
-                (listener, Some(file))
-            }
-            AttachListener::Inherited(listener) => (listener, None),
-        };
-        let roots = ProgramRoots::new(&roots, open_root)?;
         let clock = MonotonicClock::new();
         // Programs come and go with their addresses; the neighbors of the link know this one.
         options.link_address = Some(MachineKey::read().link_address(&options.link.to_string()));
@@ -115,29 +139,27 @@ impl NicProcess {
         options.confinement.complete()?;
         let device = device_config(&options, None, programs_max, &*link, configure);
         let capabilities = Device::new(device.clone(), link.capabilities()).capabilities();
+        let kept = listener.try_clone();
+        let kept = kept.map_err(|e| Failure::System(format!("cannot keep the socket: {e}")))?;
         let (acceptor, arrivals) =
             accept_programs(listener, capabilities, roots, programs_max.into())?;
         let recorders = record.as_ref().map(|record| record.source().clone());
         let mut threads = Threads::new(clock, false);
         threads.start_switch(SwitchSide { device, link, arrivals, recorders })?;
-        let aside = AsideThreads::start(&options, control, threads.probes(), is_alarm, None)?;
-        Ok(RunningNic {
-            threads,
-            record,
-            _acceptor: acceptor,
-            _listen_file: listen_file,
-            _aside: aside,
-        })
+        let take_over = TakeOverSlot::default();
+        let handlers = ControlHandlers { take_over: Some(take_over.clone()), orders: None };
+        let aside = AsideThreads::start(&options, control, threads.probes(), is_alarm, handlers)?;
+        Ok(RunningNic { threads, listener: kept, take_over, record, acceptor, listen_file, aside })
     }
 }
 
 impl RunningNic {
-    /// Runs until SIGTERM, SIGINT or SIGHUP, and ends the device. Its programs keep their
-    /// connections, and wait for another device.
+    /// Runs until SIGTERM, SIGINT or SIGHUP, or until another process takes over, and ends the
+    /// device. Its programs keep their connections, and wait for another device.
     ///
     /// # Errors
     /// Fails if a thread has panicked, or the record cannot be written.
-    pub fn run(mut self, signals: Signals) -> Result<(), Failure> {
+    pub fn run(self, signals: Signals) -> Result<(), Failure> {
         supervisor::notify_ready();
         for signal in signals {
             if signal != SIGUSR1 {
@@ -145,7 +167,17 @@ impl RunningNic {
             }
         }
         supervisor::notify_stopping();
-        self.threads.stop()?;
-        self.record.take().map_or(Ok(()), RunRecord::write)
+        let Self { mut threads, listener, take_over, record, acceptor, listen_file, aside } = self;
+        // Programs that come from now on wait in the queue of the socket.
+        drop(acceptor);
+        let stopped = threads.stop();
+        drop(threads);
+        drop(aside);
+        if take_over.is_requested() {
+            listen_file.into_iter().for_each(SocketFile::leave);
+            take_over.hand_over(&listener)?;
+        }
+        stopped?;
+        record.map_or(Ok(()), RunRecord::write)
     }
 }

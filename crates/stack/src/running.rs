@@ -17,7 +17,7 @@ use crate::balance::BalanceThread;
 use crate::builder::Builder;
 use crate::control::dashboard::DashboardThreads;
 use crate::control::metrics::{IsAlarm, MetricsThread};
-use crate::control::{self, ControlSocket, ControlThread, OrderHandler, Probe};
+use crate::control::{self, ControlHandlers, ControlSocket, ControlThread, Probe};
 use crate::options::StackOptions;
 use crate::record::RunRecord;
 use crate::signals::Signals;
@@ -63,7 +63,7 @@ pub(crate) struct AsideThreads {
 }
 
 impl AsideThreads {
-    /// Starts the threads that answer queries to `probes`, and orders if there is a handler.
+    /// Starts the threads that answer queries to `probes`, and the requests that have handlers.
     ///
     /// # Errors
     /// Fails if an address or thread is not available.
@@ -72,14 +72,14 @@ impl AsideThreads {
         control: ControlSocket,
         probes: &[Probe],
         is_alarm: IsAlarm,
-        orders: Option<OrderHandler>,
+        handlers: ControlHandlers,
     ) -> Result<Self, Failure> {
         let metrics = |addr| control::metrics::start(addr, probes.to_vec(), is_alarm);
         let dashboard = |addr| control::dashboard::start(addr, probes.to_vec(), is_alarm);
         Ok(Self {
             metrics: options.metrics.map(metrics).transpose()?,
             dashboard: options.dashboard.map(dashboard).transpose()?,
-            control: control.start(probes.to_vec(), orders)?,
+            control: control.start(probes.to_vec(), handlers)?,
             balance: None,
             watchdog: WatchdogThread::start(probes)?,
         })

@@ -35,9 +35,9 @@ use cli::Failure;
 /// # Errors
 /// Fails if a file, address or thread is not available; the message says what to do.
 pub(super) fn run(args: &TargetArgs) -> Result<(), Failure> {
-    let signals = Signals::take()?;
     let mut args = args.clone();
     args.stack.confinement = args.confinement.begin(&confined_files(&args))?;
+    let signals = Signals::take()?;
     let network = args.stack.wait_for_addrs(&signals)?;
     let args = &args;
     let certificates = args.tls && !args.has_psk();

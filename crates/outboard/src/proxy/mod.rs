@@ -67,10 +67,10 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
     if args.check {
         return check(args);
     }
-    let signals = Signals::take()?;
     let mut args = args.clone();
     check_options(&args)?;
     args.stack.confinement = args.confinement.begin(&confined_files(&args))?;
+    let signals = Signals::take()?;
     let network = args.stack.wait_for_addrs(&signals)?;
     let args = &args;
     let plan = read_plan(args)?;

@@ -174,10 +174,10 @@ impl Application for ServedSite {
 /// # Errors
 /// Fails if a file, address or thread is not available; the message says what to do.
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
-    let signals = Signals::take()?;
     let remote = remote_files(args)?;
     let mut args = args.clone();
     args.stack.confinement = args.confinement.begin(&args.confined_files(remote.is_some()))?;
+    let signals = Signals::take()?;
     let network = args.stack.wait_for_addrs(&signals)?;
     let args = &args;
     let error_pages = read_error_pages(args)?;

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 
 use abi::attach::{AttachGrant, AttachRefusal, AttachRequest};
 use abi::{Capabilities, Event, Op, PacketBuf, Refusal};
-use base::Duration;
+use base::{Duration, Instant};
 use cli::Failure;
 use io::clock::MonotonicClock;
 use io::notify::Notifier;
@@ -36,6 +36,8 @@ base::counters! {
         nic_carrier_faults: alarm,
         /// Registered buffers that lost devices had.
         nic_buffers_recalled,
+        /// Microseconds without a device, in all.
+        nic_absent_us,
     }
 }
 
@@ -47,6 +49,9 @@ pub(crate) struct ProgramCarrier {
     /// Returned buffers of the lost device. The host gets them after [`Event::Reset`], as from a
     /// device that was reset.
     recalled: Vec<Event>,
+    clock: MonotonicClock,
+    /// Time at which the last device was lost.
+    lost_at: Instant,
     arrivals: Receiver<DeviceArrival>,
     /// Asks the attaching thread for another device. Dropping it ends the thread.
     lost: Sender<()>,
@@ -80,7 +85,10 @@ impl ProgramCarrier {
         drop(crate::spawn("attach".to_owned(), move || attaching.run())?);
         let counters = AttachCounters { nic_attached: 1, ..AttachCounters::default() };
         let (own_events, recalled) = (VecDeque::new(), Vec::new());
-        let carrier = Self { device, own_events, recalled, arrivals, lost, counters };
+        let clock = MonotonicClock::new();
+        let lost_at = clock.now();
+        let carrier =
+            Self { device, own_events, recalled, clock, lost_at, arrivals, lost, counters };
         Ok((grant, carrier))
     }
 
@@ -95,6 +103,7 @@ impl ProgramCarrier {
             self.counters.nic_carrier_faults += 1;
         }
         self.counters.nic_lost += 1;
+        self.lost_at = self.clock.now();
         // An error means that the thread has ended, because the process does.
         let _ = self.lost.send(());
         true
@@ -110,6 +119,7 @@ impl ProgramCarrier {
         };
         self.device.attach(RemoteHostEnd::new(channel, Some(region)));
         self.counters.nic_attached += 1;
+        self.counters.nic_absent_us += self.clock.now().since(self.lost_at).as_micros();
         self.own_events.push_back(Event::Reset);
         self.own_events.extend(self.recalled.drain(..));
         self.own_events.push_back(Event::LinkChanged { mtu: grant.capabilities.mtu });

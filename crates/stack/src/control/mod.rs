@@ -21,6 +21,7 @@ use serde_json::{Value, json};
 
 use crate::link::LinkName;
 use crate::listener::{DeadlineReader, ListenerThread};
+use crate::take_over::{TAKE_OVER, TakeOverSlot};
 
 pub(crate) use describe::counters;
 pub(crate) use probe::{Probe, ProbeAnswer, ProbeReceiver, probe_channel, sum_host_counters};
@@ -34,6 +35,13 @@ const QUERY_BYTES_MAX: u64 = 16 << 10;
 
 /// Answers an order, a JSON object, in the control socket's thread.
 pub type OrderHandler = Box<dyn Fn(&Value) -> Value + Send>;
+
+/// Handlers of requests to an instance; without one, the request is refused.
+#[derive(Default)]
+pub(crate) struct ControlHandlers {
+    pub(crate) orders: Option<OrderHandler>,
+    pub(crate) take_over: Option<TakeOverSlot>,
+}
 
 /// Returns the path of an instance's control socket: `given`, or a path derived from its link's
 /// name.
@@ -76,20 +84,20 @@ impl ControlSocket {
         Ok(Self { listener, file })
     }
 
-    /// Answers queries, and orders if there is a handler, in a new thread.
+    /// Answers queries, and the requests that have handlers, in a new thread.
     ///
     /// # Errors
     /// Fails if no thread can be started.
     pub(crate) fn start(
         self,
         probes: Vec<Probe>,
-        orders: Option<OrderHandler>,
+        handlers: ControlHandlers,
     ) -> Result<ControlThread, Failure> {
         let Self { listener, file } = self;
         let thread =
             ListenerThread::start("control", "control clients", listener, move |client| {
                 // An error means that the client is gone.
-                let _ = serve(&client, &probes, orders.as_ref());
+                let _ = serve(&client, &probes, &handlers);
             })?;
         Ok(ControlThread { _file: file, _thread: thread })
     }
@@ -137,6 +145,18 @@ pub(crate) fn bind_socket(
 /// Removes a socket's file when it is dropped.
 pub(crate) struct SocketFile(PathBuf);
 
+impl SocketFile {
+    /// Takes the file of a socket of another process.
+    pub(crate) const fn of(path: PathBuf) -> Self {
+        Self(path)
+    }
+
+    /// Leaves the file to another process.
+    pub(crate) fn leave(self) {
+        std::mem::forget(self);
+    }
+}
+
 impl Drop for SocketFile {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.0);
@@ -144,20 +164,19 @@ impl Drop for SocketFile {
 }
 
 /// Answers one query with a line of JSON.
-fn serve(
-    stream: &UnixStream,
-    probes: &[Probe],
-    orders: Option<&OrderHandler>,
-) -> std::io::Result<()> {
+fn serve(stream: &UnixStream, probes: &[Probe], handlers: &ControlHandlers) -> std::io::Result<()> {
     stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
     let mut question = String::new();
     let limited = DeadlineReader::new(stream, QUERY_TIME_MAX).take(QUERY_BYTES_MAX);
     let mut reader = BufReader::new(limited);
     reader.read_line(&mut question)?;
+    if let (TAKE_OVER, Some(slot)) = (question.trim(), &handlers.take_over) {
+        return slot.request(stream);
+    }
     let answer = match question.trim() {
         "stat" => counters(probes),
         "ss" => describe::sockets(probes),
-        order if order.starts_with('{') => match (serde_json::from_str(order), orders) {
+        order if order.starts_with('{') => match (serde_json::from_str(order), &handlers.orders) {
             (Ok(order), Some(handler)) => handler(&order),
             (Ok(_), None) => json!({ "error": "this instance accepts no commands" }),
             (Err(why), _) => json!({ "error": format!("invalid JSON: {why}") }),
