@@ -301,8 +301,13 @@ impl ServeArgs {
     /// Returns the files that the options name.
     pub(crate) fn confined_files(&self, is_remote: bool) -> ConfinedFiles {
         let mut files = self.stack.confined_files();
+        let dir = self.dir();
         if !is_remote {
-            files.allow_read(self.dir());
+            files.allow_read(dir);
+        }
+        if !is_remote && dir.is_symlink() {
+            // It will lead to another directory beside its present one.
+            files.allow_read_replaced(dir);
         }
         self.cert.add_files(&mut files);
         self.error_page.iter().for_each(|page| files.allow_read_replaced(&page.file));

@@ -267,7 +267,7 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
             (None, Some(open)) => open(&self.options, &clock)?,
             (None, None) => open_links(&self.options, &clock)?,
         };
-        self.options.confinement.complete()?;
+        self.options.confinement.complete(self.options.opens_bpf_links())?;
         let queues = ring_mesh(links.len())?;
         let mut threads = Threads::new(clock, self.options.shares_thread());
         let addrs = auto.as_ref().map(|auto| auto.network().clone());
@@ -303,7 +303,7 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
         let request = AttachRequest { root, claim: self.options.address_claim(), outgoing: None };
         let (AttachGrant { capabilities, outgoing }, carrier) =
             ProgramCarrier::attach(nic, request)?;
-        self.options.confinement.complete()?;
+        self.options.confinement.complete(self.options.opens_bpf_links())?;
         if let Some(PortRange { first, last }) = outgoing {
             host_config.ports = first..=last;
         }

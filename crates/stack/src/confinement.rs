@@ -59,14 +59,15 @@ impl Confinement {
         owned.map_err(|e| Failure::NoPermission(format!("cannot own {}: {e}", path.display())))
     }
 
-    /// Switches to the user and restricts the system calls of all threads.
+    /// Switches to the user and restricts the system calls of all threads. `opens_bpf_links`: see
+    /// [`restrict_system_calls`].
     ///
     /// # Errors
     /// If the operating system refuses.
-    pub(crate) fn complete(&self) -> Result<(), Failure> {
+    pub(crate) fn complete(&self, opens_bpf_links: bool) -> Result<(), Failure> {
         self.user.as_ref().map_or(Ok(()), switch_user).map_err(|error| failure(&error))?;
         if self.restricts_calls {
-            restrict_system_calls().map_err(|error| failure(&error))?;
+            restrict_system_calls(opens_bpf_links).map_err(|error| failure(&error))?;
         }
         Ok(())
     }

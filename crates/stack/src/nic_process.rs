@@ -136,7 +136,7 @@ impl NicProcess {
         let Some(link) = open_links(&options, &clock)?.into_iter().next() else {
             return Err(Failure::System("the link has no queue".to_owned()));
         };
-        options.confinement.complete()?;
+        options.confinement.complete(options.opens_bpf_links())?;
         let device = device_config(&options, None, programs_max, &*link, configure);
         let capabilities = Device::new(device.clone(), link.capabilities()).capabilities();
         let kept = listener.try_clone();

@@ -185,21 +185,27 @@ const DENIED: SeccompAction = SeccompAction::Errno(libc::EPERM as u32);
 const MISSING: SeccompAction = SeccompAction::Errno(libc::ENOSYS as u32);
 
 /// Restricts all threads of the process to the calls that this module lists, and forbids to gain
-/// privileges.
+/// privileges. With `opens_bpf_links` bpf(2) is allowed, for links that load programs when they are
+/// opened again; it needs capabilities.
 ///
 /// # Errors
 /// If the kernel has no seccomp filters, or there is none for this architecture.
-pub fn restrict_system_calls() -> Result<(), ConfinementError> {
-    install(apply_filter_all_threads)
+pub fn restrict_system_calls(opens_bpf_links: bool) -> Result<(), ConfinementError> {
+    install(opens_bpf_links, apply_filter_all_threads)
 }
 
 fn install(
+    opens_bpf_links: bool,
     apply: impl Fn(BpfProgramRef<'_>) -> Result<(), seccompiler::Error>,
 ) -> Result<(), ConfinementError> {
     // glibc creates threads with clone if there is no clone3, whose flags a filter cannot see.
     let clone3 = [(libc::SYS_clone3, vec![])].into();
     let clone3 = filter(clone3, SeccompAction::Allow, MISSING)?;
-    let calls = filter(rules()?, DENIED, SeccompAction::Allow)?;
+    let mut rules = rules()?;
+    if opens_bpf_links {
+        rules.insert(libc::SYS_bpf, vec![]);
+    }
+    let calls = filter(rules, DENIED, SeccompAction::Allow)?;
     apply(&clone3)?;
     Ok(apply(&calls)?)
 }
@@ -274,7 +280,7 @@ mod tests {
     #[test]
     fn only_listed_calls_are_made() {
         let confined = || {
-            install(seccompiler::apply_filter).unwrap();
+            install(false, seccompiler::apply_filter).unwrap();
             File::open("/dev/null").unwrap();
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             TcpStream::connect(listener.local_addr().unwrap()).unwrap();
