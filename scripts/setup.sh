@@ -193,6 +193,7 @@ if [ "$purpose" = bench ]; then
     need go golang-go
     need gtlsserver ngtcp2-server
     need setpriv util-linux
+    need systemd-socket-activate systemd
     need wrk wrk
 fi
 # shellcheck disable=SC2086 # a list of words
