@@ -1,19 +1,16 @@
 //! Sockets that another process has opened for this one: a service manager, by socket activation
 //! (sd_listen_fds(3)), or an earlier process, which passes its socket on.
 //!
-//! Used by `stack` for the socket that programs attach to. The manager passes descriptors from
-//! number 3 on; the environment tells how many, and for which process.
+//! Used by `stack` for the socket that programs attach to. The environment tells which descriptors
+//! are passed, and for which process.
 #![expect(unsafe_code, reason = "takes ownership of inherited descriptors")]
 
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 
 use rustix::net::sockopt::{socket_acceptconn, socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketType};
-
-/// First descriptor that is passed (`SD_LISTEN_FDS_START`).
-const FIRST: RawFd = 3;
 
 /// Takes the listening Unix socket that the service manager has passed; `None` if it has passed no
 /// descriptor. To be called at the start, once, before this process opens descriptors.
@@ -21,16 +18,13 @@ const FIRST: RawFd = 3;
 /// # Errors
 /// If the manager has passed several descriptors, or one that is no such socket.
 pub fn take_listener() -> io::Result<Option<UnixListener>> {
-    let number = |name| std::env::var(name).ok().and_then(|text: String| text.parse::<u32>().ok());
-    let is_for_us = number("LISTEN_PID") == Some(std::process::id());
-    match number("LISTEN_FDS").filter(|_| is_for_us) {
-        None | Some(0) => Ok(None),
-        Some(1) => {
-            // SAFETY: the protocol of the variables, which name this process, makes it the owner of
-            // the descriptor. The caller has opened none that could have the number.
-            listener_of(unsafe { OwnedFd::from_raw_fd(FIRST) }).map(Some)
-        }
-        Some(count) => Err(io::Error::other(format!("{count} sockets instead of one"))),
+    let mut passed = sd_notify::listen_fds()?;
+    match (passed.len(), passed.next()) {
+        // SAFETY: the protocol makes this process, which the variables name, the owner of the
+        // descriptor. The caller has opened none that could have the number.
+        (1, Some(fd)) => listener_of(unsafe { OwnedFd::from_raw_fd(fd) }).map(Some),
+        (0, _) => Ok(None),
+        (count, _) => Err(io::Error::other(format!("{count} sockets instead of one"))),
     }
 }
 

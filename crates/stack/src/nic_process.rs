@@ -174,8 +174,8 @@ impl RunningNic {
         drop(threads);
         drop(aside);
         if take_over.is_requested() {
+            take_over.hand_over(&listener, listen_file.is_some())?;
             listen_file.into_iter().for_each(SocketFile::leave);
-            take_over.hand_over(&listener)?;
         }
         stopped?;
         record.map_or(Ok(()), RunRecord::write)

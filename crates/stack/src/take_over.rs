@@ -19,8 +19,11 @@ use signal_hook::consts::SIGTERM;
 
 /// The query on the control socket.
 pub(crate) const TAKE_OVER: &str = "take-over";
-/// The message beside the descriptor.
-const HANDED_OVER: &[u8] = b"handed over";
+/// Messages beside the descriptor: the file of the socket is handed over too, or belongs to a
+/// service manager.
+const WITH_FILE: &[u8] = b"with file";
+/// See [`WITH_FILE`].
+const SOCKET_ALONE: &[u8] = b"socket alone";
 /// Longest time until the old process has ended its device.
 const END_TIME_MAX: Duration = Duration::from_secs(10);
 
@@ -45,20 +48,22 @@ impl TakeOverSlot {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// Passes the socket on, when the device has ended.
+    /// Passes the socket on, when the device has ended. `has_file`: the next process is to remove
+    /// its file at the end.
     ///
     /// # Errors
     /// Fails if the process that has asked is gone.
-    pub(crate) fn hand_over(&self, listener: &UnixListener) -> Result<(), Failure> {
+    pub(crate) fn hand_over(&self, listener: &UnixListener, has_file: bool) -> Result<(), Failure> {
         let client = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(client) = client else { return Ok(()) };
-        let sent = AttachmentSocket::new(client).send(HANDED_OVER, &[listener.as_fd()]);
+        let message = if has_file { WITH_FILE } else { SOCKET_ALONE };
+        let sent = AttachmentSocket::new(client).send(message, &[listener.as_fd()]);
         sent.map_err(|e| Failure::System(format!("cannot pass the socket on: {e}")))
     }
 }
 
 /// Asks the process with this control socket to end, and takes its socket. Returns it with the path
-/// of its file, if it has one.
+/// of its file, if that is handed over too.
 ///
 /// # Errors
 /// Fails if there is no such process, or it passes no socket on.
@@ -69,14 +74,50 @@ pub(crate) fn ask(control: &Path) -> Result<(UnixListener, Option<PathBuf>), Fai
     };
     let mut stream = UnixStream::connect(control).map_err(failed)?;
     writeln!(stream, "{TAKE_OVER}").map_err(failed)?;
-    let received = AttachmentSocket::new(stream).receive(HANDED_OVER.len(), END_TIME_MAX);
+    let received = AttachmentSocket::new(stream).receive(SOCKET_ALONE.len(), END_TIME_MAX);
     let (message, fds) = received.map_err(failed)?;
     match <[OwnedFd; 1]>::try_from(fds) {
-        Ok([fd]) if message == HANDED_OVER => {
+        Ok([fd]) if message == WITH_FILE || message == SOCKET_ALONE => {
             let listener = io::activation::listener_of(fd).map_err(failed)?;
             let address = listener.local_addr().map_err(failed)?;
-            Ok((listener, address.as_pathname().map(Path::to_owned)))
+            let file = address.as_pathname().filter(|_| message == WITH_FILE);
+            Ok((listener, file.map(Path::to_owned)))
         }
         _ => Err(failed(std::io::Error::other("it passes no socket on"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+    use std::thread;
+
+    use super::*;
+
+    /// The file of the socket is handed over only if the old process had created it.
+    #[test]
+    fn a_socket_crosses_with_or_without_its_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let listener = UnixListener::bind(path("listen")).unwrap();
+        let control = UnixListener::bind(path("control")).unwrap();
+        for has_file in [true, false] {
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    let mut client = control.accept().unwrap().0;
+                    let mut query = [0; TAKE_OVER.len() + 1];
+                    client.read_exact(&mut query).unwrap();
+                    let slot = TakeOverSlot(Arc::new(Mutex::new(Some(client))));
+                    assert!(slot.is_requested());
+                    slot.hand_over(&listener, has_file).unwrap();
+                    assert!(!slot.is_requested());
+                });
+                let (taken, file) = ask(&path("control")).unwrap();
+                assert_eq!(file, has_file.then(|| path("listen")));
+                let _client = UnixStream::connect(path("listen")).unwrap();
+                assert!(taken.accept().is_ok(), "it is the same socket");
+            });
+        }
+        assert!(ask(&path("none")).unwrap_err().to_string().contains("cannot take over"));
     }
 }
