@@ -11,13 +11,11 @@ const LENGTH_MASK: u16 = 0x7ff;
 /// An end of the channel. Each descriptor of the input has its length in front (16 bits).
 pub(crate) struct FuzzChannel<'a> {
     input: FuzzInput<'a>,
-    /// Number of descriptors that were sent to the fuzzer.
-    pub(crate) sent: usize,
 }
 
 impl<'a> FuzzChannel<'a> {
     pub(crate) const fn new(input: FuzzInput<'a>) -> Self {
-        Self { input, sent: 0 }
+        Self { input }
     }
 
     /// Returns whether the input has no more descriptors.
@@ -32,7 +30,6 @@ impl DescriptorChannel for FuzzChannel<'_> {
     }
 
     fn push(&mut self, _: &[u8]) -> Result<(), CarrierFault> {
-        self.sent += 1;
         Ok(())
     }
 

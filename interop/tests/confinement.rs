@@ -15,12 +15,12 @@ use interop::{
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 /// Number of the unprivileged user of the tests.
-const UNPRIVILEGED_UID: &str = "65534";
+const UNPRIVILEGED_UID: &str = "1";
 /// Starts a program as an unprivileged user that can gain no capability.
 const UNPRIVILEGED: [&str; 6] = [
     "setpriv",
-    "--reuid=65534",
-    "--regid=65534",
+    "--reuid=1",
+    "--regid=1",
     "--clear-groups",
     "--inh-caps=-all",
     "--bounding-set=-all",
@@ -70,7 +70,7 @@ fn an_unprivileged_program_on_a_device_by_socket_activation() {
     let (device, program) = thread::scope(|scope| {
         let device = scope.spawn(|| {
             let activate = ["systemd-socket-activate", "-l", path];
-            let args = ["nic", "--link", "packet:v0", "--root", &root, "--user", "nobody"];
+            let args = ["nic", "--link", "packet:v0", "--root", &root, "--user", "daemon"];
             let netns = Arc::clone(&fixture.netns);
             TestServer::launched_by(netns, &activate, &[&args[..], &["--sandbox"]].concat())
         });
@@ -104,7 +104,7 @@ fn an_unprivileged_program_on_a_device_by_socket_activation() {
 /// Each program works in its sandbox, as root and as another user.
 #[test]
 fn programs_work_in_a_sandbox() {
-    for user in [&[][..], &["--user", "nobody"]] {
+    for user in [&[][..], &["--user", "daemon"]] {
         let netns = Arc::new(Netns::new());
         let files = Files::new(TMP);
         publish(files.path());
@@ -132,7 +132,7 @@ fn the_proxy_works_in_a_sandbox() {
     let (files, scratch) = (Files::new(TMP), Files::new(TMP));
     let want = sha256(&files.fill("a.bin", 3 << 20));
     let args = ["proxy", "--listen", ":80", "--backend", "10.77.0.1:8081", "--sandbox"];
-    let args = [&args[..], &["--user", "nobody"]].concat();
+    let args = [&args[..], &["--user", "daemon"]].concat();
     let server = TestServer::launched_by(Arc::clone(&netns), &["env"], &args);
     let _nginx = ThirdPartyServer::nginx(&netns, scratch.path(), files.path(), &[8081], "");
     expect_filtered(&server);
