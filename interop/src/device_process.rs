@@ -1,4 +1,6 @@
-//! The device of a program under test in a process of its own, if `OUTBOARD_NIC` is `unix`.
+//! The device of a program under test in a process of its own, if `OUTBOARD_NIC` is `unix` or
+//! `ether`: the kind of carrier between the two. With `ether` it runs over a veth pair in the
+//! program's namespace.
 //!
 //! [`split`] divides the arguments of a test into those of `outboard nic` and those of the program
 //! that attaches to it, so that the same tests run with both arrangements. Programs that need what
@@ -6,6 +8,9 @@
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::{Netns, run_for_output};
 
 /// Options of the device alone, each with a value.
 const OF_DEVICE: [&str; 18] = [
@@ -53,9 +58,48 @@ pub(crate) struct SplitArguments {
     pub(crate) program: Vec<OsString>,
 }
 
-/// Returns whether the tests run with device processes.
-pub(crate) fn is_selected() -> bool {
-    std::env::var_os("OUTBOARD_NIC").is_some_and(|kind| kind == "unix")
+/// Carriers between a program and its device process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CarrierKind {
+    /// Shared memory.
+    Unix,
+    /// Ethernet.
+    Ether,
+}
+
+/// Returns the carrier, if the tests run with device processes.
+///
+/// # Panics
+/// If `OUTBOARD_NIC` has another value.
+pub(crate) fn selected() -> Option<CarrierKind> {
+    let kind = std::env::var_os("OUTBOARD_NIC")?;
+    match kind.to_str() {
+        Some("unix") => Some(CarrierKind::Unix),
+        Some("ether") => Some(CarrierKind::Ether),
+        _ => panic!("OUTBOARD_NIC is unix or ether, not {}", kind.display()),
+    }
+}
+
+/// Creates a veth pair for a carrier in a namespace. Returns the name of the program's interface,
+/// and name and link address of the device's.
+pub(crate) fn create_carrier_link(netns: &Netns) -> (String, String, String) {
+    static PAIRS: AtomicU32 = AtomicU32::new(0);
+    let number = PAIRS.fetch_add(1, Ordering::Relaxed);
+    let (program, device) = (format!("obp{number}"), format!("obd{number}"));
+    let script = format!(
+        "ip link add {program} type veth peer name {device} && \
+         ip link set {program} up && ip link set {device} up"
+    );
+    run_for_output(netns.command("sh").args(["-c", &script]));
+    let address = link_address(netns, &device);
+    (program, device, address)
+}
+
+/// Returns the link address of an interface.
+pub(crate) fn link_address(netns: &Netns, interface: &str) -> String {
+    let said = run_for_output(netns.command("ip").args(["-o", "link", "show", "dev", interface]));
+    let (_, rest) = said.split_once("link/ether ").expect("an Ethernet interface");
+    rest.split_whitespace().next().expect("an address").to_owned()
 }
 
 /// Divides arguments that begin with a verb; `None` if the program keeps its own device.

@@ -3,7 +3,7 @@
 //! [`TestServer::start`] waits for the line that reports readiness. Dropping the server ends it as
 //! a user would (SIGTERM), and asserts exit code 0.
 
-use crate::device_process::{self, SplitArguments};
+use crate::device_process::{self, CarrierKind, SplitArguments};
 use crate::{Counters, Netns, tool};
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
@@ -159,17 +159,16 @@ impl TestServer {
     ) -> Self {
         let netns = netns.into();
         let args = with_sandbox(args);
-        let split = device_process::is_selected().then(|| device_process::split(&args)).flatten();
+        let carrier = device_process::selected();
+        let split = carrier.and_then(|kind| Some((kind, device_process::split(&args)?)));
         let mut command = netns.command(program());
         command.envs(env.iter().copied());
-        let Some(SplitArguments { device, program: args }) = split else {
+        let Some((kind, SplitArguments { device, program: args })) = split else {
             command.args(args);
             return Self::spawn(netns, command, None, (scratch, control));
         };
-        let device = Self::device_process(Arc::clone(&netns), &device);
-        let mut nic = OsString::from("unix:");
-        nic.push(device.listen_path());
-        command.args(args).arg("--nic").arg(nic);
+        let (device, nic) = Self::device_process(Arc::clone(&netns), device, kind);
+        command.args(args).args(nic);
         Self::spawn(netns, command, Some(Box::new(device)), (scratch, control))
     }
 
@@ -224,18 +223,36 @@ impl TestServer {
         Self::device(netns, &with_drain_option(args))
     }
 
-    /// Starts the device of [`Self::run`], with a socket beside its control socket.
-    fn device_process(netns: Arc<Netns>, args: &[OsString]) -> Self {
+    /// Starts the device of [`Self::run`]. Returns it with the options of its program.
+    fn device_process(
+        netns: Arc<Netns>,
+        mut args: Vec<OsString>,
+        kind: CarrierKind,
+    ) -> (Self, Vec<OsString>) {
         let (scratch, control) = scratch();
+        let mut options = vec![OsString::from("--nic")];
+        match kind {
+            CarrierKind::Unix => {
+                let listen = scratch.path().join("nic");
+                let mut nic = OsString::from("unix:");
+                nic.push(&listen);
+                options.push(nic);
+                args.extend(["--listen".into(), listen.into()]);
+            }
+            CarrierKind::Ether => {
+                let (program, device, address) = device_process::create_carrier_link(&netns);
+                options.push(format!("ether:{program},{address}").into());
+                let root = args.iter().skip_while(|arg| *arg != "--root").nth(1);
+                let name = root.and_then(|root| root.to_str()?.split_once('='));
+                options.extend(
+                    name.into_iter().flat_map(|(name, _)| ["--nic-root", name].map(OsString::from)),
+                );
+                args.extend(["--listen-ether".into(), device.into()]);
+            }
+        }
         let mut command = netns.command(program());
-        let listen = scratch.path().join("nic");
-        command.args(args).arg("--control").arg(&control).arg("--listen").arg(listen);
-        Self::spawn(netns, command, None, (scratch, control))
-    }
-
-    /// Returns the path of the socket of a device process.
-    fn listen_path(&self) -> PathBuf {
-        self.control.with_file_name("nic")
+        command.args(args).arg("--control").arg(&control);
+        (Self::spawn(netns, command, None, (scratch, control)), options)
     }
 
     fn spawn(

@@ -202,7 +202,7 @@ fn abusive_requests() -> Vec<(String, Vec<u8>)> {
         bytes[at] ^= 0x40;
         message(&bytes)
     };
-    let root = RootIdentity { device: 1, inode: 2 };
+    let root = RootIdentity::Directory { device: 1, inode: 2 };
     let mut all = vec![
         ("no request".to_owned(), vec![]),
         ("half of a length".to_owned(), vec![9, 0]),

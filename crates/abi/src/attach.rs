@@ -24,13 +24,24 @@ pub struct AttachRequest {
     pub outgoing: Option<PortRange>,
 }
 
-/// Identity of a directory on the machine that both processes run on (stat(2)).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RootIdentity {
-    /// `st_dev`.
-    pub device: u64,
-    /// `st_ino`.
-    pub inode: u64,
+/// Identity of a directory whose files the device sends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RootIdentity {
+    /// A directory of the machine that both processes run on (stat(2)).
+    Directory {
+        /// `st_dev`.
+        device: u64,
+        /// `st_ino`.
+        inode: u64,
+    },
+    /// The name that the device's operator has given a directory of the device's machine, of at
+    /// most [`Self::NAME_BYTES_MAX`] bytes.
+    Named(Box<[u8]>),
+}
+
+impl RootIdentity {
+    /// Length of the longest name in bytes.
+    pub const NAME_BYTES_MAX: usize = 255;
 }
 
 /// Ports from `first` to `last`, both included.

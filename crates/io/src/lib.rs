@@ -9,7 +9,8 @@
 //! [`macvtap`], [`packet_socket`] and [`xdp`] (the network of an interface); [`fault`] and [`pcap`]
 //! wrap any link, [`bridge`] joins two. Disks: io_uring, a thread pool, or plain calls, chosen by
 //! [`disk::open_disk`]. [`shared_ring`] carries descriptors between two processes, which
-//! [`attachment`] connects; [`shared_region`] is memory that they name in descriptors. [`heap`]
+//! [`attachment`] connects; [`shared_region`] is memory that they name in descriptors;
+//! [`carrier_socket`] carries frames with descriptors between two machines. [`heap`]
 //! reports how much memory the process has allocated.
 //!
 //! This crate implements no protocol: it parses a frame only if the format of a link or a capture
@@ -21,6 +22,7 @@ pub mod activation;
 pub mod attachment;
 mod bpf;
 pub mod bridge;
+pub mod carrier_socket;
 pub mod clock;
 pub mod confinement;
 pub mod disk;

@@ -58,7 +58,10 @@ pub fn open(config: &PacketSocketConfig) -> Result<Vec<VnetLink>, OpenLinkError>
     let mut group = FanoutGroup::new(config.steering.as_deref());
     let mut links = Vec::new();
     for _ in 0..queues {
-        let opened = open_socket(index, config.mac);
+        let opened = open_socket(index, libc::ETH_P_ALL, &filter(config.mac), |socket| {
+            add_membership(socket, index, (libc::PACKET_MR_UNICAST, 6), config.mac)?;
+            add_membership(socket, index, (libc::PACKET_MR_ALLMULTI, 0), config.mac)
+        });
         let (socket, packet_queues) = opened.map_err(interface.error("receive from"))?;
         if queues > 1 {
             group.join(&socket).map_err(interface.error("spread flows of"))?;
@@ -111,14 +114,20 @@ fn add_membership(
     set_option(socket, (libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP), &member)
 }
 
-/// Opens a socket with its queues.
-fn open_socket(index: u32, mac: [u8; 6]) -> io::Result<(File, PacketQueues)> {
+/// Opens a socket with its queues for the frames of a protocol that pass a filter. `set_up` is
+/// called before it is bound.
+pub(crate) fn open_socket(
+    index: u32,
+    protocol: libc::c_int,
+    filter: &[libc::sock_filter],
+    set_up: impl FnOnce(&File) -> io::Result<()>,
+) -> io::Result<(File, PacketQueues)> {
     // All options are set before it is bound.
     let socket = unbound_socket()?;
     let on: libc::c_int = 1;
     set_option(&socket, (libc::SOL_PACKET, libc::PACKET_VNET_HDR), &on)?;
     set_option(&socket, (libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING), &on)?;
-    attach_filter(&socket, mac)?;
+    attach_filter(&socket, filter)?;
     let buffers =
         [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)];
     for (forced, limited) in buffers {
@@ -127,20 +136,18 @@ fn open_socket(index: u32, mac: [u8; 6]) -> io::Result<(File, PacketQueues)> {
             set_option(&socket, (libc::SOL_SOCKET, limited), &BUFFER_BYTES)?;
         }
     }
-    for membership in [(libc::PACKET_MR_UNICAST, 6), (libc::PACKET_MR_ALLMULTI, 0)] {
-        add_membership(&socket, index, membership, mac)?;
-    }
+    set_up(&socket)?;
     let queues = PacketQueues::new(&socket)?;
-    bind(&socket, index)?;
+    bind(&socket, index, protocol)?;
     Ok((socket, queues))
 }
 
-/// Binds the socket to all protocols of the interface.
-fn bind(socket: &File, index: u32) -> io::Result<()> {
+/// Binds the socket to a protocol of the interface.
+fn bind(socket: &File, index: u32, protocol: libc::c_int) -> io::Result<()> {
     // SAFETY: a sockaddr_ll is plain data, valid as zeros.
     let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     address.sll_family = u16::from_ne_bytes(low_word(libc::AF_PACKET));
-    address.sll_protocol = u16::from_ne_bytes(low_word(libc::ETH_P_ALL)).to_be();
+    address.sll_protocol = u16::from_ne_bytes(low_word(protocol)).to_be();
     address.sll_ifindex = signed(index);
     let len = option_len::<libc::sockaddr_ll>();
     // SAFETY: the pointer and the length are those of `address`.
@@ -190,36 +197,53 @@ impl FanoutGroup {
     }
 }
 
-/// Attaches a classic BPF program that accepts frames without VLAN tag to our link address, and
-/// multicast.
-fn attach_filter(socket: &File, mac: [u8; 6]) -> io::Result<()> {
-    let mut program = filter(mac);
-    let filter = libc::sock_fprog { len: FILTER_LEN, filter: program.as_mut_ptr() };
+/// Attaches a classic BPF program, in place of the former one. That needs no privilege.
+pub(crate) fn attach_filter(
+    socket: &impl AsRawFd,
+    program: &[libc::sock_filter],
+) -> io::Result<()> {
+    let len = u16::try_from(program.len()).map_err(io::Error::other)?;
+    // The kernel reads the instructions.
+    let filter = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
     set_option(socket, (libc::SOL_SOCKET, libc::SO_ATTACH_FILTER), &filter)
 }
 
-/// Instructions of the filter.
-const FILTER_LEN: u16 = 9;
+/// Codes of instructions of classic BPF: loads of a 32-bit word, a 16-bit word and a byte at an
+/// offset; jumps if the loaded value is equal to the operand, or has one of its bits; the return of
+/// the number of bytes to keep.
+pub(crate) const LOAD_WORD: u16 = 0x20;
+/// See [`LOAD_WORD`].
+const LOAD_HALF: u16 = 0x28;
+/// See [`LOAD_WORD`].
+pub(crate) const LOAD_BYTE: u16 = 0x30;
+/// See [`LOAD_WORD`].
+pub(crate) const JUMP_IF_EQUAL: u16 = 0x15;
+/// See [`LOAD_WORD`].
+const JUMP_IF_ANY_BIT: u16 = 0x45;
+/// See [`LOAD_WORD`].
+pub(crate) const RETURN: u16 = 0x06;
 
-fn filter(mac: [u8; 6]) -> [libc::sock_filter; FILTER_LEN as usize] {
-    // BPF_LD | BPF_ABS with the size of the operand; BPF_JMP | BPF_JEQ and BPF_JSET; BPF_RET.
-    let (load_word, load_half, load_byte) = (0x20, 0x28, 0x30);
-    let (equal, any_bit, accept) = (0x15, 0x45, 0x06);
-    let one = |code, k, jt, jf| libc::sock_filter { code, jt, jf, k };
+/// Returns an instruction; a jump skips `jt` instructions if its condition holds, and else `jf`.
+pub(crate) const fn instruction(code: u16, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
+    libc::sock_filter { code, jt, jf, k }
+}
+
+/// Returns a program that accepts frames without VLAN tag to our link address, and multicast.
+fn filter(mac: [u8; 6]) -> [libc::sock_filter; 9] {
     let [a, b, c, d, e, f] = mac;
     let vlan = libc::SKF_AD_OFF + libc::SKF_AD_VLAN_TAG_PRESENT;
     let vlan = u32::from_ne_bytes(vlan.to_ne_bytes());
     [
-        one(load_byte, vlan, 0, 0),
-        one(equal, 0, 0, 6),
-        one(load_word, 0, 0, 0),
+        instruction(LOAD_BYTE, vlan, 0, 0),
+        instruction(JUMP_IF_EQUAL, 0, 0, 6),
+        instruction(LOAD_WORD, 0, 0, 0),
         // The group bit of the destination.
-        one(any_bit, 0x0100_0000, 3, 0),
-        one(equal, u32::from_be_bytes([a, b, c, d]), 0, 3),
-        one(load_half, 4, 0, 0),
-        one(equal, u32::from_be_bytes([0, 0, e, f]), 0, 1),
-        one(accept, u32::MAX, 0, 0),
-        one(accept, 0, 0, 0),
+        instruction(JUMP_IF_ANY_BIT, 0x0100_0000, 3, 0),
+        instruction(JUMP_IF_EQUAL, u32::from_be_bytes([a, b, c, d]), 0, 3),
+        instruction(LOAD_HALF, 4, 0, 0),
+        instruction(JUMP_IF_EQUAL, u32::from_be_bytes([0, 0, e, f]), 0, 1),
+        instruction(RETURN, u32::MAX, 0, 0),
+        instruction(RETURN, 0, 0, 0),
     ]
 }
 

@@ -27,6 +27,7 @@ extern crate alloc;
 
 mod bounce;
 mod device_half;
+pub mod ethernet;
 mod host_half;
 pub mod record;
 pub mod remote;

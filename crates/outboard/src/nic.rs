@@ -26,6 +26,10 @@ pub(crate) struct NicArgs {
     /// passes the socket (socket activation)
     #[arg(long, value_name = "PATH")]
     listen: Option<PathBuf>,
+    /// Interface on which programs of other machines attach, with --nic ether:IF,MAC. Keys cross it
+    /// in the clear: it has to lead to these machines alone, or be a MACsec interface
+    #[arg(long, value_name = "IF")]
+    listen_ether: Option<String>,
     /// Take over from the device process with this control socket: it ends, and passes the socket
     /// of --listen on, so that programs attach again at once. Needs the same link and roots
     #[arg(long, value_name = "CONTROL", conflicts_with = "listen")]
@@ -101,12 +105,13 @@ pub(crate) fn run(args: &NicArgs) -> Result<(), Failure> {
         options,
         programs_max: args.max_programs,
         listen,
+        listen_ethernet: args.listen_ether.clone(),
         roots: args.root.clone(),
         open_root: Box::new(move |directory| files.open_disk(directory, rule)),
         is_alarm,
     };
     let running = process.start(|device| configure(args, device))?;
-    announce(args);
+    announce(args, running.ethernet_address().as_deref());
     running.run(signals)
 }
 
@@ -124,12 +129,13 @@ fn attach_listener(
         (None, Some(path)) => {
             Ok(AttachListener::Create { path: path.clone(), mode: args.listen_mode })
         }
+        (None, None) if args.listen_ether.is_some() => Ok(AttachListener::Absent),
         (Some(_), Some(_)) => {
             let why = "the service manager has passed the socket; omit --listen";
             Err(Failure::Usage(why.to_owned()))
         }
         (None, None) => {
-            let why = "give --listen PATH, or start it by socket activation";
+            let why = "give --listen PATH or --listen-ether IF, or start it by socket activation";
             Err(Failure::Usage(why.to_owned()))
         }
     }
@@ -145,11 +151,18 @@ fn confined_files(args: &NicArgs, options: &StackOptions) -> ConfinedFiles {
 }
 
 /// Prints that the device is ready, and a command to try.
-fn announce(args: &NicArgs) {
+fn announce(args: &NicArgs, ethernet: Option<&str>) {
     let mut out = std::io::stdout().lock();
     let listen = args.listen.as_deref().map(Path::to_string_lossy);
-    let listen = listen.unwrap_or_else(|| "an inherited socket".into());
+    let listen = match (listen, ethernet) {
+        (Some(path), _) => path,
+        (None, Some(mac)) => mac.into(),
+        (None, None) => "an inherited socket".into(),
+    };
     let _ = writeln!(out, "serving programs at {listen} on {}", args.link);
+    if let Some(mac) = ethernet {
+        let _ = writeln!(out, "on other machines: outboard serve DIR --nic ether:IF,{mac}");
+    }
     if let (Some(root), Some(_)) = (args.root.first(), &args.listen) {
         let _ = writeln!(out, "try: outboard serve {} --nic unix:{listen}", root.path.display());
     }

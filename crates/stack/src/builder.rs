@@ -295,11 +295,7 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
         let mut host_config = self.options.host_config(None);
         self.configure_queue(0, &mut wanted, &mut host_config);
         let root = self.root.filter(|_| wanted.file.is_some());
-        let identity = |root: &Path| {
-            let failed = |e| Failure::NoInput(format!("{}: {e}", root.display()));
-            attach::root_identity(root).map_err(failed)
-        };
-        let root = root.map(identity).transpose()?;
+        let root = root.map(|root| self.options.root_identity(nic, root)).transpose()?;
         let request = AttachRequest { root, claim: self.options.address_claim(), outgoing: None };
         let (AttachGrant { capabilities, outgoing }, carrier) =
             ProgramCarrier::attach(nic, request)?;

@@ -233,7 +233,7 @@ fn watch<L: ChangeableLink + 'static>(
         open: Box::new(open),
         report: |line| eprintln!("outboard: {line}"),
     };
-    let links = watched_link::open(config).map_err(open_failure)?;
+    let links = watched_link::open(config).map_err(open_link_failure)?;
     Ok(links.into_iter().map(|link| Box::new(link) as Box<dyn Link>).collect())
 }
 
@@ -253,7 +253,8 @@ fn capture(
     Ok(Box::new(capture))
 }
 
-fn open_failure(error: OpenLinkError) -> Failure {
+/// Returns the failure of a program that cannot open a link.
+pub(crate) fn open_link_failure(error: OpenLinkError) -> Failure {
     let line = error.to_string();
     match error {
         OpenLinkError::NoPermission { .. } | OpenLinkError::DeviceDenied { .. } => {

@@ -14,7 +14,9 @@ use io::disk::Disk;
 use nic::{Device, DeviceConfig};
 use signal_hook::consts::SIGUSR1;
 
-use crate::attach::{ProgramRoots, RootDirectory, accept_programs};
+use crate::attach::{
+    EthernetListener, LinkAddress, ProgramListeners, ProgramRoots, RootDirectory, accept_programs,
+};
 use crate::confinement::Confinement;
 use crate::control::metrics::IsAlarm;
 use crate::control::{self, ControlHandlers, ControlSocket, SocketFile, bind_socket};
@@ -31,11 +33,13 @@ use crate::take_over::{self, TakeOverSlot};
 use crate::threads::{SwitchSide, Threads};
 
 /// Opens a disk for the files below a directory.
-pub type OpenRoot = Box<dyn Fn(&Path) -> Result<Box<dyn Disk>, Failure> + Send>;
+pub type OpenRoot = Box<dyn Fn(&Path) -> Result<Box<dyn Disk>, Failure> + Send + Sync>;
 
 /// The socket that programs attach to. A process that may write to its file may attach.
 #[derive(Debug)]
 pub enum AttachListener {
+    /// None: programs attach over Ethernet alone.
+    Absent,
     /// A socket that is created.
     Create {
         /// Path of its file.
@@ -57,14 +61,15 @@ impl AttachListener {
     fn open(
         self,
         confinement: &Confinement,
-    ) -> Result<(UnixListener, Option<SocketFile>), Failure> {
+    ) -> Result<(Option<UnixListener>, Option<SocketFile>), Failure> {
         match self {
+            Self::Absent => Ok((None, None)),
             Self::Create { path, mode } => {
                 let (listener, file) = bind_socket(&path, mode, ("socket", "--listen"))?;
                 confinement.own(&path)?;
-                Ok((listener, Some(file)))
+                Ok((Some(listener), Some(file)))
             }
-            Self::Inherited(listener) => Ok((listener, None)),
+            Self::Inherited(listener) => Ok((Some(listener), None)),
             Self::TakeOver { control } => {
                 let (listener, file) = take_over::ask(&control)?;
                 Ok((listener, file.map(SocketFile::of)))
@@ -81,8 +86,10 @@ pub struct NicProcess {
     /// Maximum number of programs, 1 to [`nic::switch::FUNCTIONS_MAX`]. They have equal shares of
     /// the memory for the devices' tables.
     pub programs_max: u8,
-    /// The socket that programs attach to.
+    /// The socket that programs of this machine attach to.
     pub listen: AttachListener,
+    /// The interface on which programs of other machines attach, if they may.
+    pub listen_ethernet: Option<String>,
     /// Directories whose files the device may send.
     pub roots: Vec<RootDirectory>,
     /// Opens a disk for one of them.
@@ -101,10 +108,12 @@ impl std::fmt::Debug for NicProcess {
 pub struct RunningNic {
     threads: Threads<()>,
     /// The socket that programs attach to, for a process that takes over.
-    listener: UnixListener,
+    listener: Option<UnixListener>,
+    /// The link address that programs of other machines attach to.
+    ethernet_address: Option<LinkAddress>,
     take_over: TakeOverSlot,
     record: Option<RunRecord>,
-    acceptor: ListenerThread,
+    acceptors: Vec<ListenerThread>,
     /// The file of the socket that programs attach to, if this process has created it.
     listen_file: Option<SocketFile>,
     aside: AsideThreads,
@@ -123,11 +132,15 @@ impl NicProcess {
     /// # Errors
     /// Fails if a link, file, socket or thread is not available; the message says what to do.
     pub fn start(self, configure: impl FnOnce(&mut DeviceConfig)) -> Result<RunningNic, Failure> {
-        let Self { mut options, programs_max, listen, roots, open_root, is_alarm } = self;
+        let Self { mut options, programs_max, listen, listen_ethernet, .. } = self;
+        let Self { roots, open_root, is_alarm, .. } = self;
         let record = options.record.as_deref().map(RunRecord::create).transpose()?;
         let roots = ProgramRoots::new(&roots, open_root)?;
         let path = control::path(options.control.as_deref(), &options.link);
         let (listener, listen_file) = listen.open(&options.confinement)?;
+        let open = |interface: String| EthernetListener::open(&interface, programs_max.into());
+        let ethernet = listen_ethernet.map(open).transpose()?;
+        let ethernet_address = ethernet.as_ref().map(|listener| LinkAddress(listener.mac()));
         let control = ControlSocket::bind(&path)?;
         options.confinement.own(&path)?;
         let clock = MonotonicClock::new();
@@ -139,21 +152,37 @@ impl NicProcess {
         options.confinement.complete(options.opens_bpf_links())?;
         let device = device_config(&options, None, programs_max, &*link, configure);
         let capabilities = Device::new(device.clone(), link.capabilities()).capabilities();
-        let kept = listener.try_clone();
+        let kept = listener.as_ref().map(UnixListener::try_clone).transpose();
         let kept = kept.map_err(|e| Failure::System(format!("cannot keep the socket: {e}")))?;
-        let (acceptor, arrivals) =
-            accept_programs(listener, capabilities, roots, programs_max.into())?;
+        let listeners = ProgramListeners { unix: listener, ethernet };
+        let (acceptors, arrivals) =
+            accept_programs(listeners, capabilities, roots, programs_max.into())?;
         let recorders = record.as_ref().map(|record| record.source().clone());
         let mut threads = Threads::new(clock, false);
         threads.start_switch(SwitchSide { device, link, arrivals, recorders })?;
         let take_over = TakeOverSlot::default();
         let handlers = ControlHandlers { take_over: Some(take_over.clone()), orders: None };
         let aside = AsideThreads::start(&options, control, threads.probes(), is_alarm, handlers)?;
-        Ok(RunningNic { threads, listener: kept, take_over, record, acceptor, listen_file, aside })
+        Ok(RunningNic {
+            threads,
+            listener: kept,
+            ethernet_address,
+            take_over,
+            record,
+            acceptors,
+            listen_file,
+            aside,
+        })
     }
 }
 
 impl RunningNic {
+    /// Returns the link address that programs of other machines attach to, if they may.
+    #[must_use]
+    pub fn ethernet_address(&self) -> Option<String> {
+        self.ethernet_address.map(|address| address.to_string())
+    }
+
     /// Runs until SIGTERM, SIGINT or SIGHUP, or until another process takes over, and ends the
     /// device. Its programs keep their connections, and wait for another device.
     ///
@@ -167,14 +196,16 @@ impl RunningNic {
             }
         }
         supervisor::notify_stopping();
-        let Self { mut threads, listener, take_over, record, acceptor, listen_file, aside } = self;
+        let Self {
+            mut threads, listener, take_over, record, acceptors, listen_file, aside, ..
+        } = self;
         // Programs that come from now on wait in the queue of the socket.
-        drop(acceptor);
+        drop(acceptors);
         let stopped = threads.stop();
         drop(threads);
         drop(aside);
         if take_over.is_requested() {
-            take_over.hand_over(&listener, listen_file.is_some())?;
+            take_over.hand_over(listener.as_ref(), listen_file.is_some())?;
             listen_file.into_iter().for_each(SocketFile::leave);
         }
         stopped?;

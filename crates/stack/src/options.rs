@@ -8,21 +8,22 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
 use abi::Refusal;
-use abi::attach::{AddressClaim, PortClaim, PortRange};
+use abi::attach::{AddressClaim, PortClaim, PortRange, RootIdentity};
 use abi::steering::{FlowSteering, OwnQueue};
 use base::Duration;
 use clap::{Args, Parser, ValueEnum};
+use cli::Failure;
 use host::{Cidr, CongestionAlgorithm};
 use io::fault::FaultConfig;
 use io::xdp::ListenerPorts;
 use nic::DeviceConfig;
 
-use crate::attach::NicAddress;
+use crate::attach::{self, NicAddress};
 use crate::confinement::Confinement;
 use crate::limits::LimitOptions;
 use crate::link::LinkName;
@@ -57,13 +58,18 @@ pub struct StackOptions {
     #[arg(long = "link", alias = "wire", default_value = "tap:ob0", value_name = "LINK")]
     pub link: LinkName,
     /// Attach to a device in another process, `outboard nic`, instead of opening a link: unix:PATH,
-    /// the path of its --listen. Further devices after commas stand by: if the first one ends,
-    /// connections continue on the next
-    #[arg(long, value_name = "unix:PATH", conflicts_with_all = ["link", "peer", "queues",
+    /// the path of its --listen, or ether:IF,MAC for one on another machine: the interface that
+    /// leads to it, and the address of its --listen-ether. Further devices after commas stand by:
+    /// if the first one ends, connections continue on the next
+    #[arg(long, value_name = "DEVICE", conflicts_with_all = ["link", "peer", "queues",
         "threads", "crypto_workers", "drop", "reorder", "dup", "corrupt", "seed", "pcap",
         "record", "device_memory", "max_contexts", "max_quic_entries", "max_splices",
         "max_closures"])]
     pub nic: Option<NicAddress>,
+    /// Name of the --root of `outboard nic` whose files are those of DIR. With --nic ether: it is
+    /// the last part of DIR unless given
+    #[arg(long, value_name = "NAME", requires = "nic")]
+    pub nic_root: Option<String>,
     /// Use only the ports of --addr that the stack listens on, and a range for connections that it
     /// opens: of addresses of the kernel on the interface of an xdp link (61000 to 65535; the
     /// kernel has the rest), or with --nic of addresses that several programs use
@@ -360,6 +366,28 @@ impl StackOptions {
             (true, true) => PortClaim::Shared(listed()),
         };
         AddressClaim { addrs: self.addrs().iter().map(|cidr| cidr.addr).collect(), ports }
+    }
+
+    /// Returns the identity of a directory for a device in another process.
+    pub(crate) fn root_identity(
+        &self,
+        nic: &NicAddress,
+        directory: &Path,
+    ) -> Result<RootIdentity, Failure> {
+        let failed = |e| Failure::NoInput(format!("{}: {e}", directory.display()));
+        let name = match &self.nic_root {
+            Some(name) => name.as_bytes().to_owned(),
+            None if nic.has_other_machine() => {
+                let whole = directory.canonicalize().map_err(failed)?;
+                whole.file_name().unwrap_or_default().as_encoded_bytes().to_owned()
+            }
+            None => return attach::root_identity(directory).map_err(failed),
+        };
+        if name.is_empty() || name.len() > RootIdentity::NAME_BYTES_MAX {
+            let line = "--nic-root: give a name of 1 to 255 bytes, that of --root of the device";
+            return Err(Failure::Usage(line.to_owned()));
+        }
+        Ok(RootIdentity::Named(name.into()))
     }
 
     /// Returns whether an address is yet to be assigned by dhcp or slaac.

@@ -24,6 +24,8 @@ pub(crate) const TAKE_OVER: &str = "take-over";
 const WITH_FILE: &[u8] = b"with file";
 /// See [`WITH_FILE`].
 const SOCKET_ALONE: &[u8] = b"socket alone";
+/// The message of a device without a socket, whose programs attach over Ethernet.
+const NO_SOCKET: &[u8] = b"no socket";
 /// Longest time until the old process has ended its device.
 const END_TIME_MAX: Duration = Duration::from_secs(10);
 
@@ -53,21 +55,29 @@ impl TakeOverSlot {
     ///
     /// # Errors
     /// Fails if the process that has asked is gone.
-    pub(crate) fn hand_over(&self, listener: &UnixListener, has_file: bool) -> Result<(), Failure> {
+    pub(crate) fn hand_over(
+        &self,
+        listener: Option<&UnixListener>,
+        has_file: bool,
+    ) -> Result<(), Failure> {
         let client = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(client) = client else { return Ok(()) };
-        let message = if has_file { WITH_FILE } else { SOCKET_ALONE };
-        let sent = AttachmentSocket::new(client).send(message, &[listener.as_fd()]);
+        let client = AttachmentSocket::new(client);
+        let sent = match listener {
+            Some(listener) if has_file => client.send(WITH_FILE, &[listener.as_fd()]),
+            Some(listener) => client.send(SOCKET_ALONE, &[listener.as_fd()]),
+            None => client.send(NO_SOCKET, &[]),
+        };
         sent.map_err(|e| Failure::System(format!("cannot pass the socket on: {e}")))
     }
 }
 
-/// Asks the process with this control socket to end, and takes its socket. Returns it with the path
-/// of its file, if that is handed over too.
+/// Asks the process with this control socket to end, and takes its socket, if it has one. Returns it
+/// with the path of its file, if that is handed over too.
 ///
 /// # Errors
 /// Fails if there is no such process, or it passes no socket on.
-pub(crate) fn ask(control: &Path) -> Result<(UnixListener, Option<PathBuf>), Failure> {
+pub(crate) fn ask(control: &Path) -> Result<(Option<UnixListener>, Option<PathBuf>), Failure> {
     let failed = |e: std::io::Error| {
         let control = control.display();
         Failure::Unavailable(format!("cannot take over the device of {control}: {e}"))
@@ -81,8 +91,10 @@ pub(crate) fn ask(control: &Path) -> Result<(UnixListener, Option<PathBuf>), Fai
             let listener = io::activation::listener_of(fd).map_err(failed)?;
             let address = listener.local_addr().map_err(failed)?;
             let file = address.as_pathname().filter(|_| message == WITH_FILE);
-            Ok((listener, file.map(Path::to_owned)))
+            let file = file.map(Path::to_owned);
+            Ok((Some(listener), file))
         }
+        Err(fds) if fds.is_empty() && message == NO_SOCKET => Ok((None, None)),
         _ => Err(failed(std::io::Error::other("it passes no socket on"))),
     }
 }
@@ -101,7 +113,7 @@ mod tests {
         let path = |name: &str| folder.path().join(name);
         let listener = UnixListener::bind(path("listen")).unwrap();
         let control = UnixListener::bind(path("control")).unwrap();
-        for has_file in [true, false] {
+        for (has_socket, has_file) in [(true, true), (true, false), (false, false)] {
             thread::scope(|scope| {
                 scope.spawn(|| {
                     let mut client = control.accept().unwrap().0;
@@ -109,11 +121,13 @@ mod tests {
                     client.read_exact(&mut query).unwrap();
                     let slot = TakeOverSlot(Arc::new(Mutex::new(Some(client))));
                     assert!(slot.is_requested());
-                    slot.hand_over(&listener, has_file).unwrap();
+                    slot.hand_over(has_socket.then_some(&listener), has_file).unwrap();
                     assert!(!slot.is_requested());
                 });
                 let (taken, file) = ask(&path("control")).unwrap();
                 assert_eq!(file, has_file.then(|| path("listen")));
+                assert_eq!(taken.is_some(), has_socket);
+                let Some(taken) = taken else { return };
                 let _client = UnixStream::connect(path("listen")).unwrap();
                 assert!(taken.accept().is_ok(), "it is the same socket");
             });

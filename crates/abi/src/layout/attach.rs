@@ -135,11 +135,15 @@ mod tests {
     fn messages_survive() {
         let ranges: Box<[PortRange]> =
             alloc::vec![PortRange { first: 1, last: u16::MAX }; AddressClaim::RANGES_MAX].into();
-        let root = Some(RootIdentity { device: 7, inode: u64::MAX });
-        for ports in [PortClaim::Shared(ranges.clone()), PortClaim::Listed(ranges.clone())] {
+        let directory = RootIdentity::Directory { device: 7, inode: u64::MAX };
+        let named = RootIdentity::Named(Box::new([b'x'; RootIdentity::NAME_BYTES_MAX]));
+        for (root, ports) in [
+            (directory, PortClaim::Shared(ranges.clone())),
+            (named, PortClaim::Listed(ranges.clone())),
+        ] {
             let addrs = alloc::vec![[u16::MAX; 8].into(); AddressClaim::ADDRS_MAX].into();
             let claim = AddressClaim { addrs, ports };
-            let request = AttachRequest { root, claim, outgoing: Some(ranges[0]) };
+            let request = AttachRequest { root: Some(root), claim, outgoing: Some(ranges[0]) };
             let bytes = encode_attach_request(&request);
             assert!(bytes.len() <= ATTACH_BYTES_MAX);
             assert_eq!(decode_attach_request(&bytes), Ok(request));

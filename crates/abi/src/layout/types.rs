@@ -344,7 +344,6 @@ layout_struct! {
     AttachRequest {
         root: Option<RootIdentity>, claim: AddressClaim, outgoing: Option<PortRange>,
     }
-    RootIdentity { device: u64, inode: u64 }
     PortRange { first: u16, last: u16 }
     AddressClaim { addrs: Box<[IpAddr]>, ports: PortClaim }
     AttachGrant { capabilities: Capabilities, outgoing: Option<PortRange> }
@@ -370,6 +369,7 @@ layout_struct! {
 }
 
 layout_enum! {
+    RootIdentity { 0 Directory { device: u64, inode: u64 }, 1 Named(name: Box<[u8]>) }
     PortClaim { 0 All, 1 Listed(ports: Box<[PortRange]>), 2 Shared(ports: Box<[PortRange]>) }
     AttachReply { 0 Attached(grant: Box<AttachGrant>), 1 Refused(reason: AttachRefusal) }
     AttachRefusal {

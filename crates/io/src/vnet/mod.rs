@@ -309,6 +309,12 @@ fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     }
 }
 
+impl AsRawFd for VnetLink {
+    fn as_raw_fd(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+}
+
 impl Link for VnetLink {
     fn capabilities(&self) -> LinkCaps {
         self.caps

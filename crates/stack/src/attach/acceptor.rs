@@ -4,7 +4,7 @@
 //! with everything that takes time: its rings and its disk. The device's thread releases the
 //! claims of programs that are gone.
 
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,16 +13,17 @@ use abi::attach::{AddressClaim, AttachGrant, AttachRefusal, AttachRequest, PortR
 use abi::region::SharedRegion as _;
 use abi::{Capabilities, Refusal};
 use cli::Failure;
-use io::attachment::{AttachmentSocket, PeerProcess};
+use io::attachment::AttachmentSocket;
 use io::disk::Disk;
 use io::notify::Notifier;
 use io::shared_region::MappedRegion;
 use nic::switch::{ClaimTable, FUNCTIONS_MAX, outgoing_ports};
 
-use super::channel::SharedMemoryChannel;
-use super::handshake::ProgramRequest;
+use super::channel::AttachedChannel;
+use super::ethernet_listener::EthernetListener;
+use super::handshake::{ProgramConnection, ProgramOrigin, ProgramRequest};
+use super::new_notifier;
 use super::roots::ProgramRoots;
-use super::{handshake, new_notifier};
 use crate::listener::ListenerThread;
 
 /// Use of a function of the device.
@@ -108,8 +109,8 @@ pub(crate) struct ProgramArrival {
     /// The function that serves it.
     pub(crate) function: usize,
     pub(crate) claim: AddressClaim,
-    pub(crate) process: PeerProcess,
-    pub(crate) channel: SharedMemoryChannel,
+    pub(crate) origin: ProgramOrigin,
+    pub(crate) channel: AttachedChannel,
     /// The region that the program has registered, if any.
     pub(crate) region: Option<Arc<MappedRegion>>,
     pub(crate) disk: Box<dyn Disk>,
@@ -153,36 +154,53 @@ impl ProgramArrivals {
     }
 }
 
-/// Starts the thread that accepts up to `programs_max` programs for devices with these
-/// capabilities. Returns it with the arrivals for the device's thread.
+/// Listeners of a device process.
+pub(crate) struct ProgramListeners {
+    /// For processes of this machine.
+    pub(crate) unix: Option<UnixListener>,
+    /// For programs of other machines.
+    pub(crate) ethernet: Option<EthernetListener>,
+}
+
+/// Starts the threads that accept up to `programs_max` programs for devices with these
+/// capabilities. Returns them with the arrivals for the device's thread.
 ///
 /// # Errors
 /// If no thread or file descriptor is left.
 pub(crate) fn accept_programs(
-    listener: UnixListener,
+    listeners: ProgramListeners,
     capabilities: Capabilities,
     roots: ProgramRoots,
     programs_max: usize,
-) -> Result<(ListenerThread, ProgramArrivals), Failure> {
+) -> Result<(Vec<ListenerThread>, ProgramArrivals), Failure> {
     let (sender, receiver) = channel();
     let programs = Mutex::new(ProgramTable::new(programs_max));
     let shared = Arc::new(AcceptorState { programs, refused: AtomicU64::new(0) });
     let arrivals =
         ProgramArrivals { receiver, shared: Arc::clone(&shared), notifier: new_notifier()? };
-    let acceptor = ProgramAcceptor {
+    let acceptor = Arc::new(ProgramAcceptor {
         capabilities,
         roots,
         arrivals: sender,
         shared,
         notifier: arrivals.notifier.clone(),
-    };
-    let thread = ListenerThread::start("programs", "programs", listener, move |client| {
-        acceptor.serve(client);
-    })?;
-    Ok((thread, arrivals))
+    });
+    let mut threads = Vec::new();
+    if let Some(unix) = listeners.unix {
+        let acceptor = Arc::clone(&acceptor);
+        threads.push(ListenerThread::start("programs", "programs", unix, move |client| {
+            acceptor.serve(ProgramConnection::Unix(AttachmentSocket::new(client)));
+        })?);
+    }
+    if let Some(ethernet) = listeners.ethernet {
+        threads.push(ListenerThread::start("stations", "programs", ethernet, move |session| {
+            acceptor.serve(ProgramConnection::Ethernet(session));
+        })?);
+    }
+    Ok((threads, arrivals))
 }
 
-/// Accepts programs, in a thread of its own.
+/// Accepts programs, in threads of its own.
 struct ProgramAcceptor {
     capabilities: Capabilities,
     roots: ProgramRoots,
@@ -193,42 +211,42 @@ struct ProgramAcceptor {
 
 impl ProgramAcceptor {
     /// Accepts or refuses a program that has connected.
-    fn serve(&self, client: UnixStream) {
-        if !self.accept_or_refuse(AttachmentSocket::new(client)) {
+    fn serve(&self, program: ProgramConnection) {
+        if !self.accept_or_refuse(program) {
             self.shared.refused.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// Returns whether the program was accepted.
-    fn accept_or_refuse(&self, socket: AttachmentSocket) -> bool {
-        let request = match handshake::receive_request(&socket) {
+    fn accept_or_refuse(&self, mut program: ProgramConnection) -> bool {
+        let request = match program.receive_request() {
             Ok(Ok(request)) => request,
             Ok(Err(fault)) => {
                 eprintln!("outboard: refusing a program: {fault}");
-                handshake::refuse(&socket, AttachRefusal::BadRequest);
+                program.refuse(AttachRefusal::BadRequest);
                 return false;
             }
             // It is gone, too slow, or sends no message.
             Err(_) => return false,
         };
-        let disk = match self.roots.open(request.request.root) {
+        let disk = match self.roots.open(request.request.root.as_ref()) {
             Ok(disk) => disk,
             Err(reason) => {
-                handshake::refuse(&socket, reason);
+                program.refuse(reason);
                 return false;
             }
         };
         let admitted = self.shared.programs().admit(&request.request);
         match admitted {
             Ok((function, outgoing)) => {
-                let accepted = self.accept(socket, request, (function, outgoing), disk);
+                let accepted = self.accept(program, request, (function, outgoing), disk);
                 if !accepted {
                     self.shared.programs().release(function, FunctionUse::Ending);
                 }
                 accepted
             }
             Err(reason) => {
-                handshake::refuse(&socket, reason);
+                program.refuse(reason);
                 false
             }
         }
@@ -237,19 +255,19 @@ impl ProgramAcceptor {
     /// Passes a program to the device's thread; returns false if it is gone.
     fn accept(
         &self,
-        socket: AttachmentSocket,
-        program: ProgramRequest,
+        program: ProgramConnection,
+        request: ProgramRequest,
         (function, outgoing): (usize, Option<PortRange>),
         disk: Box<dyn Disk>,
     ) -> bool {
-        let ProgramRequest { request, region } = program;
+        let ProgramRequest { request, region } = request;
         let region_bytes = region.as_ref().map_or(0, |region| region.len() as u64);
         let mut capabilities = self.capabilities.clone().for_other_process(region_bytes);
         if request.root.is_none() {
             capabilities.file = Err(Refusal::Disabled);
         }
-        let Ok(process) = socket.peer_process() else { return false };
-        let channel = match handshake::accept(socket, AttachGrant { capabilities, outgoing }) {
+        let Ok(origin) = program.origin() else { return false };
+        let channel = match program.accept(AttachGrant { capabilities, outgoing }) {
             Ok(channel) => channel,
             Err(error) => {
                 eprintln!("outboard: cannot attach a program: {error}");
@@ -257,7 +275,7 @@ impl ProgramAcceptor {
             }
         };
         let claim = request.claim;
-        let arrival = ProgramArrival { function, claim, process, channel, region, disk };
+        let arrival = ProgramArrival { function, claim, origin, channel, region, disk };
         let passed = self.arrivals.send(arrival).is_ok();
         self.notifier.notify();
         passed

@@ -3,17 +3,19 @@
 
 use std::os::fd::AsRawFd;
 
+use base::Instant;
 use cli::Failure;
 use io::notify::{Notifier, Poller};
+use node::ethernet::EthernetCounters;
 use node::remote::{CarrierCounters, CarrierFault, RemoteEnd};
 
-use super::channel::SharedMemoryChannel;
+use super::channel::AttachedChannel;
 use crate::threads::CarrierSleeper;
 
 /// Reason for which an attachment has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AttachmentLoss {
-    /// The other process has closed the socket, or has ended.
+    /// The other process has ended the attachment, or does not answer.
     PeerGone,
     /// The other process violated the rules of the carrier.
     Fault(CarrierFault),
@@ -26,7 +28,7 @@ pub(crate) struct AttachedEnd<E> {
     polled: usize,
 }
 
-impl<E: RemoteEnd<Channel = SharedMemoryChannel>> AttachedEnd<E> {
+impl<E: RemoteEnd<Channel = AttachedChannel>> AttachedEnd<E> {
     /// Takes an end of a new channel.
     pub(crate) const fn new(end: E) -> Self {
         Self { end, polled: 0 }
@@ -57,8 +59,13 @@ impl<E: RemoteEnd<Channel = SharedMemoryChannel>> AttachedEnd<E> {
     }
 
     /// See [`CarrierSleeper::prepare_sleep`].
-    pub(crate) fn prepare_sleep(&self) {
-        self.end.channel().prepare_sleep();
+    pub(crate) fn prepare_sleep(&mut self) {
+        self.end.channel_mut().prepare_sleep();
+    }
+
+    /// See [`SleepingCarrier::poll_timeout`](crate::threads::SleepingCarrier::poll_timeout).
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        self.end.channel().poll_timeout()
     }
 
     /// See [`CarrierSleeper::finish_sleep`].
@@ -72,25 +79,30 @@ impl<E: RemoteEnd<Channel = SharedMemoryChannel>> AttachedEnd<E> {
 #[derive(Debug, Default)]
 pub(crate) struct FormerEnds {
     counters: CarrierCounters,
+    ethernet: EthernetCounters,
     doorbells: u64,
 }
 
 impl FormerEnds {
     /// Adds the counters of an end that is left.
-    pub(crate) fn add<E: RemoteEnd<Channel = SharedMemoryChannel>>(&mut self, left: &E) {
+    pub(crate) fn add<E: RemoteEnd<Channel = AttachedChannel>>(&mut self, left: &E) {
         self.counters.add(left.counters());
-        self.doorbells += left.channel().doorbells;
+        let channel = left.channel();
+        self.doorbells += channel.doorbells();
+        channel.ethernet_counters().into_iter().for_each(|counters| self.ethernet.add(counters));
     }
 
     /// Calls `f` with the name and value of each counter of the former ends and the present one.
-    pub(crate) fn visit<E: RemoteEnd<Channel = SharedMemoryChannel>>(
+    pub(crate) fn visit<E: RemoteEnd<Channel = AttachedChannel>>(
         &self,
         present: Option<&AttachedEnd<E>>,
         f: &mut dyn FnMut(&'static str, u64),
     ) {
-        let mut all = Self { counters: self.counters.clone(), doorbells: self.doorbells };
+        let (counters, ethernet) = (self.counters.clone(), self.ethernet.clone());
+        let mut all = Self { counters, ethernet, doorbells: self.doorbells };
         present.into_iter().for_each(|present| all.add(&present.end));
         all.counters.visit(f);
+        all.ethernet.visit(f);
         f("carrier_doorbells", all.doorbells);
     }
 }
@@ -104,7 +116,7 @@ pub(crate) struct Attachment<E> {
     former: FormerEnds,
 }
 
-impl<E: RemoteEnd<Channel = SharedMemoryChannel>> Attachment<E> {
+impl<E: RemoteEnd<Channel = AttachedChannel>> Attachment<E> {
     /// Creates the state of a thread without an attachment.
     ///
     /// # Errors
@@ -144,20 +156,25 @@ impl<E: RemoteEnd<Channel = SharedMemoryChannel>> Attachment<E> {
         self.attached.as_mut().is_some_and(AttachedEnd::has_work)
     }
 
+    /// See [`SleepingCarrier::poll_timeout`](crate::threads::SleepingCarrier::poll_timeout).
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        self.attached.as_ref()?.poll_timeout()
+    }
+
     /// Calls `f` with the name and value of each counter of all ends so far.
     pub(super) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
         self.former.visit(self.attached.as_ref(), f);
     }
 }
 
-impl<E: RemoteEnd<Channel = SharedMemoryChannel>> CarrierSleeper for Attachment<E> {
+impl<E: RemoteEnd<Channel = AttachedChannel>> CarrierSleeper for Attachment<E> {
     fn register(&mut self, poller: &mut Poller) {
         self.polled = poller.add(self.notifier.as_raw_fd());
         self.attached.iter_mut().for_each(|attached| attached.register(poller));
     }
 
-    fn prepare_sleep(&self) {
-        self.attached.iter().for_each(AttachedEnd::prepare_sleep);
+    fn prepare_sleep(&mut self) {
+        self.attached.iter_mut().for_each(AttachedEnd::prepare_sleep);
     }
 
     fn finish_sleep(&mut self, slept: Option<&Poller>) {

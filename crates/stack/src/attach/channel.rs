@@ -1,106 +1,121 @@
-//! A channel in shared memory: a ring for each direction, and a socket for doorbells.
-//!
-//! The end of either process is the end of the socket's stream, which a thread that sleeps on the
-//! socket notices at once; one that never sleeps asks now and then.
+//! The channel of an attachment: memory shared with a process of this machine, or frames to another
+//! machine.
 
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::RawFd;
 
-use io::attachment::{AttachedPeer, AttachmentSocket};
-use io::shared_ring::{PeerFault, RingPush, SharedRingConsumer, SharedRingProducer};
+use base::Instant;
+use node::ethernet::EthernetCounters;
 use node::remote::{CarrierFault, DescriptorChannel};
 
-/// Capacity of each ring in bytes: twice the longest descriptor.
-pub(super) const RING_BYTES: u32 = 2 << 20;
+use super::ethernet_channel::EthernetChannel;
+use super::shared_channel::SharedMemoryChannel;
 
-/// Turns after which a thread that does not sleep looks whether the other process is there.
-const TURNS_PER_LOOK: u32 = 256;
-
-/// One end of the channel.
+/// One end of a channel.
 #[derive(Debug)]
-pub(crate) struct SharedMemoryChannel {
-    out: SharedRingProducer,
-    into: SharedRingConsumer,
-    socket: AttachmentSocket,
-    peer: AttachedPeer,
-    turns: u32,
-    /// Doorbells sent, each a system call.
-    pub(super) doorbells: u64,
+pub(crate) enum AttachedChannel {
+    /// Rings in shared memory.
+    Shared(SharedMemoryChannel),
+    /// A session over Ethernet.
+    Ethernet(Box<EthernetChannel>),
 }
 
-impl SharedMemoryChannel {
-    /// Creates an end of rings and a socket in the phase of doorbells.
-    pub(super) const fn new(
-        out: SharedRingProducer,
-        into: SharedRingConsumer,
-        socket: AttachmentSocket,
-    ) -> Self {
-        Self { out, into, socket, peer: AttachedPeer::Present, turns: 0, doorbells: 0 }
-    }
-
-    /// Returns the descriptor that polls readable when the other process rings or ends.
+impl AttachedChannel {
+    /// Returns the descriptor that polls readable when the other side has sent something or ended.
     pub(super) fn fd(&self) -> RawFd {
-        self.socket.as_raw_fd()
+        match self {
+            Self::Shared(channel) => channel.fd(),
+            Self::Ethernet(channel) => channel.fd(),
+        }
     }
 
     /// Announces that this end's thread is about to sleep.
-    pub(super) fn prepare_sleep(&self) {
-        self.into.prepare_sleep();
+    pub(super) fn prepare_sleep(&mut self) {
+        match self {
+            Self::Shared(channel) => channel.prepare_sleep(),
+            Self::Ethernet(channel) => channel.prepare_sleep(),
+        }
     }
 
-    /// Announces that the thread is awake; `rung` is whether [`Self::fd`] is ready.
-    pub(super) fn finish_sleep(&mut self, rung: bool) {
-        self.into.mark_awake();
-        if rung {
-            self.look();
+    /// Announces that the thread is awake; `is_ready` is whether [`Self::fd`] is ready.
+    pub(super) fn finish_sleep(&mut self, is_ready: bool) {
+        match self {
+            Self::Shared(channel) => channel.finish_sleep(is_ready),
+            // Frames are found in the next turn.
+            Self::Ethernet(_) => {}
         }
     }
 
     /// Returns whether a descriptor waits, or a fault, which is found when it is received.
     pub(super) fn has_work(&mut self) -> bool {
-        !self.into.is_empty().unwrap_or(false)
-    }
-
-    /// Returns whether the other process has ended. To be called in each turn.
-    pub(super) fn is_peer_gone(&mut self) -> bool {
-        self.turns = self.turns.wrapping_add(1);
-        if self.turns % TURNS_PER_LOOK == 0 {
-            self.look();
+        match self {
+            Self::Shared(channel) => channel.has_work(),
+            Self::Ethernet(channel) => channel.has_work(),
         }
-        self.peer == AttachedPeer::Gone
     }
 
-    fn look(&mut self) {
-        self.peer = self.socket.drain();
+    /// Returns whether the other side has ended. To be called in each turn.
+    pub(super) fn is_peer_gone(&mut self) -> bool {
+        match self {
+            Self::Shared(channel) => channel.is_peer_gone(),
+            Self::Ethernet(channel) => channel.advance(),
+        }
+    }
+
+    /// Returns the time at which [`Self::is_peer_gone`] is to be called at the latest.
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        match self {
+            Self::Shared(_) => None,
+            Self::Ethernet(channel) => channel.poll_timeout(),
+        }
+    }
+
+    /// Returns the number of doorbells sent, each a system call.
+    pub(super) const fn doorbells(&self) -> u64 {
+        match self {
+            Self::Shared(channel) => channel.doorbells,
+            Self::Ethernet(_) => 0,
+        }
+    }
+
+    /// Returns the counters of a session over Ethernet.
+    pub(super) fn ethernet_counters(&self) -> Option<&EthernetCounters> {
+        match self {
+            Self::Shared(_) => None,
+            Self::Ethernet(channel) => Some(channel.counters()),
+        }
     }
 }
 
-impl DescriptorChannel for SharedMemoryChannel {
+impl DescriptorChannel for AttachedChannel {
     #[inline]
     fn has_room(&mut self) -> Result<bool, CarrierFault> {
-        self.out.has_room_for_any().map_err(fault)
+        match self {
+            Self::Shared(channel) => channel.has_room(),
+            Self::Ethernet(channel) => channel.has_room(),
+        }
     }
 
     #[inline]
     fn push(&mut self, descriptor: &[u8]) -> Result<(), CarrierFault> {
-        let pushed = self.out.push(descriptor).map_err(fault)?;
-        debug_assert_eq!(pushed, RingPush::Written, "the caller asked for room");
-        Ok(())
+        match self {
+            Self::Shared(channel) => channel.push(descriptor),
+            Self::Ethernet(channel) => channel.push(descriptor),
+        }
     }
 
     #[inline]
     fn publish(&mut self) {
-        if self.out.publish() {
-            self.doorbells += 1;
-            self.socket.ring();
+        match self {
+            Self::Shared(channel) => channel.publish(),
+            Self::Ethernet(channel) => channel.publish(),
         }
     }
 
     #[inline]
     fn pop(&mut self, out: &mut Vec<u8>) -> Result<bool, CarrierFault> {
-        self.into.pop(out).map_err(fault)
+        match self {
+            Self::Shared(channel) => channel.pop(out),
+            Self::Ethernet(channel) => channel.pop(out),
+        }
     }
-}
-
-fn fault(_: PeerFault) -> CarrierFault {
-    CarrierFault::Channel
 }

@@ -11,15 +11,22 @@ use abi::layout::{
     ATTACH_BYTES_MAX, AttachFault, decode_attach_reply, decode_attach_request, encode_attach_reply,
     encode_attach_request,
 };
+use abi::region::SharedRegion;
 use base::Duration;
-use io::attachment::AttachmentSocket;
+use io::attachment::{AttachmentSocket, PeerProcess};
 use io::shared_region::{MappedRegion, SharedMemoryError};
 use io::shared_ring::{SharedRingConsumer, SharedRingMemory, SharedRingProducer};
 
-use super::channel::{RING_BYTES, SharedMemoryChannel};
+use super::address::{DeviceAddress, LinkAddress};
+use super::channel::AttachedChannel;
+use super::ethernet_channel::EthernetChannel;
+use super::program::DeviceTarget;
+use super::shared_channel::{RING_BYTES, SharedMemoryChannel};
 
 /// Longest time for the other side's message.
 const MESSAGE_TIME_MAX: Duration = Duration::from_secs(2);
+/// Longest time for the answer of a device on another machine, from the first frame on.
+const ETHERNET_TIME_MAX: Duration = Duration::from_secs(1);
 /// Length of a program's region in bytes: as many as a device registers by default.
 const REGION_BYTES: usize = 256 << 20;
 /// Smallest MTU of a link: the packet that every host takes (RFC 791 section 3.2).
@@ -59,9 +66,9 @@ impl AttachError {
 /// An attachment, as the host thread needs it.
 pub(super) struct DeviceArrival {
     pub(super) grant: AttachGrant,
-    pub(super) channel: SharedMemoryChannel,
-    /// The region that the program has registered.
-    pub(super) region: Arc<MappedRegion>,
+    pub(super) channel: AttachedChannel,
+    /// The region that the program has registered, if the device shares its memory.
+    pub(super) region: Option<Arc<dyn SharedRegion>>,
 }
 
 /// A program's request, and the region that it registers, if any.
@@ -70,10 +77,42 @@ pub(super) struct ProgramRequest {
     pub(super) region: Option<Arc<MappedRegion>>,
 }
 
-/// Attaches to the device at a path, if it can take the place of one with the capabilities
-/// `required`. The device gets a region of its own: a former one may still write to that which it
-/// has.
+/// Attaches to a device, if it can take the place of one with the capabilities `required`.
 pub(super) fn attach(
+    device: &DeviceTarget,
+    request: &AttachRequest,
+    required: Option<&Capabilities>,
+) -> Result<DeviceArrival, AttachError> {
+    match (&device.address, &device.sockets) {
+        (DeviceAddress::Unix(path), _) => attach_at_path(path, request, required),
+        (DeviceAddress::Ethernet { mac, .. }, Some(sockets)) => {
+            let channel = EthernetChannel::connect(sockets, *mac).map_err(AttachError::Connect)?;
+            attach_over_ethernet(channel, request, required)
+        }
+        (DeviceAddress::Ethernet { .. }, None) => unreachable!("its sockets were opened"),
+    }
+}
+
+/// Attaches over a session that has begun.
+fn attach_over_ethernet(
+    mut channel: EthernetChannel,
+    request: &AttachRequest,
+    required: Option<&Capabilities>,
+) -> Result<DeviceArrival, AttachError> {
+    channel.send_message(&encode_attach_request(request));
+    let received = channel.receive_message(ETHERNET_TIME_MAX);
+    let reply = received.map_err(|error| match error.kind() {
+        std::io::ErrorKind::TimedOut => AttachError::Connect(error),
+        _ => AttachError::Answer(error),
+    })?;
+    let grant = read_reply(&reply, request, required)?;
+    let channel = AttachedChannel::Ethernet(Box::new(channel));
+    Ok(DeviceArrival { grant, channel, region: None })
+}
+
+/// Attaches to the device at a path. The device gets a region of its own: a former one may still
+/// write to that which it has.
+fn attach_at_path(
     path: &Path,
     request: &AttachRequest,
     required: Option<&Capabilities>,
@@ -83,7 +122,25 @@ pub(super) fn attach(
     socket.send(&encode_attach_request(request), &[region.as_fd()]).map_err(AttachError::Answer)?;
     let (bytes, fds) =
         socket.receive(ATTACH_BYTES_MAX, MESSAGE_TIME_MAX).map_err(AttachError::Answer)?;
-    let grant = match decode_attach_reply(&bytes) {
+    let grant = read_reply(&bytes, request, required)?;
+    let Ok([ops, events]) = <[OwnedFd; 2]>::try_from(fds) else {
+        return Err(AttachError::Answer(IoError::other("rings are missing")));
+    };
+    let memory = |fd| SharedRingMemory::attach(fd, RING_BYTES).map_err(AttachError::Memory);
+    let (out, into) = (memory(ops)?, memory(events)?);
+    socket.begin_doorbells().map_err(AttachError::Answer)?;
+    let (out, into) = (SharedRingProducer::new(out), SharedRingConsumer::new(into));
+    let channel = AttachedChannel::Shared(SharedMemoryChannel::new(out, into, socket));
+    Ok(DeviceArrival { grant, channel, region: Some(region) })
+}
+
+/// Reads the answer of a device, and checks that it suits the program.
+fn read_reply(
+    bytes: &[u8],
+    request: &AttachRequest,
+    required: Option<&Capabilities>,
+) -> Result<AttachGrant, AttachError> {
+    let grant = match decode_attach_reply(bytes) {
         Ok(AttachReply::Attached(grant)) => *grant,
         Ok(AttachReply::Refused(reason)) => return Err(AttachError::Refused(reason)),
         Err(fault) => return Err(AttachError::Version(fault)),
@@ -94,15 +151,7 @@ pub(super) fn attach(
     if required.is_some_and(|required| !is_enough(&grant.capabilities, required)) {
         return Err(AttachError::Unsuitable);
     }
-    let Ok([ops, events]) = <[OwnedFd; 2]>::try_from(fds) else {
-        return Err(AttachError::Answer(IoError::other("rings are missing")));
-    };
-    let memory = |fd| SharedRingMemory::attach(fd, RING_BYTES).map_err(AttachError::Memory);
-    let (out, into) = (memory(ops)?, memory(events)?);
-    socket.begin_doorbells().map_err(AttachError::Answer)?;
-    let (out, into) = (SharedRingProducer::new(out), SharedRingConsumer::new(into));
-    let channel = SharedMemoryChannel::new(out, into, socket);
-    Ok(DeviceArrival { grant, channel, region })
+    Ok(grant)
 }
 
 /// Returns whether the ports of a grant are those of the request: all, a range, or the former one.
@@ -154,10 +203,89 @@ pub(super) enum RequestFault {
     Descriptors,
 }
 
-/// Receives the request of a program that has connected.
-pub(super) fn receive_request(
-    socket: &AttachmentSocket,
-) -> IoResult<Result<ProgramRequest, RequestFault>> {
+/// A program that has connected.
+pub(super) enum ProgramConnection {
+    /// A process of this machine.
+    Unix(AttachmentSocket),
+    /// A program of another machine.
+    Ethernet(EthernetChannel),
+}
+
+impl ProgramConnection {
+    /// Receives the request.
+    ///
+    /// # Errors
+    /// If the program is gone, is too slow, or sends no message.
+    pub(super) fn receive_request(&mut self) -> IoResult<Result<ProgramRequest, RequestFault>> {
+        match self {
+            Self::Unix(socket) => receive_request(socket),
+            Self::Ethernet(channel) => {
+                let bytes = channel.receive_message(ETHERNET_TIME_MAX)?;
+                let request = decode_attach_request(&bytes).map_err(RequestFault::Message);
+                Ok(request.map(|request| ProgramRequest { request, region: None }))
+            }
+        }
+    }
+
+    /// Refuses the program.
+    pub(super) fn refuse(self, reason: AttachRefusal) {
+        match self {
+            Self::Unix(socket) => refuse(&socket, reason),
+            Self::Ethernet(mut channel) => {
+                channel.send_message(&encode_attach_reply(&AttachReply::Refused(reason)));
+                // The program ends the session when it has the answer.
+                let _ = channel.receive_message(ETHERNET_TIME_MAX);
+            }
+        }
+    }
+
+    /// Returns the origin of the program.
+    ///
+    /// # Errors
+    /// If the kernel does not tell.
+    pub(super) fn origin(&self) -> IoResult<ProgramOrigin> {
+        match self {
+            Self::Unix(socket) => socket.peer_process().map(ProgramOrigin::Process),
+            Self::Ethernet(channel) => Ok(ProgramOrigin::Station(channel.peer())),
+        }
+    }
+
+    /// Sends the program the answer, with the rings if it has none.
+    ///
+    /// # Errors
+    /// If there is no memory or descriptor for the rings, or if the program is gone.
+    pub(super) fn accept(self, grant: AttachGrant) -> IoResult<AttachedChannel> {
+        match self {
+            Self::Unix(socket) => accept(socket, grant).map(AttachedChannel::Shared),
+            Self::Ethernet(mut channel) => {
+                let reply = AttachReply::Attached(Box::new(grant));
+                channel.send_message(&encode_attach_reply(&reply));
+                Ok(AttachedChannel::Ethernet(Box::new(channel)))
+            }
+        }
+    }
+}
+
+/// Origin of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ProgramOrigin {
+    /// A process of this machine.
+    Process(PeerProcess),
+    /// A station with this link address.
+    Station([u8; 6]),
+}
+
+impl std::fmt::Display for ProgramOrigin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Process(process) => write!(f, "program {}", process.pid),
+            Self::Station(mac) => write!(f, "the program at {}", LinkAddress(*mac)),
+        }
+    }
+}
+
+/// Receives the request of a process that has connected.
+fn receive_request(socket: &AttachmentSocket) -> IoResult<Result<ProgramRequest, RequestFault>> {
     let (bytes, mut fds) = socket.receive(ATTACH_BYTES_MAX, MESSAGE_TIME_MAX)?;
     let region = fds.pop();
     if !fds.is_empty() {
@@ -172,20 +300,14 @@ pub(super) fn receive_request(
     Ok(request.map_err(RequestFault::Region))
 }
 
-/// Refuses a program.
-pub(super) fn refuse(socket: &AttachmentSocket, reason: AttachRefusal) {
+/// Refuses a process.
+fn refuse(socket: &AttachmentSocket, reason: AttachRefusal) {
     // A program that is gone needs no answer.
     let _ = socket.send(&encode_attach_reply(&AttachReply::Refused(reason)), &[]);
 }
 
-/// Creates the rings for a program, and sends it the answer.
-///
-/// # Errors
-/// If there is no memory or descriptor for the rings, or if the program is gone.
-pub(super) fn accept(
-    socket: AttachmentSocket,
-    grant: AttachGrant,
-) -> IoResult<SharedMemoryChannel> {
+/// Creates the rings for a process, and sends it the answer.
+fn accept(socket: AttachmentSocket, grant: AttachGrant) -> IoResult<SharedMemoryChannel> {
     let create = || SharedRingMemory::create(RING_BYTES).map_err(IoError::other);
     let (ops, events) = (create()?, create()?);
     let reply = encode_attach_reply(&AttachReply::Attached(Box::new(grant)));
@@ -240,7 +362,7 @@ mod tests {
                 assert!(receive_request(&device).unwrap().is_ok());
                 device.send(message, fds).unwrap();
             });
-            attach(&path, &request(), None).map(|_| ()).unwrap_err().to_string()
+            attach_at_path(&path, &request(), None).map(|_| ()).unwrap_err().to_string()
         })
     }
 
@@ -284,7 +406,7 @@ mod tests {
 
     /// Attaches to a device that then writes these bytes to its ring of events, from the first
     /// descriptor on, and the index after them.
-    fn attach_to_writer(bytes: &[u8], tail: u32) -> Attachment<RemoteHostEnd<SharedMemoryChannel>> {
+    fn attach_to_writer(bytes: &[u8], tail: u32) -> Attachment<RemoteHostEnd<AttachedChannel>> {
         let (_folder, path) = socket();
         let listener = UnixListener::bind(&path).unwrap();
         let (channel, _device) = thread::scope(|scope| {
@@ -300,7 +422,7 @@ mod tests {
                 socket.send(&reply, &[ops.as_fd(), events.as_fd()]).unwrap();
                 socket
             });
-            (attach(&path, &request(), None).unwrap().channel, device.join().unwrap())
+            (attach_at_path(&path, &request(), None).unwrap().channel, device.join().unwrap())
         });
         let mut attachment = Attachment::new().unwrap();
         attachment.attach(RemoteHostEnd::new(channel, None));
@@ -340,7 +462,7 @@ mod tests {
                     assert!(receive_request(&socket).unwrap().is_ok());
                     drop(accept(socket, grant()).unwrap());
                 });
-                attach(&path, &request(), None).unwrap().channel
+                attach_at_path(&path, &request(), None).unwrap().channel
             });
             if sleeps {
                 channel.prepare_sleep();

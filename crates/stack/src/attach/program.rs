@@ -1,20 +1,22 @@
 //! The program's side: the carrier of its host thread, and the thread that attaches again.
 
 use std::collections::VecDeque;
-use std::path::{Display, Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 
 use abi::attach::{AttachGrant, AttachRefusal, AttachRequest};
 use abi::{Capabilities, Event, Op, PacketBuf, Refusal};
 use base::{Duration, Instant};
 use cli::Failure;
+use io::carrier_socket::CarrierSockets;
 use io::clock::MonotonicClock;
 use io::notify::Notifier;
 use nic::DeviceConfig;
 use node::remote::RemoteHostEnd;
 
+use super::address::DeviceAddress;
 use super::attachment::{Attachment, AttachmentLoss};
-use super::channel::SharedMemoryChannel;
+use super::channel::AttachedChannel;
 use super::handshake::DeviceArrival;
 use super::{AttachError, NicAddress, handshake};
 use crate::threads::{CarrierSleeper, HostCarrier, SleepingCarrier};
@@ -43,7 +45,7 @@ base::counters! {
 
 /// The carrier of a host whose device is another process.
 pub(crate) struct ProgramCarrier {
-    device: Attachment<RemoteHostEnd<SharedMemoryChannel>>,
+    device: Attachment<RemoteHostEnd<AttachedChannel>>,
     /// Events about the attachment itself, for the host.
     own_events: VecDeque<Event>,
     /// Returned buffers of the lost device. The host gets them after [`Event::Reset`], as from a
@@ -67,12 +69,13 @@ impl ProgramCarrier {
         address: &NicAddress,
         request: AttachRequest,
     ) -> Result<(AttachGrant, Self), Failure> {
-        let mut devices = DeviceList { paths: address.paths().to_vec(), next: 0, request };
+        let devices = address.devices().iter().map(DeviceTarget::open).collect::<Result<_, _>>()?;
+        let mut devices = DeviceList { devices, next: 0, request };
         let DeviceArrival { grant, channel: attached, region } = devices.attach_first()?;
         // The connections from these ports outlive the device.
         devices.request.outgoing = grant.outgoing;
         let mut device = Attachment::new()?;
-        device.attach(RemoteHostEnd::new(attached, Some(region)));
+        device.attach(RemoteHostEnd::new(attached, region));
         let (lost, requests) = channel();
         let (sender, arrivals) = channel();
         let mut attaching = AttachThread {
@@ -117,7 +120,7 @@ impl ProgramCarrier {
         let Ok(DeviceArrival { grant, channel, region }) = self.arrivals.try_recv() else {
             return false;
         };
-        self.device.attach(RemoteHostEnd::new(channel, Some(region)));
+        self.device.attach(RemoteHostEnd::new(channel, region));
         self.counters.nic_attached += 1;
         self.counters.nic_absent_us += self.clock.now().since(self.lost_at).as_micros();
         self.own_events.push_back(Event::Reset);
@@ -128,7 +131,7 @@ impl ProgramCarrier {
 }
 
 impl SleepingCarrier for ProgramCarrier {
-    type Sleeper = Attachment<RemoteHostEnd<SharedMemoryChannel>>;
+    type Sleeper = Attachment<RemoteHostEnd<AttachedChannel>>;
 
     fn sleeper(&mut self) -> &mut Self::Sleeper {
         &mut self.device
@@ -136,6 +139,10 @@ impl SleepingCarrier for ProgramCarrier {
 
     fn has_work(&mut self) -> bool {
         !self.own_events.is_empty() || self.device.has_work()
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.device.poll_timeout()
     }
 
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
@@ -182,18 +189,37 @@ impl HostCarrier for ProgramCarrier {
     }
 }
 
+/// A device that a program may attach to.
+pub(super) struct DeviceTarget {
+    pub(super) address: DeviceAddress,
+    /// Sockets of the interface that leads to a device on another machine.
+    pub(super) sockets: Option<Arc<CarrierSockets>>,
+}
+
+impl DeviceTarget {
+    /// Opens the sockets that need privileges.
+    fn open(address: &DeviceAddress) -> Result<Self, Failure> {
+        let sockets = match address {
+            DeviceAddress::Unix(_) => None,
+            // A session may begin before the socket of the former one is free.
+            DeviceAddress::Ethernet { interface, .. } => Some(super::open_sockets(interface, 2)?),
+        };
+        Ok(Self { address: address.clone(), sockets })
+    }
+}
+
 /// The devices that a program may attach to.
 struct DeviceList {
-    paths: Vec<PathBuf>,
+    devices: Vec<DeviceTarget>,
     /// Position of the device to try first: the one of the last attachment.
     next: usize,
     request: AttachRequest,
 }
 
 impl DeviceList {
-    /// Returns the path of the device of the last attachment.
-    fn current(&self) -> Display<'_> {
-        self.paths[self.next].display()
+    /// Returns the address of the device of the last attachment.
+    fn current(&self) -> &DeviceAddress {
+        &self.devices[self.next].address
     }
 
     /// Tries each device once, and attaches to the first one that takes the program and has the
@@ -206,9 +232,9 @@ impl DeviceList {
         required: Option<&Capabilities>,
     ) -> Result<DeviceArrival, (usize, AttachError)> {
         let mut failed = None;
-        for offset in 0..self.paths.len() {
-            let index = (self.next + offset) % self.paths.len();
-            match handshake::attach(&self.paths[index], &self.request, required) {
+        for offset in 0..self.devices.len() {
+            let index = (self.next + offset) % self.devices.len();
+            match handshake::attach(&self.devices[index], &self.request, required) {
                 Ok(arrival) => {
                     self.next = index;
                     return Ok(arrival);
@@ -238,20 +264,27 @@ impl DeviceList {
             };
             let is_claimed = matches!(error, AttachError::Refused(AttachRefusal::Claimed));
             if !is_claimed || clock.now() >= until {
-                return Err(failure(&self.paths[index], &error));
+                return Err(failure(&self.devices[index].address, &error));
             }
             io::clock::sleep(RETRY);
         }
     }
 }
 
-fn failure(path: &Path, error: &AttachError) -> Failure {
+fn failure(address: &DeviceAddress, error: &AttachError) -> Failure {
     let advice = match error {
-        AttachError::Connect(_) => "start `outboard nic --listen PATH` first",
+        AttachError::Connect(_) => match address {
+            DeviceAddress::Unix(_) => "start `outboard nic --listen PATH` first",
+            DeviceAddress::Ethernet { .. } => {
+                "start `outboard nic --listen-ether IF` there first, and see that both interfaces \
+                 are up"
+            }
+        },
         AttachError::Answer(_) | AttachError::Memory(_) => "see its messages",
         AttachError::Version(_) => "run the same version of both",
         AttachError::Refused(AttachRefusal::UnknownRoot) => {
-            "start it with --root NAME=DIR for this directory, or omit file from --offload"
+            "start it with --root NAME=DIR for this directory (see --nic-root), or omit file from \
+             --offload"
         }
         AttachError::Refused(AttachRefusal::Claimed) => {
             "use another address, or --share-address for both programs"
@@ -264,7 +297,7 @@ fn failure(path: &Path, error: &AttachError) -> Failure {
         AttachError::Refused(AttachRefusal::NoResources) => "see its messages",
         AttachError::Unsuitable => "start another device",
     };
-    Failure::Unavailable(format!("device {}: {error}; {advice}", path.display()))
+    Failure::Unavailable(format!("device {address}: {error}; {advice}"))
 }
 
 /// Attaches again, each time that the host thread asks.
@@ -380,7 +413,7 @@ mod tests {
         assert_eq!((got.file, got.mac), (offered().file, offered().mac));
         assert_eq!((got.l5o, got.splice), (Err(Refusal::Disabled), Err(Refusal::Disabled)));
         assert_eq!(got.decompress, Err(Refusal::NotSupported), "the device's own reason stays");
-        let crypto = std::sync::Arc::new(crypto::Provider);
+        let crypto = Arc::new(crypto::Provider);
         wanted.l5o = Some(nic::L5oConfig { tls_rx: false, ..nic::L5oConfig::new(crypto) });
         let l5o = restrict_to(&wanted, offered()).l5o.unwrap();
         assert_eq!((l5o.tls_tx, l5o.tls_rx, l5o.nvme_tcp.tx), (true, false, true));

@@ -8,12 +8,12 @@ use node::remote::RemoteDeviceEnd;
 use node::{DiskPort, FunctionPorts};
 
 use super::attachment::AttachedEnd;
-use super::channel::SharedMemoryChannel;
+use super::channel::AttachedChannel;
 use crate::record::RunRecorder;
 
 /// A program that is attached to a function, and the disk of its root.
 pub(crate) struct ProgramPorts {
-    pub(crate) attached: AttachedEnd<RemoteDeviceEnd<SharedMemoryChannel>>,
+    pub(crate) attached: AttachedEnd<RemoteDeviceEnd<AttachedChannel>>,
     pub(crate) disk: Box<dyn Disk>,
     /// Start of the turn, which is the time of its entries in the record.
     pub(crate) turn_at: Instant,

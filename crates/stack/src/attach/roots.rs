@@ -13,7 +13,7 @@ use crate::no_disk::NoDisk;
 /// A directory whose files the device sends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RootDirectory {
-    /// Its name, for messages.
+    /// Its name, for messages and for programs of other machines.
     pub name: String,
     /// Its path.
     pub path: PathBuf,
@@ -24,7 +24,11 @@ impl std::str::FromStr for RootDirectory {
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text.split_once('=') {
-            Some((name, path)) if !name.is_empty() && !path.is_empty() => {
+            Some((name, path))
+                if !name.is_empty()
+                    && name.len() <= RootIdentity::NAME_BYTES_MAX
+                    && !path.is_empty() =>
+            {
                 Ok(Self { name: name.to_owned(), path: path.into() })
             }
             _ => Err(format!("invalid root `{text}`; expected NAME=DIR")),
@@ -58,9 +62,12 @@ impl ProgramRoots {
     }
 
     /// Opens a disk for the root that a program names.
-    pub(super) fn open(&self, root: Option<RootIdentity>) -> Result<Box<dyn Disk>, AttachRefusal> {
+    pub(super) fn open(&self, root: Option<&RootIdentity>) -> Result<Box<dyn Disk>, AttachRefusal> {
         let Some(root) = root else { return Ok(NoDisk::boxed()) };
-        let found = self.roots.iter().find(|(identity, _)| *identity == root);
+        let found = self.roots.iter().find(|(identity, directory)| match root {
+            RootIdentity::Directory { .. } => identity == root,
+            RootIdentity::Named(name) => **name == *directory.name.as_bytes(),
+        });
         let (_, directory) = found.ok_or(AttachRefusal::UnknownRoot)?;
         (self.open)(&directory.path).map_err(|failure| {
             eprintln!("outboard: root {}: {failure}", directory.name);
@@ -92,10 +99,14 @@ mod tests {
         let roots = ProgramRoots::new(&[root], Box::new(|_| Ok(NoDisk::boxed()))).unwrap();
         let by_link = folder.path().join("link");
         std::os::unix::fs::symlink(&site, &by_link).unwrap();
-        assert!(roots.open(Some(root_identity(&by_link).unwrap())).is_ok());
+        assert!(roots.open(Some(&root_identity(&by_link).unwrap())).is_ok());
         assert!(roots.open(None).is_ok(), "no files");
-        let parent = roots.open(Some(root_identity(folder.path()).unwrap()));
-        assert_eq!(parent.map(|_| ()), Err(AttachRefusal::UnknownRoot));
+        let named = |name: &str| RootIdentity::Named(name.as_bytes().into());
+        assert!(roots.open(Some(&named("site"))).is_ok(), "by its name");
+        for other in [root_identity(folder.path()).unwrap(), named("sit"), named("")] {
+            let refused = roots.open(Some(&other)).map(|_| ());
+            assert_eq!(refused, Err(AttachRefusal::UnknownRoot), "{other:?}");
+        }
         let absent = RootDirectory { name: "x".to_owned(), path: folder.path().join("x") };
         let failed = ProgramRoots::new(&[absent], Box::new(|_| Ok(NoDisk::boxed())));
         let line = failed.map(|_| ()).unwrap_err().to_string();

@@ -8,6 +8,7 @@
 //! of its own has several programs ([`super::switch_thread`]).
 
 use abi::{Event, Op, PacketBuf};
+use base::Instant;
 use host::MovedConnection;
 use io::notify::{Notifier, Poller};
 
@@ -18,7 +19,7 @@ pub(crate) trait CarrierSleeper {
 
     /// Announces that the thread is about to sleep. It must call [`SleepingCarrier::has_work`] once
     /// more after this.
-    fn prepare_sleep(&self);
+    fn prepare_sleep(&mut self);
 
     /// Announces that the thread is awake. `slept` is the result of its sleep, if it slept, with
     /// the descriptors of [`Self::register`].
@@ -38,6 +39,12 @@ pub(crate) trait SleepingCarrier {
 
     /// Returns whether there is something to receive.
     fn has_work(&mut self) -> bool;
+
+    /// Returns the time at which the thread is to wake even without a signal; `None` if only the
+    /// signals of [`CarrierSleeper::register`] matter.
+    fn poll_timeout(&self) -> Option<Instant> {
+        None
+    }
 
     /// Calls `f` with the name and value of each counter.
     fn visit(&self, _f: &mut dyn FnMut(&'static str, u64)) {}

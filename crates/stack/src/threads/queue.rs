@@ -56,7 +56,7 @@ impl CarrierSleeper for ThreadWaker {
         self.polled = poller.add(self.notifier.as_raw_fd());
     }
 
-    fn prepare_sleep(&self) {
+    fn prepare_sleep(&mut self) {
         self.waker.prepare_sleep();
     }
 

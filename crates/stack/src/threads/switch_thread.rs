@@ -23,7 +23,8 @@ use node::{LinkPort, RETRY, SwitchHalf};
 use super::load::LoadMeter;
 use super::shutdown::ThreadPhase;
 use crate::attach::{
-    AttachedEnd, AttachmentLoss, FormerEnds, ProgramArrival, ProgramArrivals, ProgramPorts,
+    AttachedEnd, AttachmentLoss, FormerEnds, ProgramArrival, ProgramArrivals, ProgramOrigin,
+    ProgramPorts,
 };
 use crate::control::{ProbeAnswer, ProbeReceiver};
 use crate::record::{RecorderSource, RunRecorder};
@@ -43,7 +44,7 @@ base::counters! {
 /// A program of a function, and the counters of its former ones.
 #[derive(Debug, Default)]
 struct FunctionRecord {
-    process: Option<PeerProcess>,
+    origin: Option<ProgramOrigin>,
     former: FormerEnds,
 }
 
@@ -179,8 +180,9 @@ impl SwitchThread {
         };
         let Some(loss) = ports.attached.loss() else { return false };
         if let AttachmentLoss::Fault(fault) = loss {
-            let pid = record.process.map_or(0, |process| process.pid);
-            eprintln!("outboard: expelling program {pid}: {fault}");
+            if let Some(origin) = record.origin {
+                eprintln!("outboard: expelling {origin}: {fault}");
+            }
             self.counters.programs_expelled += 1;
         }
         self.counters.programs_left += 1;
@@ -194,17 +196,17 @@ impl SwitchThread {
     /// Releases a function whose connections have ended. Returns whether it was in use.
     fn free_if_idle(&mut self, function: usize) -> bool {
         let record = &mut self.functions[function];
-        if record.process.is_none() || !self.half.is_idle(function) {
+        if record.origin.is_none() || !self.half.is_idle(function) {
             return false;
         }
-        record.process = None;
+        record.origin = None;
         self.arrivals.free(function);
         true
     }
 
     /// Assigns a function to a program.
     fn begin(&mut self, arrival: ProgramArrival) {
-        let ProgramArrival { function, claim, process, channel, region, disk } = arrival;
+        let ProgramArrival { function, claim, origin, channel, region, disk } = arrival;
         if !self.half.is_idle(function) {
             // Every other function has a program: connections of the former one are abandoned.
             self.half.free(function);
@@ -218,7 +220,7 @@ impl SwitchThread {
         let create = || Device::new(device.clone(), link.capabilities());
         let begun = self.half.begin(function, &claim, ports, create);
         debug_assert!(begun.is_ok(), "the acceptor grants no claim twice");
-        self.functions[function].process = Some(process);
+        self.functions[function].origin = Some(origin);
         self.counters.programs_attached += 1;
     }
 
@@ -242,7 +244,9 @@ impl SwitchThread {
     fn sleep_for(&self) -> Option<Duration> {
         let now = self.clock.now();
         let retry = self.blocked.then(|| now + RETRY);
-        let due = [self.link.link.poll_timeout(), self.half.poll_timeout(now), retry];
+        let programs = self.half.all_ports().filter_map(|ports| ports.attached.poll_timeout());
+        let due =
+            [self.link.link.poll_timeout(), self.half.poll_timeout(now), programs.min(), retry];
         self.phase.sleep_for(now, Instant::earliest(due).map(|at| at.since(now)))
     }
 
@@ -279,7 +283,7 @@ fn visit_program(
     program
         .into_iter()
         .for_each(|ports| ports.disk.visit(&mut |name, value| answer.counter(name, value)));
-    if let Some(PeerProcess { pid, uid }) = record.process {
+    if let Some(ProgramOrigin::Process(PeerProcess { pid, uid })) = record.origin {
         answer.counter("program_pid", pid.try_into().unwrap_or(0));
         answer.counter("program_uid", uid.into());
     }
