@@ -98,8 +98,8 @@ interop: build
 # LLVM's pass, which is in every compiler; --target keeps build scripts without it. What makes a
 # target panic is left in the folder that it says, and replayed by the program with a file to run.
 FUZZ_SECONDS ?= 120
-FUZZ_TARGETS := formats descriptors attach carrier_device carrier_host shared_ring ext4 http \
-	transport target
+FUZZ_TARGETS := formats descriptors attach carrier_device carrier_host shared_ring \
+	ethernet_session ext4 http transport target
 FUZZ_HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 FUZZ_FLAGS := --cfg fuzzing -Cpasses=sancov-module -Ccodegen-units=1 \
 	-Cllvm-args=-sanitizer-coverage-level=4 \

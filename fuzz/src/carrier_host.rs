@@ -13,7 +13,7 @@ use abi::{Event, FlowId, Op, PacketBuf};
 use base::{Duration, Instant};
 use host::{Cidr, Host, HostConfig, ListenConfig};
 use nic::{Device, DeviceConfig, L5oConfig, SetupConfig};
-use node::remote::{RemoteEnd as _, RemoteHostEnd};
+use node::remote::{CarrierRegion, RemoteEnd as _, RemoteHostEnd};
 use node::{DiskPort, HostHalf, HostPorts};
 use testkit::{MachineHalf, MemDisk, PLAIN_LINK, TestDisk as _};
 use wire::Endpoint;
@@ -94,8 +94,13 @@ pub fn run(data: &[u8]) {
     let addr = Cidr { addr: [10, 77, 0, 1].into(), prefix_len: 24 };
     let config = HostConfig { addrs: vec![addr], ..HostConfig::default() };
     let mut half = HostHalf::new(Host::new(config, &capabilities, 7));
-    let region = Arc::new(HeapRegion::new(64 << 10));
-    let end = RemoteHostEnd::new(FuzzChannel::new(FuzzInput(data)), Some(region));
+    // An odd length selects the carrier to another machine.
+    let memory = Arc::new(HeapRegion::new(64 << 10));
+    let region = match data.len() % 2 {
+        0 => CarrierRegion::Shared(memory),
+        _ => CarrierRegion::Mirrored(memory),
+    };
+    let end = RemoteHostEnd::new(FuzzChannel::new(FuzzInput(data)), region);
     let mut ports = FuzzHostPorts { end, disk: MemDisk::default(), registered: 0 };
     let mut now = Instant::from_millis(1);
     let host = &mut half.host;

@@ -5,8 +5,8 @@
 //! (`corpus`), and a target's program without libFuzzer replays the files in its arguments.
 //!
 //! [`formats`]: parsers. [`descriptors`]: operations and events as bytes.
-//! [`attach`], [`carrier_device`], [`carrier_host`], [`shared_ring`]: the boundary between a
-//! program and a device process, from each side.
+//! [`attach`], [`carrier_device`], [`carrier_host`], [`shared_ring`], [`ethernet_session`]: the
+//! boundary between a program and a device process, from each side.
 //! [`ext4`]: the reader of file systems. [`http`]: uploads and downloads.
 //! [`transport`]: the NVMe/TCP transport against a hostile peer, with and without a device.
 //! [`target`]: the whole NVMe/TCP target. Nothing here reads a clock.
@@ -16,6 +16,7 @@ pub mod attach;
 pub mod carrier_device;
 pub mod carrier_host;
 pub mod descriptors;
+pub mod ethernet_session;
 pub mod ext4;
 pub mod formats;
 mod fuzz_channel;
@@ -35,6 +36,7 @@ pub fn by_name(name: &str) -> Option<fn(&[u8])> {
         "carrier_device" => Some(carrier_device::run),
         "carrier_host" => Some(carrier_host::run),
         "descriptors" => Some(descriptors::run),
+        "ethernet_session" => Some(ethernet_session::run),
         "ext4" => Some(ext4::run),
         "formats" => Some(formats::run),
         "http" => Some(http::run),

@@ -43,6 +43,11 @@ fn shared_ring() {
 }
 
 #[test]
+fn ethernet_session() {
+    replay("ethernet_session");
+}
+
+#[test]
 fn descriptors() {
     replay("descriptors");
 }

@@ -76,7 +76,7 @@ pub(crate) fn selected() -> Option<CarrierKind> {
     match kind.to_str() {
         Some("unix") => Some(CarrierKind::Unix),
         Some("ether") => Some(CarrierKind::Ether),
-        _ => panic!("OUTBOARD_NIC is unix or ether, not {}", kind.display()),
+        _ => panic!("OUTBOARD_NIC is unix or ether, not {}", kind.to_string_lossy()),
     }
 }
 

@@ -3,8 +3,8 @@
 //! The sockets of an interface are opened at the start and kept ([`CarrierSockets`]), so that a
 //! process that has given up its privileges still begins sessions: a socket without a session
 //! accepts nothing, and begins one with another filter. [`crate::packet_socket`] opens them;
-//! [`crate::vnet`] moves the frames. The format of the frames is the caller's, who names the bytes by
-//! which the kernel selects them ([`FrameCondition`]).
+//! [`crate::vnet`] moves the frames. The format of the frames is the caller's, who names the bytes
+//! by which the kernel selects them ([`FrameCondition`]).
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -240,7 +240,7 @@ struct Totals {
 }
 
 /// Counters of the summary, with their descriptions: injected faults, and their effects.
-const SUMMARY_COUNTERS: [(&str, &str); 174] = [
+const SUMMARY_COUNTERS: [(&str, &str); 176] = [
     ("responses", "responses, verified byte by byte"),
     ("bytes", "bytes read by clients"),
     ("errors", "connections that failed"),
@@ -384,6 +384,8 @@ const SUMMARY_COUNTERS: [(&str, &str); 174] = [
     ("remote_device_ops", "operations to devices in other processes"),
     ("remote_device_events", "events of devices in other processes"),
     ("remote_device_deaths", "fault: device processes killed"),
+    ("remote_device_ethernet_ops", "operations over Ethernet, to devices on other machines"),
+    ("remote_device_frames_repeated", "frames of the Ethernet carrier sent again"),
     ("machines_killed", "fault: machines killed"),
     ("disk_stale_reads", "reads of a namespace during a write"),
     ("disk_lost_sectors", "fault: sectors lost at power loss"),

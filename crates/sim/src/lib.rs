@@ -35,6 +35,7 @@
 
 mod attacker;
 mod calm;
+mod carrier_link;
 mod checkers;
 mod client;
 mod content;

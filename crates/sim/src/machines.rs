@@ -25,11 +25,13 @@ use crate::numbers;
 use crate::patterns::PatternScenario;
 use crate::queues::SimQueue;
 use crate::quic;
-use crate::remote_device::{REGION_BYTES, RemoteDevice};
+use crate::remote_device::{REGION_BYTES, RemoteCarrier, RemoteDevice};
 use crate::tls;
 
 /// Salt of the generators of devices in other processes.
 const REMOTE_SALT: u64 = 0x00de_71ce_0f0f;
+/// Salt of the generator that draws the carriers of these devices.
+const CARRIER_SALT: u64 = 0x88b5;
 
 /// Returns the IP address of a node.
 pub(crate) fn address(node: usize, v6: bool) -> IpAddr {
@@ -73,7 +75,13 @@ pub(crate) fn remote_device(scenario: &Scenario, node: usize) -> Option<Box<Remo
         DeviceProcess::DiesAfter(ops) if scenario.servers().next() == Some(node) => Some(ops),
         _ => None,
     };
-    has_remote_device(scenario, node).then(|| Box::new(RemoteDevice::new(random, dies_after)))
+    let carrier = if Prng::new(scenario.seed ^ CARRIER_SALT ^ node as u64).chance(0.5) {
+        RemoteCarrier::Ethernet
+    } else {
+        RemoteCarrier::SharedMemory
+    };
+    let device = || Box::new(RemoteDevice::new(carrier, random, dies_after));
+    has_remote_device(scenario, node).then(device)
 }
 
 /// Returns the capabilities that a machine's device offers to its host.

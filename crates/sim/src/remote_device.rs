@@ -1,11 +1,11 @@
 //! Machines whose device is another process: operations and events cross as descriptors.
 //!
-//! In some runs the device of a machine has the carrier of `outboard nic`
-//! ([`node::remote`]), over queues in memory: each operation and event is encoded and decoded by
-//! the ends that two processes have. A reset of such a device is the death of its process: whatever
-//! was on the way is lost with its state, frames that arrive meanwhile are lost, and after a while
-//! the host attaches to another process. Data for registered buffers crosses in a region, as small
-//! as to be full now and then. Called by [`crate::node`].
+//! In some runs the device of a machine has the carrier of `outboard nic` ([`node::remote`]), over
+//! queues in memory or over Ethernet with faults: each operation and event is encoded and decoded
+//! by the ends that two processes have. A reset of such a device is the death of its process:
+//! whatever was on the way is lost with its state, frames that arrive meanwhile are lost, and
+//! after a while the host attaches to another process. Data for registered buffers crosses in a
+//! region, as small as to be full now and then. Called by [`crate::node`].
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,12 +14,23 @@ use abi::nvme_tcp::{DdpSetup, DdpTeardownDone};
 use abi::region::{HeapRegion, SharedRegion};
 use abi::{Event, Op, PacketBuf, PacketPool};
 use base::{Duration, Instant, Prng};
-use node::remote::{MemoryChannel, RemoteDeviceEnd, RemoteEnd, RemoteHostEnd};
+use node::remote::{CarrierRegion, RemoteDeviceEnd, RemoteEnd as _, RemoteHostEnd};
+
+use crate::carrier_link::SimChannel;
 
 /// Length of the region of each attachment in bytes.
 pub(crate) const REGION_BYTES: usize = 512 << 10;
 /// Longest time from the death of a device's process until the host has another one.
 const DOWN_MAX: Duration = Duration::from_millis(50);
+
+/// Carrier between the two processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RemoteCarrier {
+    /// Queues, and a region that both have.
+    SharedMemory,
+    /// Frames, and a region of each.
+    Ethernet,
+}
 
 /// State of the attachment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,14 +53,19 @@ base::counters! {
         remote_device_deaths,
         /// Registered buffers that the host has recalled from a dead process.
         remote_device_buffers_recalled,
+        /// Operations that crossed over Ethernet.
+        remote_device_ethernet_ops,
+        /// Frames of the Ethernet carrier that were sent again.
+        remote_device_frames_repeated,
     }
 }
 
 /// The carrier between a host and its device.
 #[derive(Debug)]
 pub(crate) struct RemoteDevice {
-    host: RemoteHostEnd<MemoryChannel>,
-    device: RemoteDeviceEnd<MemoryChannel>,
+    carrier: RemoteCarrier,
+    host: RemoteHostEnd<SimChannel>,
+    device: RemoteDeviceEnd<SimChannel>,
     state: AttachmentState,
     /// Events about the attachment, for the host.
     own_events: VecDeque<Event>,
@@ -64,9 +80,10 @@ pub(crate) struct RemoteDevice {
 impl RemoteDevice {
     /// Creates the carrier of a device whose process dies after this many operations, if any.
     /// `random` draws how long the host is without a device.
-    pub(crate) fn new(random: Prng, dies_after: Option<u64>) -> Self {
-        let (host, device) = new_ends();
+    pub(crate) fn new(carrier: RemoteCarrier, mut random: Prng, dies_after: Option<u64>) -> Self {
+        let (host, device) = new_ends(carrier, &mut random);
         Self {
+            carrier,
             host,
             device,
             state: AttachmentState::Attached,
@@ -80,7 +97,9 @@ impl RemoteDevice {
 
     /// Calls `f` with the name and value of each counter.
     pub(crate) fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
-        self.counters.visit(f);
+        let mut counters = self.counters.clone();
+        counters.remote_device_frames_repeated += self.host.channel().frames_repeated();
+        counters.visit(f);
     }
 
     /// Returns whether the process is about to die: it takes no more operations.
@@ -92,6 +111,8 @@ impl RemoteDevice {
     /// end has answered it itself.
     pub(crate) fn cross_op(&mut self, op: Op, pool: &mut PacketPool) -> Option<Op> {
         self.counters.remote_device_ops += 1;
+        self.counters.remote_device_ethernet_ops +=
+            u64::from(self.carrier == RemoteCarrier::Ethernet);
         self.host.push_op(op);
         let crossed = self.device.pop_op(pool);
         assert_eq!(self.device.fault(), None, "the device refused an operation");
@@ -137,8 +158,9 @@ impl RemoteDevice {
         self.counters.remote_device_deaths += 1;
         let unread = self.own_events.drain(..);
         self.recalled.extend(unread.filter(|event| matches!(event, Event::DdpTeardownDone(_))));
-        let (host, device) = new_ends();
+        let (host, device) = new_ends(self.carrier, &mut self.random);
         let former = std::mem::replace(&mut self.host, host);
+        self.counters.remote_device_frames_repeated += former.channel().frames_repeated();
         self.device = device;
         let recalled = former.recall_buffers();
         let count = self.recalled.len();
@@ -165,8 +187,9 @@ impl RemoteDevice {
 
     /// Creates the carrier anew, for a machine that starts again with both processes.
     pub(crate) fn restart(&mut self) {
-        let (random, counters) = (self.random.fork(), self.counters.clone());
-        *self = Self { counters, ..Self::new(random, None) };
+        let (random, mut counters) = (self.random.fork(), self.counters.clone());
+        counters.remote_device_frames_repeated += self.host.channel().frames_repeated();
+        *self = Self { counters, ..Self::new(self.carrier, random, None) };
     }
 
     /// Attaches the host to another process, whose link has this MTU.
@@ -180,9 +203,18 @@ impl RemoteDevice {
 }
 
 /// Returns the ends of a new attachment.
-fn new_ends() -> (RemoteHostEnd<MemoryChannel>, RemoteDeviceEnd<MemoryChannel>) {
-    let (of_host, of_device) = MemoryChannel::pair(usize::MAX);
-    let region: Arc<dyn SharedRegion> = Arc::new(HeapRegion::new(REGION_BYTES));
-    let host = RemoteHostEnd::new(of_host, Some(Arc::clone(&region)));
-    (host, RemoteDeviceEnd::new(of_device, Some(region)))
+fn new_ends(
+    carrier: RemoteCarrier,
+    random: &mut Prng,
+) -> (RemoteHostEnd<SimChannel>, RemoteDeviceEnd<SimChannel>) {
+    let memory = || -> Arc<dyn SharedRegion> { Arc::new(HeapRegion::new(REGION_BYTES)) };
+    if carrier == RemoteCarrier::Ethernet {
+        let (of_host, of_device) = SimChannel::ethernet(random.fork());
+        let host = RemoteHostEnd::new(of_host, CarrierRegion::Mirrored(memory()));
+        return (host, RemoteDeviceEnd::new(of_device, CarrierRegion::Mirrored(memory())));
+    }
+    let (of_host, of_device) = SimChannel::memory();
+    let region = memory();
+    let host = RemoteHostEnd::new(of_host, CarrierRegion::Shared(Arc::clone(&region)));
+    (host, RemoteDeviceEnd::new(of_device, CarrierRegion::Shared(region)))
 }

@@ -42,6 +42,7 @@ mod machine;
 mod network;
 mod nic_process;
 mod no_disk;
+mod open_failure;
 mod option_files;
 mod options;
 mod record;

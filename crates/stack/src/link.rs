@@ -20,6 +20,7 @@ use io::vnet;
 use io::watched_link::{self, ChangeableLink, WatchConfig};
 use io::xdp::{self, SharedAddress, XdpConfig, XdpMode, XdpTransfer};
 
+use crate::open_failure::open_link_failure;
 use crate::options::{SHARED_ACTIVE_PORTS, StackOptions};
 
 /// A link as named on the command line.
@@ -251,19 +252,6 @@ fn capture(
     let failed = |e| Failure::NoInput(format!("cannot create --pcap {}: {e}", path.display()));
     let capture = PcapLink::create(link, &path, interface, clock.unix_epoch()).map_err(failed)?;
     Ok(Box::new(capture))
-}
-
-/// Returns the failure of a program that cannot open a link.
-pub(crate) fn open_link_failure(error: OpenLinkError) -> Failure {
-    let line = error.to_string();
-    match error {
-        OpenLinkError::NoPermission { .. } | OpenLinkError::DeviceDenied { .. } => {
-            Failure::NoPermission(line)
-        }
-        OpenLinkError::BadName { .. } | OpenLinkError::TooManyPorts { .. } => Failure::Usage(line),
-        OpenLinkError::Other { .. } => Failure::System(line),
-        _ => Failure::Unavailable(line),
-    }
 }
 
 #[cfg(test)]

@@ -72,8 +72,8 @@ impl TakeOverSlot {
     }
 }
 
-/// Asks the process with this control socket to end, and takes its socket, if it has one. Returns it
-/// with the path of its file, if that is handed over too.
+/// Asks the process with this control socket to end, and takes its socket, if it has one. Returns
+/// it with the path of its file, if that is handed over too.
 ///
 /// # Errors
 /// Fails if there is no such process, or it passes no socket on.

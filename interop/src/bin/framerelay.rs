@@ -1,9 +1,9 @@
 //! Relay between two TAP interfaces that drops, doubles and reorders frames, for tests of the
 //! Ethernet carrier.
 //!
-//! `framerelay A B DROP REORDER DUP SEED` creates both interfaces, prints `ready`, and runs until it
-//! is killed. The interfaces may be moved to other network namespaces. The last four arguments are
-//! those of `outboard serve`, each probability from 0 to 1.
+//! `framerelay A B DROP REORDER DUP SEED` creates both interfaces, prints `ready`, and runs until
+//! it is killed. The interfaces may be moved to other network namespaces. The last four arguments
+//! are those of `outboard serve`, each probability from 0 to 1.
 
 use std::os::fd::AsRawFd as _;
 

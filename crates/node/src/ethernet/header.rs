@@ -15,9 +15,9 @@ pub(super) const ETHERNET_BYTES: usize = 14;
 /// Bytes of the header.
 pub(super) const HEADER_BYTES: usize = 56;
 /// Offset of the kind of frame, from the start of the Ethernet frame.
-pub const KIND_OFFSET: usize = ETHERNET_BYTES + 1;
+pub const KIND_OFFSET: u32 = 15;
 /// Offset of the session, from the start of the Ethernet frame.
-pub const SESSION_OFFSET: usize = ETHERNET_BYTES + 4;
+pub const SESSION_OFFSET: u32 = 18;
 
 /// Version of the format.
 const VERSION: u8 = 1;
@@ -159,8 +159,9 @@ mod tests {
         let mut bytes = [0; HEADER_BYTES + 3];
         header.write(bytes.first_chunk_mut().unwrap());
         assert_eq!(CarrierHeader::parse(&bytes), Some(header));
-        assert_eq!(bytes[SESSION_OFFSET - ETHERNET_BYTES..][..8], [1, 2, 3, 4, 5, 6, 7, 8]);
-        assert_eq!(bytes[KIND_OFFSET - ETHERNET_BYTES], CarrierFrameKind::Probe as u8);
+        let at = |offset: u32| usize::try_from(offset).unwrap() - ETHERNET_BYTES;
+        assert_eq!(bytes[at(SESSION_OFFSET)..][..8], [1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(bytes[at(KIND_OFFSET)], CarrierFrameKind::Probe as u8);
         assert_eq!(CarrierHeader::parse(&bytes[..HEADER_BYTES + 2]), None, "shorter than it says");
         assert_eq!(CarrierHeader::parse(&bytes[..HEADER_BYTES - 1]), None);
         for (at, wrong) in [(0, 2), (1, 0), (1, 5)] {

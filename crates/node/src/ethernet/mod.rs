@@ -1,8 +1,8 @@
 //! A carrier over Ethernet: descriptors between a program and a device on another machine, or on a
 //! DPU.
 //!
-//! [`EthernetSession`] is one end of a session, without link, clock or thread; `stack` joins it to a
-//! packet socket, the simulator to another end over a link that loses frames. Descriptors form a
+//! [`EthernetSession`] is one end of a session, without link, clock or thread; `stack` joins it to
+//! a packet socket, the simulator to another end over a link that loses frames. Descriptors form a
 //! stream of bytes, each with its length in front (32 bits, little endian). The stream is cut into
 //! frames of the EtherType [`ETHER_TYPE`], which are numbered, acknowledged and sent again, so that
 //! several short descriptors share a frame, and a long one spans several (`header`, `sender`,
@@ -16,8 +16,8 @@
 //! - A session whose other end is silent for [`SILENCE_MAX_PROBES`] probes has ended. Either end
 //!   probes the other after [`PROBE_INTERVAL`] of silence, so that an idle session keeps.
 //!
-//! The frames are neither encrypted nor authenticated, and descriptors hold keys: the segment between
-//! program and device is to be private, or protected by MACsec (IEEE Std 802.1AE).
+//! The frames are neither encrypted nor authenticated, and descriptors hold keys: the segment
+//! between program and device is to be private, or protected by MACsec (IEEE Std 802.1AE).
 
 mod header;
 mod receiver;
@@ -288,7 +288,10 @@ impl EthernetSession {
             kind,
             payload_bytes: u16::try_from(payload_bytes).unwrap_or(0),
             session: self.identity.session,
-            number: numbered.as_ref().map_or(self.sender.next_number(), |frame| frame.number),
+            number: match &numbered {
+                Some(frame) => frame.number,
+                None => self.sender.next_number(),
+            },
             ack: self.receiver.next(),
             limit: self.receiver.limit(),
             received: self.receiver.received(),

@@ -1,5 +1,5 @@
-//! The sending direction of a session: frames are filled with descriptors, sent within the limits of
-//! the receiver and of the congestion window, and kept until they are acknowledged.
+//! The sending direction of a session: frames are filled with descriptors, sent within the limits
+//! of the receiver and of the congestion window, and kept until they are acknowledged.
 //!
 //! A frame is lost if three that were sent after it have arrived (RFC 9002 section 6.1.1, with the
 //! order of transmissions in place of packet numbers), or if nothing was acknowledged for the

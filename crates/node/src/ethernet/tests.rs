@@ -1,3 +1,5 @@
+//! Two ends of a session over a link with faults, and an end against frames that break the rules.
+
 use alloc::collections::VecDeque;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -69,7 +71,7 @@ impl SessionPair {
         }
     }
 
-    /// Sends and receives what is due, then lets time pass until the next event.
+    /// Sends and receives the frames that are due, then lets time pass until the next event.
     fn advance(&mut self) {
         for from in 0..2 {
             self.ends[from].acknowledge();
@@ -327,4 +329,24 @@ fn buffers_are_reused() {
         end.pool.visit(&mut |name, value| new += if name == "pool_new" { value } else { 0 });
         assert!(new < 1200, "{new} buffers allocated");
     }
+}
+
+/// Three later frames that have arrived make a frame lost, without a time-out.
+#[test]
+fn an_overtaken_frame_is_sent_again_at_once() {
+    let (mut program, mut device) = (session(SessionRole::Program), session(SessionRole::Device));
+    (0..6).for_each(|_| program.push(&[200; 1440]));
+    let frames: Vec<_> = core::iter::from_fn(|| program.poll_frame(at(1))).collect();
+    for frame in &frames[1..] {
+        let packet = device.pool().copy(&bytes_of(frame)).unwrap();
+        device.handle_frame(at(1), packet).unwrap();
+    }
+    let ack = device.poll_frame(at(1)).unwrap();
+    let packet = program.pool().copy(&bytes_of(&ack)).unwrap();
+    program.handle_frame(at(1), packet).unwrap();
+    let again = program.poll_frame(at(1)).unwrap();
+    assert_eq!(again.payload[0].as_slice(), frames[0].payload[0].as_slice());
+    assert!(program.poll_frame(at(1)).is_none());
+    let counters = program.counters();
+    assert_eq!((counters.carrier_frames_repeated, counters.carrier_timeouts), (1, 0));
 }

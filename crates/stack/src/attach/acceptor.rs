@@ -10,14 +10,13 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use abi::attach::{AddressClaim, AttachGrant, AttachRefusal, AttachRequest, PortRange};
-use abi::region::SharedRegion as _;
 use abi::{Capabilities, Refusal};
 use cli::Failure;
 use io::attachment::AttachmentSocket;
 use io::disk::Disk;
 use io::notify::Notifier;
-use io::shared_region::MappedRegion;
 use nic::switch::{ClaimTable, FUNCTIONS_MAX, outgoing_ports};
+use node::remote::CarrierRegion;
 
 use super::channel::AttachedChannel;
 use super::ethernet_listener::EthernetListener;
@@ -111,8 +110,8 @@ pub(crate) struct ProgramArrival {
     pub(crate) claim: AddressClaim,
     pub(crate) origin: ProgramOrigin,
     pub(crate) channel: AttachedChannel,
-    /// The region that the program has registered, if any.
-    pub(crate) region: Option<Arc<MappedRegion>>,
+    /// Memory for registered buffers.
+    pub(crate) region: CarrierRegion,
     pub(crate) disk: Box<dyn Disk>,
 }
 
@@ -194,7 +193,7 @@ pub(crate) fn accept_programs(
     }
     if let Some(ethernet) = listeners.ethernet {
         threads.push(ListenerThread::start("stations", "programs", ethernet, move |session| {
-            acceptor.serve(ProgramConnection::Ethernet(session));
+            acceptor.serve(ProgramConnection::Ethernet(Box::new(session)));
         })?);
     }
     Ok((threads, arrivals))
@@ -261,7 +260,7 @@ impl ProgramAcceptor {
         disk: Box<dyn Disk>,
     ) -> bool {
         let ProgramRequest { request, region } = request;
-        let region_bytes = region.as_ref().map_or(0, |region| region.len() as u64);
+        let region_bytes = region.len();
         let mut capabilities = self.capabilities.clone().for_other_process(region_bytes);
         if request.root.is_none() {
             capabilities.file = Err(Refusal::Disabled);

@@ -4,6 +4,7 @@ use std::io::{Error as IoError, ErrorKind, Result as IoResult};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
+use abi::PacketBuf;
 use abi::link::{LinkTxStatus, TxFrame};
 use base::{Duration, Instant};
 use io::carrier_socket::{CarrierSocket, CarrierSockets, FrameCondition};
@@ -15,7 +16,7 @@ use node::ethernet::{
 };
 use node::remote::{CarrierFault, DescriptorChannel};
 
-use super::ethernet_listener::SessionRegistration;
+use super::ethernet_sessions::SessionRegistration;
 
 /// Frames that are received before the thread does something else.
 const BATCH: usize = 64;
@@ -60,7 +61,7 @@ impl EthernetChannel {
         let SessionIdentity { local, peer, session } = identity;
         let mut conditions: Vec<_> = FrameCondition::bytes(0, &local).collect();
         conditions.extend(FrameCondition::bytes(SENDER_OFFSET, &peer));
-        conditions.extend(FrameCondition::bytes(SESSION_OFFSET as u32, &session.to_be_bytes()));
+        conditions.extend(FrameCondition::bytes(SESSION_OFFSET, &session.to_be_bytes()));
         let socket = sockets.take(&conditions)?;
         let socket = socket.ok_or_else(|| IoError::other("no packet socket is free"))?;
         let clock = MonotonicClock::new();
@@ -111,8 +112,7 @@ impl EthernetChannel {
     /// Processes a frame that was received elsewhere.
     pub(super) fn handle_frame(&mut self, frame: &[u8]) {
         if let Some(packet) = self.session.pool().copy(frame) {
-            let handled = self.session.handle_frame(self.clock.now(), packet);
-            self.fault = self.fault.or(handled.err());
+            self.handle_packet(self.clock.now(), packet);
         }
     }
 
@@ -120,8 +120,13 @@ impl EthernetChannel {
         let now = self.clock.now();
         for _ in 0..BATCH {
             let Some(frame) = self.socket.receive(now, self.session.pool()) else { return };
-            let handled = self.session.handle_frame(now, frame.packet);
-            self.fault = self.fault.or(handled.err());
+            self.handle_packet(now, frame.packet);
+        }
+    }
+
+    fn handle_packet(&mut self, now: Instant, packet: PacketBuf) {
+        if let Err(fault) = self.session.handle_frame(now, packet) {
+            self.fault.get_or_insert(fault);
         }
     }
 
@@ -181,7 +186,10 @@ impl EthernetChannel {
 
 impl DescriptorChannel for EthernetChannel {
     fn has_room(&mut self) -> Result<bool, CarrierFault> {
-        self.fault.map_or(Ok(self.session.has_room()), Err)
+        match self.fault {
+            Some(fault) => Err(fault),
+            None => Ok(self.session.has_room()),
+        }
     }
 
     fn push(&mut self, descriptor: &[u8]) -> Result<(), CarrierFault> {
@@ -213,11 +221,11 @@ impl Drop for EthernetChannel {
     }
 }
 
-/// Returns the conditions for frames that open a session with a device, or probe one that it may not
-/// know.
+/// Returns the conditions for frames that open a session with a device, or probe one that it may
+/// not know.
 pub(super) fn listener_conditions(local: [u8; 6]) -> Vec<FrameCondition> {
     let mut conditions: Vec<_> = FrameCondition::bytes(0, &local).collect();
     let kinds = [CarrierFrameKind::Open, CarrierFrameKind::Probe].map(|kind| kind as u8);
-    conditions.push(FrameCondition { offset: KIND_OFFSET as u32, one_of: kinds.into() });
+    conditions.push(FrameCondition { offset: KIND_OFFSET, one_of: kinds.into() });
     conditions
 }

@@ -1,10 +1,9 @@
 //! The device's listener for sessions over Ethernet.
 
 use std::cell::RefCell;
-use std::collections::{BTreeSet, VecDeque};
 use std::io::{ErrorKind, Result as IoResult};
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use abi::PacketPool;
 use abi::link::TxFrame;
@@ -14,54 +13,8 @@ use io::carrier_socket::{CarrierSocket, CarrierSockets};
 use node::ethernet::{CarrierFrameKind, SessionIdentity, SessionRole, UnknownFrame};
 
 use super::ethernet_channel::{EthernetChannel, listener_conditions};
+use super::ethernet_sessions::{SessionRegistration, SharedSessions, is_active};
 use crate::listener::KernelListener;
-
-/// Ended sessions that are remembered, so that a frame that was delayed does not open one again.
-const ENDED_MAX: usize = 64;
-
-/// Link addresses of a program with the number of its session.
-type SessionKey = ([u8; 6], u64);
-
-/// Sessions of a device.
-#[derive(Debug, Default)]
-struct SessionTable {
-    active: BTreeSet<SessionKey>,
-    ended: VecDeque<SessionKey>,
-}
-
-/// The table, for all ends of sessions.
-type SharedSessions = Arc<Mutex<SessionTable>>;
-
-fn lock(sessions: &SharedSessions) -> MutexGuard<'_, SessionTable> {
-    sessions.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// An entry in the table of sessions, which ends with it.
-#[derive(Debug)]
-pub(super) struct SessionRegistration {
-    sessions: SharedSessions,
-    key: SessionKey,
-}
-
-impl SessionRegistration {
-    /// Registers a session; `None` if it is known already.
-    fn new(sessions: &SharedSessions, key: SessionKey) -> Option<Self> {
-        let mut table = lock(sessions);
-        if table.ended.contains(&key) || !table.active.insert(key) {
-            return None;
-        }
-        Some(Self { sessions: Arc::clone(sessions), key })
-    }
-}
-
-impl Drop for SessionRegistration {
-    fn drop(&mut self) {
-        let mut table = lock(&self.sessions);
-        table.active.remove(&self.key);
-        table.ended.truncate(ENDED_MAX - 1);
-        table.ended.push_front(self.key);
-    }
-}
 
 /// Accepts sessions on an interface.
 pub(crate) struct EthernetListener {
@@ -111,7 +64,7 @@ impl EthernetListener {
                     }
                 }
             }
-            CarrierFrameKind::Probe if !lock(&self.sessions).active.contains(&(peer, session)) => {
+            CarrierFrameKind::Probe if !is_active(&self.sessions, (peer, session)) => {
                 // It is from the time before this process.
                 self.send(frame.refusal());
             }
@@ -151,26 +104,5 @@ impl KernelListener for EthernetListener {
                 return Ok(channel);
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A session is opened once, also by a frame that arrives after its end.
-    #[test]
-    fn a_session_is_registered_once() {
-        let sessions = SharedSessions::default();
-        let key = |session| ([2, 0, 0, 0, 0, 1], session);
-        let entry = SessionRegistration::new(&sessions, key(1)).unwrap();
-        assert!(SessionRegistration::new(&sessions, key(1)).is_none());
-        drop(entry);
-        assert!(SessionRegistration::new(&sessions, key(1)).is_none(), "it has ended");
-        for session in 2..200 {
-            assert!(SessionRegistration::new(&sessions, key(session)).is_some());
-        }
-        let table = lock(&sessions);
-        assert_eq!((table.active.len(), table.ended.len()), (0, ENDED_MAX));
     }
 }

@@ -11,16 +11,16 @@ use abi::layout::{
     ATTACH_BYTES_MAX, AttachFault, decode_attach_reply, decode_attach_request, encode_attach_reply,
     encode_attach_request,
 };
-use abi::region::SharedRegion;
 use base::Duration;
 use io::attachment::{AttachmentSocket, PeerProcess};
 use io::shared_region::{MappedRegion, SharedMemoryError};
 use io::shared_ring::{SharedRingConsumer, SharedRingMemory, SharedRingProducer};
+use node::remote::CarrierRegion;
 
 use super::address::{DeviceAddress, LinkAddress};
 use super::channel::AttachedChannel;
+use super::device_target::DeviceTarget;
 use super::ethernet_channel::EthernetChannel;
-use super::program::DeviceTarget;
 use super::shared_channel::{RING_BYTES, SharedMemoryChannel};
 
 /// Longest time for the other side's message.
@@ -29,6 +29,8 @@ const MESSAGE_TIME_MAX: Duration = Duration::from_secs(2);
 const ETHERNET_TIME_MAX: Duration = Duration::from_secs(1);
 /// Length of a program's region in bytes: as many as a device registers by default.
 const REGION_BYTES: usize = 256 << 20;
+/// As [`REGION_BYTES`], for a device on another machine, in the memory of either side.
+const MIRROR_BYTES: usize = 64 << 20;
 /// Smallest MTU of a link: the packet that every host takes (RFC 791 section 3.2).
 const MTU_MIN: u16 = 576;
 
@@ -67,14 +69,14 @@ impl AttachError {
 pub(super) struct DeviceArrival {
     pub(super) grant: AttachGrant,
     pub(super) channel: AttachedChannel,
-    /// The region that the program has registered, if the device shares its memory.
-    pub(super) region: Option<Arc<dyn SharedRegion>>,
+    /// Memory for registered buffers.
+    pub(super) region: CarrierRegion,
 }
 
-/// A program's request, and the region that it registers, if any.
+/// A program's request, and memory for its registered buffers.
 pub(super) struct ProgramRequest {
     pub(super) request: AttachRequest,
-    pub(super) region: Option<Arc<MappedRegion>>,
+    pub(super) region: CarrierRegion,
 }
 
 /// Attaches to a device, if it can take the place of one with the capabilities `required`.
@@ -107,7 +109,7 @@ fn attach_over_ethernet(
     })?;
     let grant = read_reply(&reply, request, required)?;
     let channel = AttachedChannel::Ethernet(Box::new(channel));
-    Ok(DeviceArrival { grant, channel, region: None })
+    Ok(DeviceArrival { grant, channel, region: mirror().map_err(AttachError::Memory)? })
 }
 
 /// Attaches to the device at a path. The device gets a region of its own: a former one may still
@@ -131,7 +133,12 @@ fn attach_at_path(
     socket.begin_doorbells().map_err(AttachError::Answer)?;
     let (out, into) = (SharedRingProducer::new(out), SharedRingConsumer::new(into));
     let channel = AttachedChannel::Shared(SharedMemoryChannel::new(out, into, socket));
-    Ok(DeviceArrival { grant, channel, region: Some(region) })
+    Ok(DeviceArrival { grant, channel, region: CarrierRegion::Shared(region) })
+}
+
+/// Creates memory for registered buffers that crosses when they are returned.
+fn mirror() -> Result<CarrierRegion, SharedMemoryError> {
+    Ok(CarrierRegion::Mirrored(Arc::new(MappedRegion::create(MIRROR_BYTES)?)))
 }
 
 /// Reads the answer of a device, and checks that it suits the program.
@@ -208,7 +215,7 @@ pub(super) enum ProgramConnection {
     /// A process of this machine.
     Unix(AttachmentSocket),
     /// A program of another machine.
-    Ethernet(EthernetChannel),
+    Ethernet(Box<EthernetChannel>),
 }
 
 impl ProgramConnection {
@@ -222,7 +229,10 @@ impl ProgramConnection {
             Self::Ethernet(channel) => {
                 let bytes = channel.receive_message(ETHERNET_TIME_MAX)?;
                 let request = decode_attach_request(&bytes).map_err(RequestFault::Message);
-                Ok(request.map(|request| ProgramRequest { request, region: None }))
+                Ok(request.and_then(|request| {
+                    let region = mirror().map_err(RequestFault::Region)?;
+                    Ok(ProgramRequest { request, region })
+                }))
             }
         }
     }
@@ -260,7 +270,7 @@ impl ProgramConnection {
             Self::Ethernet(mut channel) => {
                 let reply = AttachReply::Attached(Box::new(grant));
                 channel.send_message(&encode_attach_reply(&reply));
-                Ok(AttachedChannel::Ethernet(Box::new(channel)))
+                Ok(AttachedChannel::Ethernet(channel))
             }
         }
     }
@@ -295,9 +305,12 @@ fn receive_request(socket: &AttachmentSocket) -> IoResult<Result<ProgramRequest,
         Ok(request) => request,
         Err(fault) => return Ok(Err(RequestFault::Message(fault))),
     };
-    let region = region.map(|fd| MappedRegion::attach(fd, REGION_BYTES).map(Arc::new)).transpose();
-    let request = region.map(|region| ProgramRequest { request, region });
-    Ok(request.map_err(RequestFault::Region))
+    let region = match region.map(|fd| MappedRegion::attach(fd, REGION_BYTES)).transpose() {
+        Ok(Some(region)) => CarrierRegion::Shared(Arc::new(region)),
+        Ok(None) => CarrierRegion::Absent,
+        Err(error) => return Ok(Err(RequestFault::Region(error))),
+    };
+    Ok(Ok(ProgramRequest { request, region }))
 }
 
 /// Refuses a process.
@@ -425,7 +438,7 @@ mod tests {
             (attach_at_path(&path, &request(), None).unwrap().channel, device.join().unwrap())
         });
         let mut attachment = Attachment::new().unwrap();
-        attachment.attach(RemoteHostEnd::new(channel, None));
+        attachment.attach(RemoteHostEnd::new(channel, CarrierRegion::Absent));
         attachment
     }
 

@@ -24,8 +24,8 @@
 //! - Neither side trusts the other. What it receives is bounded, copied and checked, and a fault
 //!   ends the attachment.
 //! - No call to the other side blocks a host or device thread: doorbells and frames are sent and
-//!   received without blocking, and messages are exchanged by threads beside them, within a limit of
-//!   time.
+//!   received without blocking, and messages are exchanged by threads beside them, within a limit
+//!   of time.
 //! - When the device ends, the program's connections stay: TCP is the program's. It attaches again,
 //!   to the same device or another one of its list, and tells its host that the device's state is
 //!   lost. When the program ends, the device discards the program's state.
@@ -35,8 +35,10 @@ mod acceptor;
 mod address;
 mod attachment;
 mod channel;
+mod device_target;
 mod ethernet_channel;
 mod ethernet_listener;
+mod ethernet_sessions;
 mod handshake;
 mod program;
 mod program_ports;
@@ -51,7 +53,7 @@ use cli::Failure;
 use io::carrier_socket::CarrierSockets;
 use node::ethernet::ETHER_TYPE;
 
-use crate::link::open_link_failure;
+use crate::open_failure::open_link_failure;
 
 pub(crate) use acceptor::{ProgramArrival, ProgramArrivals, ProgramListeners, accept_programs};
 pub(crate) use address::LinkAddress;

@@ -1,14 +1,12 @@
 //! The program's side: the carrier of its host thread, and the thread that attaches again.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 
 use abi::attach::{AttachGrant, AttachRefusal, AttachRequest};
 use abi::{Capabilities, Event, Op, PacketBuf, Refusal};
 use base::{Duration, Instant};
 use cli::Failure;
-use io::carrier_socket::CarrierSockets;
 use io::clock::MonotonicClock;
 use io::notify::Notifier;
 use nic::DeviceConfig;
@@ -17,6 +15,7 @@ use node::remote::RemoteHostEnd;
 use super::address::DeviceAddress;
 use super::attachment::{Attachment, AttachmentLoss};
 use super::channel::AttachedChannel;
+use super::device_target::DeviceTarget;
 use super::handshake::DeviceArrival;
 use super::{AttachError, NicAddress, handshake};
 use crate::threads::{CarrierSleeper, HostCarrier, SleepingCarrier};
@@ -189,25 +188,6 @@ impl HostCarrier for ProgramCarrier {
     }
 }
 
-/// A device that a program may attach to.
-pub(super) struct DeviceTarget {
-    pub(super) address: DeviceAddress,
-    /// Sockets of the interface that leads to a device on another machine.
-    pub(super) sockets: Option<Arc<CarrierSockets>>,
-}
-
-impl DeviceTarget {
-    /// Opens the sockets that need privileges.
-    fn open(address: &DeviceAddress) -> Result<Self, Failure> {
-        let sockets = match address {
-            DeviceAddress::Unix(_) => None,
-            // A session may begin before the socket of the former one is free.
-            DeviceAddress::Ethernet { interface, .. } => Some(super::open_sockets(interface, 2)?),
-        };
-        Ok(Self { address: address.clone(), sockets })
-    }
-}
-
 /// The devices that a program may attach to.
 struct DeviceList {
     devices: Vec<DeviceTarget>,
@@ -372,6 +352,8 @@ pub(crate) fn restrict_to(wanted: &DeviceConfig, mut offered: Capabilities) -> C
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use abi::l5o::{L5oLimits, ResyncMode};
     use abi::nvme_tcp::NvmeTcpLimits;
     use abi::splice::SpliceLimits;

@@ -4,12 +4,10 @@
 //! go, and sleeps after a turn that found no work.
 
 use std::os::fd::AsRawFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use abi::PacketPool;
 use abi::link::{LinkTxStatus, RxFrame, TxFrame};
-use abi::region::SharedRegion;
 use base::{Duration, Instant};
 use io::attachment::PeerProcess;
 use io::clock::MonotonicClock;
@@ -211,7 +209,6 @@ impl SwitchThread {
             // Every other function has a program: connections of the former one are abandoned.
             self.half.free(function);
         }
-        let region = region.map(|region| region as Arc<dyn SharedRegion>);
         let attached = AttachedEnd::new(RemoteDeviceEnd::new(channel, region));
         let recorders = self.recorders.as_ref();
         let recorder = RunRecorder(recorders.map(|recorders| recorders.recorder(function)));
