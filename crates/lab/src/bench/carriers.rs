@@ -1,13 +1,15 @@
 //! `outboard-lab bench carriers`: the cost of carrying an operation or event from one side to the
-//! other, inside a process and through memory that two processes share.
+//! other, inside a process, through memory that two processes share, and over Ethernet.
 //!
 //! One thread is both sides, in batches, so that the cost of the code is measured and not that of
 //! moving cache lines between cores, which all carriers have. `send` is the encoding and the write
 //! to the ring, `receive` the read and the decoding. `ring` moves Rust values ([`abi::ring`]);
 //! `shared, inline` carries descriptors with their payload ([`abi::layout`], [`io::shared_ring`]);
-//! `shared, named` names payload in a registered region.
+//! `shared, named` names payload in a registered region. `ethernet` has the frames of both ends of a
+//! session ([`node::ethernet`]), acknowledgments included, and a copy for the link, which is memory:
+//! the kernel's cost of sending and receiving a frame is not in it.
 //!
-//! No program uses the shared ring yet: these are costs of the parts, not of a system.
+//! These are costs of the parts; `bench device-process` measures the system.
 
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -15,15 +17,18 @@ use std::hint::black_box;
 use std::os::fd::AsFd;
 
 use abi::layout::{self, DecodeMemory, EncodeMemory, InlineMemory, MemoryRange};
+use abi::link::TxFrame;
 use abi::ring::{RingConsumer, RingProducer, ring};
 use abi::{
     Checksum, Event, FileExtent, FileId, FlowId, Op, PacketBuf, PacketHeader, PacketPool,
     ReceivedFrame, Transmit, TransmitPart, TransmitParts,
 };
+use base::{Duration, Instant};
 use bytes::Bytes;
 use clap::Args;
 use io::clock::cycles;
 use io::shared_ring::{RingPush, SharedRingConsumer, SharedRingMemory, SharedRingProducer};
+use node::ethernet::{EthernetSession, SessionIdentity, SessionRole};
 use serde_json::{Map, Value};
 
 use super::experiment::{BenchReport, Benchmark, Experiment, Fields, find_figures, median_by};
@@ -54,6 +59,7 @@ enum CarrierKind {
     Values,
     SharedInline,
     SharedNamed,
+    Ethernet,
 }
 
 /// Descriptors under test.
@@ -86,9 +92,14 @@ impl Benchmark for CarriersArgs {
     fn run(&self, report: &mut BenchReport) -> Result<(), Failure> {
         let all = [CarriedKind::Small, CarriedKind::File, CarriedKind::Received];
         let group = |carried| {
-            [CarrierKind::Values, CarrierKind::SharedInline, CarrierKind::SharedNamed]
-                .map(|carrier| CarrierSetting { carrier, carried })
-                .into()
+            [
+                CarrierKind::Values,
+                CarrierKind::SharedInline,
+                CarrierKind::SharedNamed,
+                CarrierKind::Ethernet,
+            ]
+            .map(|carrier| CarrierSetting { carrier, carried })
+            .into()
         };
         let experiment = Experiment {
             groups: all.into_iter().map(group).collect(),
@@ -129,6 +140,7 @@ impl CarrierKind {
             Self::Values => "ring",
             Self::SharedInline => "shared, inline",
             Self::SharedNamed => "shared, named",
+            Self::Ethernet => "ethernet",
         }
     }
 }
@@ -159,22 +171,28 @@ fn measure(setting: CarrierSetting) -> Result<CarrierFigures, Failure> {
         frames: VecDeque::new(),
         inline: InlineMemory { pool: PacketPool::new(BATCH * 2), patterns: vec![] },
     };
-    let is_shared = setting.carrier != CarrierKind::Values;
     let is_file = setting.carried == CarriedKind::File;
-    match (setting.carried, is_shared) {
-        (CarriedKind::Received, false) => {
-            run(&mut ValueCarrier::new(), &mut source, DescriptorSource::received)
+    if setting.carried == CarriedKind::Received {
+        let codec = DescriptorCoder::new(memory, layout::encode_event, layout::decode_event);
+        return run_over(setting.carrier, codec, &mut source, DescriptorSource::received);
+    }
+    let codec = DescriptorCoder::new(memory, layout::encode_op, layout::decode_op);
+    run_over(setting.carrier, codec, &mut source, |source| source.transmit(is_file))
+}
+
+/// Runs over a carrier, with the codec if it needs one.
+fn run_over<T: Carried + Send>(
+    carrier: CarrierKind,
+    codec: DescriptorCoder<T>,
+    source: &mut DescriptorSource,
+    make: impl Fn(&mut DescriptorSource) -> T,
+) -> Result<CarrierFigures, Failure> {
+    match carrier {
+        CarrierKind::Values => run(&mut ValueCarrier::new(), source, make),
+        CarrierKind::SharedInline | CarrierKind::SharedNamed => {
+            run(&mut SharedCarrier::new(codec)?, source, make)
         }
-        (CarriedKind::Received, true) => {
-            let (encode, decode) = (layout::encode_event, layout::decode_event);
-            let mut carrier = SharedCarrier::new(memory, encode, decode)?;
-            run(&mut carrier, &mut source, DescriptorSource::received)
-        }
-        (_, false) => run(&mut ValueCarrier::new(), &mut source, |source| source.transmit(is_file)),
-        (_, true) => {
-            let mut carrier = SharedCarrier::new(memory, layout::encode_op, layout::decode_op)?;
-            run(&mut carrier, &mut source, |source| source.transmit(is_file))
-        }
+        CarrierKind::Ethernet => run(&mut EthernetCarrier::new(codec), source, make),
     }
 }
 
@@ -279,10 +297,8 @@ type EncodeDescriptor<T> =
     fn(T, &mut dyn EncodeMemory, &mut Vec<u8>) -> Result<(), layout::EncodeFault>;
 type DecodeDescriptor<T> = fn(&[u8], &mut dyn DecodeMemory) -> Result<T, layout::LayoutFault>;
 
-/// A ring in shared memory, mapped twice.
-struct SharedCarrier<T> {
-    producer: SharedRingProducer,
-    consumer: SharedRingConsumer,
+/// Encodes and decodes descriptors for both ends.
+struct DescriptorCoder<T> {
     memory: BenchMemory,
     encode: EncodeDescriptor<T>,
     decode: DecodeDescriptor<T>,
@@ -290,43 +306,21 @@ struct SharedCarrier<T> {
     incoming: Vec<u8>,
 }
 
-impl<T> SharedCarrier<T> {
-    fn new(
-        memory: BenchMemory,
-        encode: EncodeDescriptor<T>,
-        decode: DecodeDescriptor<T>,
-    ) -> Result<Self, Failure> {
-        let failed = |e: &dyn Display| Failure::System(format!("cannot create a ring: {e}"));
-        let ring = SharedRingMemory::create(RING_BYTES).map_err(|e| failed(&e))?;
-        let other = ring.as_fd().try_clone_to_owned().map_err(|e| failed(&e))?;
-        let other = SharedRingMemory::attach(other, RING_BYTES).map_err(|e| failed(&e))?;
-        Ok(Self {
-            producer: SharedRingProducer::new(ring),
-            consumer: SharedRingConsumer::new(other),
-            memory,
-            encode,
-            decode,
-            outgoing: vec![],
-            incoming: vec![],
-        })
+impl<T> DescriptorCoder<T> {
+    fn new(memory: BenchMemory, encode: EncodeDescriptor<T>, decode: DecodeDescriptor<T>) -> Self {
+        Self { memory, encode, decode, outgoing: vec![], incoming: vec![] }
     }
-}
 
-impl<T> BenchCarrier<T> for SharedCarrier<T> {
-    fn send(&mut self, descriptor: T) {
+    /// Encodes a descriptor to `outgoing`.
+    fn encode(&mut self, descriptor: T) {
         self.outgoing.clear();
         let encoded = (self.encode)(descriptor, &mut self.memory, &mut self.outgoing);
-        let pushed = self.producer.push(&self.outgoing);
-        debug_assert_eq!((encoded, pushed), (Ok(()), Ok(RingPush::Written)));
+        debug_assert_eq!(encoded, Ok(()));
     }
 
-    fn publish(&mut self) {
-        let _awake = self.producer.publish();
-    }
-
-    fn receive(&mut self) -> Option<T> {
-        let popped = self.consumer.pop(&mut self.incoming);
-        (popped == Ok(true)).then(|| (self.decode)(&self.incoming, &mut self.memory).ok())?
+    /// Decodes the descriptor in `incoming`.
+    fn decode(&mut self) -> Option<T> {
+        (self.decode)(&self.incoming, &mut self.memory).ok()
     }
 
     fn recycle(&mut self, buffer: PacketBuf, source: &mut PacketPool) {
@@ -335,10 +329,129 @@ impl<T> BenchCarrier<T> for SharedCarrier<T> {
             None => self.memory.inline.pool.put(buffer),
         }
     }
+}
+
+/// A ring in shared memory, mapped twice.
+struct SharedCarrier<T> {
+    producer: SharedRingProducer,
+    consumer: SharedRingConsumer,
+    codec: DescriptorCoder<T>,
+}
+
+impl<T> SharedCarrier<T> {
+    fn new(codec: DescriptorCoder<T>) -> Result<Self, Failure> {
+        let failed = |e: &dyn Display| Failure::System(format!("cannot create a ring: {e}"));
+        let ring = SharedRingMemory::create(RING_BYTES).map_err(|e| failed(&e))?;
+        let other = ring.as_fd().try_clone_to_owned().map_err(|e| failed(&e))?;
+        let other = SharedRingMemory::attach(other, RING_BYTES).map_err(|e| failed(&e))?;
+        Ok(Self {
+            producer: SharedRingProducer::new(ring),
+            consumer: SharedRingConsumer::new(other),
+            codec,
+        })
+    }
+}
+
+impl<T> BenchCarrier<T> for SharedCarrier<T> {
+    fn send(&mut self, descriptor: T) {
+        self.codec.encode(descriptor);
+        let pushed = self.producer.push(&self.codec.outgoing);
+        debug_assert_eq!(pushed, Ok(RingPush::Written));
+    }
+
+    fn publish(&mut self) {
+        let _awake = self.producer.publish();
+    }
+
+    fn receive(&mut self) -> Option<T> {
+        let popped = self.consumer.pop(&mut self.codec.incoming);
+        (popped == Ok(true)).then(|| self.codec.decode())?
+    }
+
+    fn recycle(&mut self, buffer: PacketBuf, source: &mut PacketPool) {
+        self.codec.recycle(buffer, source);
+    }
 
     fn bytes(&self) -> usize {
-        self.incoming.len()
+        self.codec.incoming.len()
     }
+}
+
+/// Both ends of a session over Ethernet.
+struct EthernetCarrier<T> {
+    /// The sending end, and the receiving one.
+    ends: [EthernetSession; 2],
+    codec: DescriptorCoder<T>,
+    /// Frames on the way to the receiving end.
+    frames: VecDeque<PacketBuf>,
+    now: Instant,
+}
+
+impl<T> EthernetCarrier<T> {
+    fn new(codec: DescriptorCoder<T>) -> Self {
+        let (program, device, now) = ([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2], Instant::ZERO);
+        let end = |role, local, peer| {
+            let identity = SessionIdentity { local, peer, session: 1 };
+            EthernetSession::new(role, identity, 1500, now)
+        };
+        let ends =
+            [end(SessionRole::Program, program, device), end(SessionRole::Device, device, program)];
+        Self { ends, codec, frames: VecDeque::new(), now }
+    }
+
+    /// Passes the acknowledgment of everything back.
+    fn acknowledge(&mut self) {
+        let [sender, receiver] = &mut self.ends;
+        receiver.acknowledge();
+        while let Some(frame) = receiver.poll_frame(self.now) {
+            let copied = copy(&frame, sender);
+            let handled = copied.map(|packet| sender.handle_frame(self.now, packet));
+            debug_assert_eq!(handled, Some(Ok(())));
+        }
+    }
+}
+
+impl<T> BenchCarrier<T> for EthernetCarrier<T> {
+    fn send(&mut self, descriptor: T) {
+        self.codec.encode(descriptor);
+        self.ends[0].push(&self.codec.outgoing);
+    }
+
+    fn publish(&mut self) {
+        self.now += Duration::from_micros(10);
+        let [sender, receiver] = &mut self.ends;
+        while let Some(frame) = sender.poll_frame(self.now) {
+            self.frames.extend(copy(&frame, receiver));
+        }
+    }
+
+    fn receive(&mut self) -> Option<T> {
+        loop {
+            if self.ends[1].pop(&mut self.codec.incoming) == Ok(true) {
+                return self.codec.decode();
+            }
+            let Some(frame) = self.frames.pop_front() else {
+                self.acknowledge();
+                return None;
+            };
+            self.ends[1].handle_frame(self.now, frame).ok()?;
+        }
+    }
+
+    fn recycle(&mut self, buffer: PacketBuf, source: &mut PacketPool) {
+        self.codec.recycle(buffer, source);
+    }
+
+    fn bytes(&self) -> usize {
+        self.codec.incoming.len()
+    }
+}
+
+/// Copies a frame to a buffer of the end that receives it, as a link does.
+fn copy(frame: &TxFrame, to: &mut EthernetSession) -> Option<PacketBuf> {
+    let mut packet = to.pool().take(frame.len())?;
+    frame.copy_to(packet.as_mut_slice());
+    Some(packet)
 }
 
 /// Memory of both sides: everything inline, or named if there is a region.

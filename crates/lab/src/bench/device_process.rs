@@ -1,9 +1,10 @@
 //! `outboard-lab bench device-process`: `outboard serve` with the device in its process, and
-//! attached to `outboard nic`, under load from wrk.
+//! attached to `outboard nic` through shared memory or Ethernet, under load from wrk.
 //!
 //! Both arrangements run during the whole benchmark, each in a network namespace with a TAP, and
 //! take turns on the same core. A row's result is the median over rounds of the ratio within a
-//! round; the CPU time of the second arrangement is that of both processes. The counters of both
+//! round; the CPU time of the second arrangement is that of both processes, and the host's CPU time is
+//! that of the host threads of either. The counters of both
 //! say how many descriptors crossed for a request, and how many of them rang a doorbell.
 //!
 //! Needs root, for the namespaces' interfaces. All processes that it starts end with it.
@@ -20,7 +21,7 @@ use super::live::environment::{LiveServer, LiveTestbed, write_certificate};
 use super::live::load::{self, LoadRun};
 use super::live::machine::machine;
 use super::live::outboard::{
-    LiveLink, OUTBOARD, counters, start_attached, start_nic, start_outboard,
+    LiveCarrier, LiveLink, OUTBOARD, counters, start_attached, start_nic, start_outboard,
 };
 use super::live::{LoadRow, named, tools};
 use cli::Failure;
@@ -30,6 +31,9 @@ use cli::Failure;
 pub(crate) struct DeviceProcessArgs {
     #[command(flatten)]
     rounds: Rounds,
+    /// Carrier between the two processes
+    #[arg(long, value_enum, default_value_t = LiveCarrier::Shared)]
+    carrier: LiveCarrier,
     /// Rows to measure
     #[arg(long, value_delimiter = ',', value_parser = |name: &str| named(&ROWS, name),
         default_values_t = ROWS)]
@@ -83,8 +87,8 @@ impl Benchmark for DeviceProcessArgs {
             secure: start_together(&bed, "together-tls", &tls)?,
         };
         let apart = BothSchemes {
-            plain: start_apart(&bed, APART, &[])?,
-            secure: start_apart(&bed, APART_TLS, &tls)?,
+            plain: start_apart(&bed, APART, self.carrier, &[])?,
+            secure: start_apart(&bed, APART_TLS, self.carrier, &tls)?,
         };
         let crossings = RefCell::new(BTreeMap::<&str, Crossings>::new());
         let measured = self.rounds.compare(&self.rows, |row, arrangement, seconds, _| {
@@ -98,9 +102,10 @@ impl Benchmark for DeviceProcessArgs {
             Ok(run)
         })?;
         let crossings = crossings.into_inner();
-        let values: [RunValue; 3] = [
+        let values: [RunValue; 4] = [
             ("requests", LoadRun::requests_per_s),
             ("CPU", LoadRun::server_s_per_request),
+            ("host CPU", LoadRun::host_s_per_request),
             ("median latency", |run| run.latency_us.0),
         ];
         let names = ["apart", "together"];
@@ -144,6 +149,7 @@ fn headline(measured: &[Measured<2>], crossings: &BTreeMap<&str, Crossings>) -> 
         };
         put("requests_ratio", m.ratio(1, LoadRun::requests_per_s));
         put("cpu_ratio", m.ratio(1, LoadRun::server_s_per_request));
+        put("host_cpu_ratio", m.ratio(1, LoadRun::host_s_per_request));
         put("doorbells_per_thousand", crossings[name].doorbells_per_thousand());
     }
     headline
@@ -156,6 +162,7 @@ fn fields(m: &Measured<2>, crossings: Crossings) -> Value {
         "requests_ratio": m.ratio(1, LoadRun::requests_per_s),
         "requests_ratio_of_rounds": m.ratios(1, LoadRun::requests_per_s),
         "server_cpu_ratio": m.ratio(1, LoadRun::server_s_per_request),
+        "host_cpu_ratio": m.ratio(1, LoadRun::host_s_per_request),
         "latency_ratio": m.ratio(1, |run| run.latency_us.0),
         "descriptors_per_request": crossings.descriptors_per_request(),
         "doorbells_per_thousand_descriptors": crossings.doorbells_per_thousand(),
@@ -194,10 +201,15 @@ fn start_together(
 }
 
 /// Starts `outboard nic`, and `outboard serve` that is attached to it, on the same cores.
-fn start_apart(bed: &LiveTestbed, name: &str, options: &[String]) -> Result<LiveServer, Failure> {
-    let process = start_nic(bed, &nic_name(name))?;
+fn start_apart(
+    bed: &LiveTestbed,
+    name: &str,
+    carrier: LiveCarrier,
+    options: &[String],
+) -> Result<LiveServer, Failure> {
+    let (process, nic) = start_nic(bed, &nic_name(name), carrier)?;
     let addr = OUTBOARD.server;
-    let serve = start_attached(bed, (&process, &nic_name(name)), (name, addr), options)?;
+    let serve = start_attached(bed, (&process, &nic), (name, addr), options)?;
     Ok(LiveServer { process, others: vec![serve], addr, client: None })
 }
 

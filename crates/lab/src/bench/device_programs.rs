@@ -21,7 +21,7 @@ use super::live::comparison::{Measured, Rounds, RunValue, report};
 use super::live::environment::{LiveServer, LiveTestbed, Process};
 use super::live::load::{self, LoadRun};
 use super::live::machine::machine;
-use super::live::outboard::{OUTBOARD, start_attached, start_nic};
+use super::live::outboard::{LiveCarrier, OUTBOARD, start_attached, start_nic};
 use super::live::{LoadRow, named, tools};
 use cli::Failure;
 
@@ -55,6 +55,8 @@ const PROGRAMS: u32 = 3;
 struct ProgramGroup {
     server: LiveServer,
     name: &'static str,
+    /// The value of `--nic` of its programs.
+    nic: String,
 }
 
 impl Benchmark for DeviceProgramsArgs {
@@ -93,10 +95,10 @@ impl Benchmark for DeviceProgramsArgs {
 impl ProgramGroup {
     /// Starts a device process, and programs that are attached to it, on the same cores.
     fn start(bed: &LiveTestbed, name: &'static str, programs: u32) -> Result<Self, Failure> {
-        let process = start_nic(bed, name)?;
+        let (process, nic) = start_nic(bed, name, LiveCarrier::Shared)?;
         let server =
             LiveServer { process, others: Vec::new(), addr: OUTBOARD.server, client: None };
-        let mut group = Self { server, name };
+        let mut group = Self { server, name, nic };
         for index in 0..programs {
             let program = group.start_program(bed, index)?;
             group.server.others.push(program);
@@ -107,7 +109,7 @@ impl ProgramGroup {
     /// Starts the program with this index.
     fn start_program(&self, bed: &LiveTestbed, index: u32) -> Result<Process, Failure> {
         let name = format!("{}-{index}", self.name);
-        let device = (&self.server.process, self.name);
+        let device = (&self.server.process, self.nic.as_str());
         start_attached(bed, device, (&name, address(index)), &[])
     }
 

@@ -304,6 +304,19 @@ pub(crate) fn link_namespaces(client: u32, server: u32, link: VethLink) -> Resul
     Ok(())
 }
 
+/// Creates the interfaces `host` and `dpu` in the namespace of a process, joined to each other.
+/// Returns the link address of `dpu`.
+pub(crate) fn add_carrier_link(pid: u32) -> Result<String, Failure> {
+    ip(pid, "link set lo up")?;
+    ip(pid, "link add host type veth peer name dpu")?;
+    ip(pid, "link set host up")?;
+    ip(pid, "link set dpu up")?;
+    let said = output(command_in_namespace(pid, "ip").args(["-o", "link", "show", "dev", "dpu"]))?;
+    let address = said.split_once("link/ether ").and_then(|(_, rest)| rest.split(' ').next());
+    let address = address.ok_or_else(|| Failure::System("no link address".to_owned()))?;
+    Ok(address.to_owned())
+}
+
 fn add_address(pid: u32, interface: &str, addr: Ipv4Addr) -> Result<(), Failure> {
     ip(pid, &format!("addr add {addr}/24 dev {interface}"))
 }

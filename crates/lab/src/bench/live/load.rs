@@ -30,6 +30,8 @@ pub(crate) struct LoadRun {
     pub(crate) errors: String,
     /// CPU seconds of the server, all threads.
     pub(crate) server_s: f64,
+    /// CPU seconds of the server's host threads.
+    pub(crate) host_s: f64,
     /// Seconds during which the server's cores were busy with any work.
     pub(crate) core_s: f64,
     /// Seconds of `core_s` that were spent in interrupts.
@@ -45,6 +47,7 @@ impl LoadRun {
     /// Sets the CPU times to those between two snapshots.
     fn add_times(&mut self, before: &Snapshot, after: &Snapshot, bed: &LiveTestbed) {
         self.server_s = after.server_s - before.server_s;
+        self.host_s = after.host_s - before.host_s;
         self.core_s = after.core.busy_s - before.core.busy_s;
         self.interrupts_s = after.core.interrupts_s - before.core.interrupts_s;
         let client_s = after.client.busy_s - before.client.busy_s;
@@ -62,6 +65,10 @@ impl LoadRun {
 
     pub(crate) fn server_s_per_request(&self) -> f64 {
         self.server_s / self.requests
+    }
+
+    pub(crate) fn host_s_per_request(&self) -> f64 {
+        self.host_s / self.requests
     }
 
     pub(crate) fn core_s_per_request(&self) -> f64 {
@@ -190,8 +197,12 @@ struct CoreTime {
     interrupts_s: f64,
 }
 
+/// Beginning of the names of host threads.
+const HOST_THREAD: &str = "host";
+
 struct Snapshot {
     server_s: f64,
+    host_s: f64,
     switches: f64,
     core: CoreTime,
     client: CoreTime,
@@ -203,17 +214,23 @@ impl Snapshot {
             let gone = |e| Failure::System(format!("server exited: cannot read {path}: {e}"));
             fs::read_to_string(&path).map_err(gone)
         };
-        let (mut server_s, mut switches) = (0.0, 0.0);
+        let (mut server_s, mut host_s, mut switches) = (0.0, 0.0, 0.0);
         for pid in server.pids() {
             let stat = read(format!("/proc/{pid}/stat"))?;
             server_s += process_time(&stat).unwrap_or_default();
             let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-            let statuses = threads.filter_map(|t| fs::read_to_string(t.path().join("status")).ok());
-            switches += statuses.map(|status| context_switches(&status)).sum::<f64>();
+            for thread in threads {
+                let read = |name| fs::read_to_string(thread.path().join(name)).unwrap_or_default();
+                switches += context_switches(&read("status"));
+                if read("comm").starts_with(HOST_THREAD) {
+                    host_s += process_time(&read("stat")).unwrap_or_default();
+                }
+            }
         }
         let cores = read("/proc/stat".to_owned())?;
         Ok(Self {
             server_s,
+            host_s,
             switches,
             core: cores_time(&cores, &bed.server_cores),
             client: cores_time(&cores, &bed.client_cores),

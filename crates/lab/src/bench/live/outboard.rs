@@ -12,9 +12,9 @@ use clap::{Args, ValueEnum};
 use serde_json::Value;
 
 use super::environment::{
-    CoreList, LiveServer, LiveTestbed, Process, VETH_SERVER, VethLink, command_in_namespace,
-    hold_namespace, in_new_namespace, link_namespaces, log_file, spawn, wait_for_line,
-    write_certificate,
+    CoreList, LiveServer, LiveTestbed, Process, VETH_SERVER, VethLink, add_carrier_link,
+    command_in_namespace, hold_namespace, in_new_namespace, link_namespaces, log_file, spawn,
+    wait_for_line, write_certificate,
 };
 use super::tools::{check, output, program};
 use cli::Failure;
@@ -137,35 +137,58 @@ pub(crate) fn start_outboard(
     Ok(LiveServer { process, others: Vec::new(), addr: addresses.server, client })
 }
 
-/// Starts `outboard nic` on a TAP in a network namespace of its own, on the server's core, with the
-/// testbed's files. `name` is the name of its control socket.
-pub(crate) fn start_nic(bed: &LiveTestbed, name: &str) -> Result<Process, Failure> {
-    let mut device = in_new_namespace(&bed.server_cores, &outboard_path()?);
-    device.args(["nic", "--link", LiveLink::Tap.argument(), "--root"]);
-    device.arg(format!("site={}", bed.site().display()));
-    device.arg("--listen").arg(attach_path(bed, name)).arg("--control").arg(bed.path().join(name));
-    start_ready(bed, device, name)
+/// Carrier between a device process and its programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LiveCarrier {
+    /// Shared memory
+    Shared,
+    /// Frames over virtual Ethernet in the namespace
+    Ethernet,
 }
 
-/// Starts `outboard serve` attached to a device process, given with its name, on the same core.
-/// `name` is the name of its control socket.
+/// Starts `outboard nic` on a TAP in a network namespace of its own, on the server's core, with the
+/// testbed's files. `name` is the name of its control socket. Returns it with the value of `--nic`
+/// of its programs.
+pub(crate) fn start_nic(
+    bed: &LiveTestbed,
+    name: &str,
+    carrier: LiveCarrier,
+) -> Result<(Process, String), Failure> {
+    let namespace = hold_namespace(bed)?;
+    let holder = namespace.0.id();
+    let mut device = in_namespace_of(holder, &bed.server_cores, &outboard_path()?);
+    device.args(["nic", "--link", LiveLink::Tap.argument(), "--root"]);
+    device.arg(format!("site={}", bed.site().display()));
+    let address = match carrier {
+        LiveCarrier::Shared => {
+            let path = bed.path().join(format!("{name}-socket"));
+            device.arg("--listen").arg(&path);
+            format!("unix:{}", path.display())
+        }
+        LiveCarrier::Ethernet => {
+            let mac = add_carrier_link(holder)?;
+            device.args(["--listen-ether", "dpu"]);
+            format!("ether:host,{mac}")
+        }
+    };
+    device.arg("--control").arg(bed.path().join(name));
+    Ok((start_ready(bed, device, name)?, address))
+}
+
+/// Starts `outboard serve` attached to a device process, given with the value of `--nic`, on the
+/// same core. `name` is the name of its control socket.
 pub(crate) fn start_attached(
     bed: &LiveTestbed,
-    (device, device_name): (&Process, &str),
+    (device, nic): (&Process, &str),
     (name, addr): (&str, Ipv4Addr),
     options: &[String],
 ) -> Result<Process, Failure> {
     let mut serve = in_namespace_of(device.0.id(), &bed.server_cores, &outboard_path()?);
     serve.arg("serve").arg(bed.site()).args(options);
-    serve.arg("--nic").arg(format!("unix:{}", attach_path(bed, device_name).display()));
+    serve.args(["--nic", nic, "--nic-root", "site"]);
     serve.args(["--addr", &format!("{addr}/24")]);
     serve.arg("--control").arg(bed.path().join(name));
     start_ready(bed, serve, name)
-}
-
-/// Returns the path of the socket on which programs attach to a device process.
-fn attach_path(bed: &LiveTestbed, device_name: &str) -> PathBuf {
-    bed.path().join(format!("{device_name}-socket"))
 }
 
 /// Starts a program, and waits for its `try:` line, the last one before it serves.
