@@ -16,7 +16,7 @@ use nic::{
     Device, DeviceConfig, FileConfig, L5oConfig, QuicConfig, SetupConfig, SpliceConfig,
     TeardownConfig,
 };
-use node::remote::{CarrierRegion, RemoteDeviceEnd, RemoteEnd as _};
+use node::remote::{RemoteDeviceEnd, RemoteEnd as _};
 use node::{DiskPort, FunctionPorts, LinkPort, SwitchHalf};
 use testkit::{MachineHalf, MemDisk, PLAIN_LINK, TestDisk as _};
 use wire::frame::{self, ParsedFrame};
@@ -111,15 +111,10 @@ pub fn run(data: &[u8]) {
     let mut input = FuzzInput(data);
     let frames = usize::from(input.byte());
     let mut link = FuzzLink { frames: FuzzInput(input.take(frames)) };
-    // An odd length selects the carrier to another machine.
-    let memory = Arc::new(HeapRegion::new(64 << 10));
-    let region = match data.len() % 2 {
-        0 => CarrierRegion::Shared(memory),
-        _ => CarrierRegion::Mirrored(memory),
-    };
+    let region = Arc::new(HeapRegion::new(64 << 10));
     let mut disk = MemDisk::default();
     disk.insert("a", vec![7; 20_000], 1);
-    let end = Some(RemoteDeviceEnd::new(FuzzChannel::new(input), region));
+    let end = Some(RemoteDeviceEnd::new(FuzzChannel::new(input), Some(region)));
     let hostile = FuzzFunction { end, disk };
     let other = FuzzFunction { end: None, disk: MemDisk::default() };
     let mut half = SwitchHalf::new(EmbeddedSwitch::new(MAC, 7), device());

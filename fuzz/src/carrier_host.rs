@@ -95,10 +95,9 @@ pub fn run(data: &[u8]) {
     let config = HostConfig { addrs: vec![addr], ..HostConfig::default() };
     let mut half = HostHalf::new(Host::new(config, &capabilities, 7));
     // An odd length selects the carrier to another machine.
-    let memory = Arc::new(HeapRegion::new(64 << 10));
     let region = match data.len() % 2 {
-        0 => CarrierRegion::Shared(memory),
-        _ => CarrierRegion::Mirrored(memory),
+        0 => CarrierRegion::Shared(Arc::new(HeapRegion::new(64 << 10))),
+        _ => CarrierRegion::OfDevice(64 << 10),
     };
     let end = RemoteHostEnd::new(FuzzChannel::new(FuzzInput(data)), region);
     let mut ports = FuzzHostPorts { end, disk: MemDisk::default(), registered: 0 };

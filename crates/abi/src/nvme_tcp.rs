@@ -59,7 +59,7 @@ pub struct TlsCarrier {
 /// The host's number for a registered buffer. Numbers of a connection wrap after 2^32 buffers.
 /// Unlike tags, they are not reused while frames with claims about an earlier buffer may still be
 /// unread.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DdpId(pub u32);
 
 /// Memory of a registered buffer. The device only writes to it.

@@ -5,6 +5,10 @@
 //! device returns the buffer. So the device cannot change data that the host has already judged,
 //! and data that was placed outlives the device: [`BounceBuffers::recall`] returns it.
 //!
+//! A device on another machine places data in memory of its own. Each byte also crosses in the frame
+//! that it came in, before the device returns the buffer: the host's end copies it from there when
+//! the frame claims its placement ([`BounceBuffers::copy_claimed`]).
+//!
 //! Invariants: a range belongs to one registered buffer; the device can name no other one; bytes
 //! that the host has marked as filled are not copied.
 
@@ -13,16 +17,30 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use abi::Refusal;
 use abi::aligned::{AlignedBuf, PAGE_BYTES};
-use abi::nvme_tcp::{DdpBuffer, DdpSetup, DdpTeardownDone};
+use abi::l5o::L5oId;
+use abi::nvme_tcp::{DdpBuffer, DdpId, DdpPlacement, DdpSetup, DdpTeardownDone};
 use abi::region::{RegionRange, SharedRegion};
+use abi::{ReceivedFrame, Refusal};
+use wire::frame::{ParsedFrame, parse};
+use wire::tcp::TcpHeader;
+
+/// Where the host's end finds data that a device has placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PlacedData {
+    /// In the region, until the buffer returns.
+    InRegion,
+    /// In the frames that claim the placement.
+    InFrames,
+}
 
 /// A registered buffer.
 #[derive(Debug)]
 struct BouncedBuffer {
     /// The answer with which the device returns the buffer, with the host's pages.
     answer: DdpTeardownDone,
+    /// `DATAO` of the buffer's first byte.
+    offset: u32,
     /// Pages of the region.
     range: Range<usize>,
     /// Bytes of the buffer that the device may have written.
@@ -35,12 +53,20 @@ pub(crate) struct BounceBuffers {
     region: Arc<dyn SharedRegion>,
     free: FreePages,
     registered: BTreeMap<usize, BouncedBuffer>,
+    placed: PlacedData,
+    /// Pages of registered buffers by the names that claims have, if data are in the frames.
+    claimable: BTreeMap<(L5oId, DdpId), usize>,
 }
 
 impl BounceBuffers {
-    pub(crate) fn new(region: Arc<dyn SharedRegion>) -> Self {
+    pub(crate) fn new(region: Arc<dyn SharedRegion>, placed: PlacedData) -> Self {
         let free = FreePages::new(region.len() / PAGE_BYTES);
-        Self { region, free, registered: BTreeMap::new() }
+        let (registered, claimable) = (BTreeMap::new(), BTreeMap::new());
+        Self { region, free, registered, placed, claimable }
+    }
+
+    pub(crate) const fn region(&self) -> &Arc<dyn SharedRegion> {
+        &self.region
     }
 
     /// Replaces the pages of a registration by memory of the region.
@@ -58,10 +84,40 @@ impl BounceBuffers {
         };
         let awaited = setup.filled as usize..(setup.len as usize).min(len);
         let buffer = core::mem::replace(&mut setup.buffer, DdpBuffer::Shared(memory));
-        let DdpSetup { context, flow, tag, id, .. } = setup;
+        let DdpSetup { context, flow, tag, id, offset, .. } = setup;
         let answer = DdpTeardownDone { context, flow, tag, id, buffer, refused: None };
-        self.registered.insert(range.start, BouncedBuffer { answer, range, awaited });
+        if self.placed == PlacedData::InFrames {
+            self.claimable.insert((context, id), range.start);
+        }
+        self.registered.insert(range.start, BouncedBuffer { answer, offset, range, awaited });
         Ok(setup)
+    }
+
+    /// Copies the data that a frame claims to be placed, if they are not in the region. Returns
+    /// false if a claim is about a buffer that the device does not have, or about other bytes than
+    /// it awaits.
+    #[must_use]
+    pub(crate) fn copy_claimed(&mut self, received: &ReceivedFrame) -> bool {
+        let claims = match received.metadata.nvme_tcp() {
+            Some(claims) if self.placed == PlacedData::InFrames => claims,
+            _ => return true,
+        };
+        if claims.placements.is_empty() {
+            return true;
+        }
+        let payload = tcp_payload(received.packet.as_slice());
+        let (Some(payload), Some(context)) = (payload, claims.context) else { return false };
+        claims.placements.iter().all(|claim| self.copy(context, claim, payload).is_some())
+    }
+
+    fn copy(&mut self, context: L5oId, claim: &DdpPlacement, payload: &[u8]) -> Option<()> {
+        let page = self.claimable.get(&(context, claim.id))?;
+        let bounced = self.registered.get_mut(page)?;
+        let bytes = payload.get(claim.range.start as usize..claim.range.end as usize)?;
+        let at = claim.offset.checked_sub(bounced.offset)? as usize;
+        let is_awaited =
+            bounced.awaited.start <= at && at.checked_add(bytes.len())? <= bounced.awaited.end;
+        (is_awaited && bounced.answer.buffer.write(at, bytes)).then_some(())
     }
 
     /// Replaces the memory of the region in a device's answer by the pages of the host. Returns
@@ -77,10 +133,11 @@ impl BounceBuffers {
         self.registered.get(&page).filter(|it| same(&it.answer))?;
         let bounced = self.registered.remove(&page)?;
         let range = bounced.range.clone();
+        self.claimable.remove(&(done.context, done.id));
         let answer = if done.refused.is_some() {
             DdpTeardownDone { refused: done.refused, ..bounced.answer }
         } else {
-            copy_placed(&*self.region, bounced)
+            finish(self.placed, &*self.region, bounced)
         };
         self.free.put(range);
         Some(answer)
@@ -88,14 +145,29 @@ impl BounceBuffers {
 
     /// Returns the answers of a device that has ended, for all buffers that it had.
     pub(crate) fn recall(self) -> impl Iterator<Item = DdpTeardownDone> {
-        let Self { region, registered, .. } = self;
-        registered.into_values().map(move |bounced| copy_placed(&*region, bounced))
+        let Self { region, registered, placed, .. } = self;
+        registered.into_values().map(move |bounced| finish(placed, &*region, bounced))
     }
 }
 
-/// Copies data from the region to the pages of the host.
-fn copy_placed(region: &dyn SharedRegion, bounced: BouncedBuffer) -> DdpTeardownDone {
-    let BouncedBuffer { mut answer, range, awaited } = bounced;
+/// Returns the TCP payload of a frame.
+fn tcp_payload(frame: &[u8]) -> Option<&[u8]> {
+    let Ok(ParsedFrame::Ip(ip)) = parse(frame) else { return None };
+    let segment = frame.get(ip.l4..ip.end)?;
+    let (_, header_bytes) = TcpHeader::parse(segment).ok()?;
+    segment.get(header_bytes..)
+}
+
+/// Returns a buffer with all data that the device has placed.
+fn finish(
+    placed: PlacedData,
+    region: &dyn SharedRegion,
+    bounced: BouncedBuffer,
+) -> DdpTeardownDone {
+    let BouncedBuffer { mut answer, range, awaited, .. } = bounced;
+    if placed == PlacedData::InFrames {
+        return answer;
+    }
     let mut pages: AlignedBuf = answer.buffer.into_pages();
     let at = range.start * PAGE_BYTES + awaited.start;
     region.read(at, &mut pages.as_mut_slice()[awaited]);
@@ -143,10 +215,12 @@ impl FreePages {
 
 #[cfg(test)]
 mod tests {
-    use abi::FlowId;
-    use abi::l5o::L5oId;
-    use abi::nvme_tcp::DdpId;
+    use abi::l5o::StreamClaims;
+    use abi::nvme_tcp::NvmeRxClaims;
     use abi::region::HeapRegion;
+    use abi::{Checksum, FlowId, PacketPool};
+    use alloc::boxed::Box;
+    use alloc::vec;
     use base::Prng;
 
     use super::*;
@@ -166,7 +240,7 @@ mod tests {
     }
 
     fn buffers(pages: usize) -> BounceBuffers {
-        BounceBuffers::new(Arc::new(HeapRegion::new(pages * PAGE_BYTES)))
+        BounceBuffers::new(Arc::new(HeapRegion::new(pages * PAGE_BYTES)), PlacedData::InRegion)
     }
 
     #[test]
@@ -187,6 +261,50 @@ mod tests {
         let Some(second) = recalled.into_iter().nth(1) else { panic!() };
         let pages = second.buffer.into_pages();
         assert_eq!((pages.as_slice()[99], pages.as_slice()[100]), (1, 8), "filled before");
+    }
+
+    /// Returns a frame whose TCP payload has these bytes, and which claims a placement of a part.
+    fn received(payload: &[u8], claim: DdpPlacement) -> ReceivedFrame {
+        // IPv6 and TCP, with the fields that the parser needs.
+        let mut frame = vec![0; 74];
+        (frame[12], frame[13], frame[14], frame[20]) = (0x86, 0xdd, 0x60, 6);
+        (frame[55], frame[57], frame[66]) = (1, 1, 0x50);
+        let len = u16::try_from(20 + payload.len()).unwrap();
+        frame[18..20].copy_from_slice(&len.to_be_bytes());
+        frame.extend(payload);
+        let packet = PacketPool::new(1).copy(&frame).unwrap();
+        let placements = [claim].into_iter().collect();
+        let claims = NvmeRxClaims { context: Some(L5oId(1)), placements, ..Default::default() };
+        let mut received = ReceivedFrame::new(packet, Checksum::Good, 0, 0);
+        received.metadata.stream = Some(Box::new(StreamClaims::NvmeTcp(claims)));
+        received
+    }
+
+    /// Data that a device on another machine has placed come from the frames that claim it.
+    #[test]
+    fn claimed_data_is_copied_from_frames() {
+        let mut bounce = BounceBuffers { placed: PlacedData::InFrames, ..buffers(5) };
+        let first = bounce.register(setup(1, 2, 100)).unwrap();
+        let _second = bounce.register(setup(2, 2, 0)).unwrap();
+        let claim = |id, offset, range| DdpPlacement { range, id: DdpId(id), offset };
+        assert!(bounce.copy_claimed(&received(&[7; 50], claim(1, 100, 10..50))));
+        assert!(bounce.copy_claimed(&received(&[8; 50], claim(2, 8132, 0..50))));
+        for wrong in [
+            // Beyond the payload, filled before, beyond the awaited bytes, and no such buffer.
+            claim(1, 100, 10..51),
+            claim(1, 99, 0..10),
+            claim(1, 8173, 0..10),
+            claim(1, u32::MAX, 0..10),
+            claim(3, 100, 0..10),
+        ] {
+            assert!(!bounce.copy_claimed(&received(&[9; 50], wrong.clone())), "{wrong:?}");
+        }
+        let pages = bounce.take_back(&answer(first)).unwrap().buffer.into_pages();
+        let [filled, one, last, after] = [99, 100, 139, 140].map(|at| pages.as_slice()[at]);
+        assert_eq!((filled, one, last, after), (1, 7, 7, 1));
+        assert!(!bounce.copy_claimed(&received(&[9; 50], claim(1, 100, 0..10))), "it has returned");
+        let recalled = bounce.recall().next().unwrap().buffer.into_pages();
+        assert_eq!(recalled.as_slice()[8131..8182], [&[1][..], &[8; 50]].concat());
     }
 
     #[test]

@@ -29,7 +29,6 @@ mod bounce;
 mod device_half;
 pub mod ethernet;
 mod host_half;
-mod mirror;
 pub mod record;
 pub mod remote;
 mod switch_half;

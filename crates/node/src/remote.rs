@@ -4,7 +4,7 @@
 //! [`DescriptorChannel`]: shared memory between two processes, or a [`MemoryChannel`]. A frame
 //! is copied into the descriptor and out of it, so that no buffer crosses: each end returns the
 //! buffers to the pool that they are from. Registered buffers lie in a region that both ends have
-//! (`bounce.rs`), or in one of each end (`mirror.rs`); without one the device may not offer any.
+//! (`bounce.rs`), or in memory of the device alone; without either the device may not offer any.
 //!
 //! The other end is hostile. The first descriptor that is none, and the first fault of the channel,
 //! is a [`CarrierFault`] after which the end neither sends nor receives; its owner detaches.
@@ -18,7 +18,7 @@ use abi::layout::{
 };
 use abi::link::RxFrame;
 use abi::region::{RegionRange, SharedRegion};
-use abi::{Event, Op, PacketBuf, PacketPool, Refusal};
+use abi::{Event, Op, PacketBuf, PacketPool};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::rc::Rc;
@@ -28,8 +28,7 @@ use core::cell::RefCell;
 
 use base::internal_error;
 
-use crate::bounce::BounceBuffers;
-use crate::mirror::{self, MirroredBuffers};
+use crate::bounce::{BounceBuffers, PlacedData};
 
 /// Bytes of held segments that a pair of spliced connections takes to the device. Segments beyond
 /// are not acknowledged yet, so their senders send them again.
@@ -101,44 +100,16 @@ impl DescriptorChannel for MemoryChannel {
     }
 }
 
-/// Memory for registered buffers.
+/// Memory in which a device places data for registered buffers, as its program knows it.
 #[derive(Clone, Debug)]
 pub enum CarrierRegion {
     /// There is none.
     Absent,
-    /// Memory of both ends, which the program has registered.
+    /// Memory of both, which the program has registered.
     Shared(Arc<dyn SharedRegion>),
-    /// Memory of this end. The other one has as much, and data that the device has placed crosses
-    /// when it returns a buffer.
-    Mirrored(Arc<dyn SharedRegion>),
-}
-
-impl CarrierRegion {
-    /// Returns the length in bytes.
-    #[must_use]
-    pub fn len(&self) -> u64 {
-        self.memory().map_or(0, |memory| memory.len() as u64)
-    }
-
-    /// Returns whether there is no memory.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    const fn memory(&self) -> Option<&Arc<dyn SharedRegion>> {
-        match self {
-            Self::Absent => None,
-            Self::Shared(memory) | Self::Mirrored(memory) => Some(memory),
-        }
-    }
-
-    const fn mirrored(&self) -> Option<&Arc<dyn SharedRegion>> {
-        match self {
-            Self::Mirrored(memory) => Some(memory),
-            Self::Absent | Self::Shared(_) => None,
-        }
-    }
+    /// Memory of the device on another machine, of this length in bytes. The host's end copies data
+    /// that was placed from the frames in which they crossed.
+    OfDevice(usize),
 }
 
 /// A violation of the rules by the other side.
@@ -210,7 +181,8 @@ impl DecodeMemory for ReceiveMemory<'_> {
 #[derive(Debug)]
 pub struct CarrierEnd<C> {
     channel: C,
-    region: CarrierRegion,
+    /// Memory that both ends have, or of the device's end.
+    region: Option<Arc<dyn SharedRegion>>,
     copied: CopiedFrames,
     /// The descriptor that is being sent, and the one that was received.
     sent: Vec<u8>,
@@ -220,7 +192,7 @@ pub struct CarrierEnd<C> {
 }
 
 impl<C: DescriptorChannel> CarrierEnd<C> {
-    fn new(channel: C, region: CarrierRegion) -> Self {
+    fn new(channel: C, region: Option<Arc<dyn SharedRegion>>) -> Self {
         let (copied, counters) = (CopiedFrames::default(), CarrierCounters::default());
         let (sent, received) = (Vec::new(), Vec::new());
         Self { channel, region, copied, sent, received, fault: None, counters }
@@ -241,27 +213,22 @@ impl<C: DescriptorChannel> CarrierEnd<C> {
         self.sent.clear();
     }
 
-    /// Receives the next descriptor; returns false if there is none.
-    fn receive(&mut self) -> bool {
-        if self.fault.is_some() {
-            return false;
-        }
-        let popped = self.channel.pop(&mut self.received);
-        let is_received = self.checked(popped).unwrap_or(false);
-        if is_received {
-            self.counters.carrier_received += 1;
-            self.counters.carrier_received_bytes += self.received.len() as u64;
-        }
-        is_received
-    }
-
-    /// Decodes the descriptor that was received, with buffers of `pool`.
-    fn decode<T>(
+    /// Receives the next descriptor, and decodes it with buffers of `pool`.
+    fn receive<T>(
         &mut self,
         pool: &mut PacketPool,
         decode: impl FnOnce(&[u8], &mut dyn DecodeMemory) -> Result<T, LayoutFault>,
     ) -> Option<T> {
-        let mut memory = ReceiveMemory { pool, region: self.region.memory() };
+        if self.fault.is_some() {
+            return None;
+        }
+        let popped = self.channel.pop(&mut self.received);
+        if !self.checked(popped)? {
+            return None;
+        }
+        self.counters.carrier_received += 1;
+        self.counters.carrier_received_bytes += self.received.len() as u64;
+        let mut memory = ReceiveMemory { pool, region: self.region.as_ref() };
         let decoded = decode(&self.received, &mut memory).map_err(CarrierFault::Descriptor);
         clear_keys(&mut self.received);
         self.checked(decoded)
@@ -330,11 +297,11 @@ impl<C> RemoteEnd for RemoteDeviceEnd<C> {
     type Channel = C;
 
     fn end(&self) -> &CarrierEnd<C> {
-        &self.end
+        &self.0
     }
 
     fn end_mut(&mut self) -> &mut CarrierEnd<C> {
-        &mut self.end
+        &mut self.0
     }
 }
 
@@ -354,7 +321,17 @@ impl<C: DescriptorChannel> RemoteHostEnd<C> {
     /// Creates the host's end of a new channel.
     #[must_use]
     pub fn new(channel: C, region: CarrierRegion) -> Self {
-        let bounce = region.memory().cloned().map(BounceBuffers::new);
+        let bounce = match &region {
+            CarrierRegion::Absent => None,
+            CarrierRegion::Shared(memory) => {
+                Some(BounceBuffers::new(Arc::clone(memory), PlacedData::InRegion))
+            }
+            CarrierRegion::OfDevice(bytes) => {
+                let memory = Arc::new(DeviceMemory(*bytes));
+                Some(BounceBuffers::new(memory, PlacedData::InFrames))
+            }
+        };
+        let region = bounce.as_ref().map(|bounce| Arc::clone(bounce.region()));
         let (end, pool) = (CarrierEnd::new(channel, region), PacketPool::new(POOL_BUFFERS));
         Self { end, pool, bounce, refused: VecDeque::new() }
     }
@@ -364,21 +341,13 @@ impl<C: DescriptorChannel> RemoteHostEnd<C> {
         if let Some(refused) = self.refused.pop_front() {
             return Some(refused);
         }
-        while self.end.receive() {
-            if !mirror::is_placed_data(&self.end.received) {
-                return self.decode_event();
-            }
-            let mirrored = self.end.region.mirrored();
-            let applied = mirrored.is_some_and(|to| mirror::apply(&**to, &self.end.received));
-            let result = if applied { Ok(()) } else { Err(LayoutFault::BadMemory) };
-            self.end.checked(result.map_err(CarrierFault::Descriptor))?;
+        let event = self.end.receive(&mut self.pool, decode_event)?;
+        if let (Event::Received(received), Some(bounce)) = (&event, &mut self.bounce)
+            && !bounce.copy_claimed(received)
+        {
+            let fault = CarrierFault::Descriptor(LayoutFault::BadMemory);
+            return self.end.checked(Err(fault));
         }
-        None
-    }
-
-    /// Decodes the event that was received.
-    fn decode_event(&mut self) -> Option<Event> {
-        let event = self.end.decode(&mut self.pool, decode_event)?;
         let (Event::DdpTeardownDone(done), Some(bounce)) = (&event, &mut self.bounce) else {
             return Some(event);
         };
@@ -406,13 +375,7 @@ impl<C: DescriptorChannel> RemoteHostEnd<C> {
         }
         if let (Op::DdpSetup(_), Some(bounce)) = (&op, &mut self.bounce) {
             let Op::DdpSetup(setup) = op else { return };
-            let is_long = setup.buffer.len() > mirror::BUFFER_BYTES_MAX;
-            let registered = if is_long && end.region.mirrored().is_some() {
-                Err(setup.refuse(Refusal::TableFull))
-            } else {
-                bounce.register(*setup)
-            };
-            op = match registered {
+            op = match bounce.register(*setup) {
                 Ok(setup) => Op::DdpSetup(Box::new(setup)),
                 Err(refused) => {
                     self.refused.push_back(Event::DdpTeardownDone(Box::new(refused)));
@@ -445,45 +408,19 @@ impl<C: DescriptorChannel> RemoteHostEnd<C> {
 
 /// The device's end.
 #[derive(Debug)]
-pub struct RemoteDeviceEnd<C> {
-    end: CarrierEnd<C>,
-    /// Buffers that the device has, if their data is to be sent.
-    mirrored: MirroredBuffers,
-}
+pub struct RemoteDeviceEnd<C>(CarrierEnd<C>);
 
 impl<C: DescriptorChannel> RemoteDeviceEnd<C> {
-    /// Creates the device's end of a new channel.
+    /// Creates the device's end of a new channel, with the region that the program has registered,
+    /// or memory of the device for a program on another machine, if any.
     #[must_use]
-    pub fn new(channel: C, region: CarrierRegion) -> Self {
-        Self { end: CarrierEnd::new(channel, region), mirrored: MirroredBuffers::default() }
+    pub fn new(channel: C, region: Option<Arc<dyn SharedRegion>>) -> Self {
+        Self(CarrierEnd::new(channel, region))
     }
 
     /// Returns the next operation; frames in it are copied to buffers of `pool`.
     pub fn pop_op(&mut self, pool: &mut PacketPool) -> Option<Op> {
-        if !self.end.receive() {
-            return None;
-        }
-        let op = self.end.decode(pool, decode_op)?;
-        if let (Op::DdpSetup(setup), Some(_)) = (&op, self.end.region.mirrored())
-            && !self.mirrored.register(setup)
-        {
-            let fault = CarrierFault::Descriptor(LayoutFault::BadMemory);
-            return self.end.checked(Err(fault));
-        }
-        Some(op)
-    }
-
-    /// Sends the data that the device has placed in a buffer that it returns.
-    fn send_placed(&mut self, event: &Event) {
-        let end = &mut self.end;
-        let (Event::DdpTeardownDone(done), Some(memory)) = (event, end.region.mirrored()) else {
-            return;
-        };
-        let memory = Arc::clone(memory);
-        for bytes in mirror::chunks(self.mirrored.take(done)) {
-            mirror::encode(&*memory, bytes, &mut end.sent);
-            end.send();
-        }
+        self.0.receive(pool, decode_op)
     }
 
     /// Sends an event.
@@ -492,15 +429,13 @@ impl<C: DescriptorChannel> RemoteDeviceEnd<C> {
     /// Returns the event if there is no room for it. After a fault it is dropped.
     #[expect(clippy::result_large_err, reason = "the event comes back as it is")]
     pub fn push_event(&mut self, event: Event) -> Result<(), Event> {
-        let end = &mut self.end;
+        let end = &mut self.0;
         if end.fault.is_none() && !end.has_room() && end.fault.is_none() {
             return Err(event);
         }
         if end.fault.is_some() {
             return Ok(());
         }
-        self.send_placed(&event);
-        let end = &mut self.end;
         match encode_event(event, &mut end.copied, &mut end.sent) {
             Ok(()) => end.send(),
             Err(_) => {
@@ -512,12 +447,30 @@ impl<C: DescriptorChannel> RemoteDeviceEnd<C> {
 
     /// Returns the next buffer whose frame has been sent to the host.
     pub fn pop_recycled(&mut self) -> Option<PacketBuf> {
-        self.end.copied.0.pop()
+        self.0.copied.0.pop()
     }
 
     /// Makes the events visible to the host, and wakes it if it sleeps.
     pub fn publish(&mut self) {
-        self.end.channel.publish();
+        self.0.channel.publish();
+    }
+}
+
+/// Memory of a device on another machine, of which the host's end only assigns ranges.
+#[derive(Debug)]
+struct DeviceMemory(usize);
+
+impl SharedRegion for DeviceMemory {
+    fn len(&self) -> usize {
+        self.0
+    }
+
+    fn write(&self, at: usize, _bytes: &[u8]) {
+        unreachable!("byte {at} is on another machine");
+    }
+
+    fn read(&self, at: usize, _out: &mut [u8]) {
+        unreachable!("byte {at} is on another machine");
     }
 }
 
@@ -554,7 +507,7 @@ mod tests {
         (
             (
                 RemoteHostEnd::new(of_host, CarrierRegion::Absent),
-                RemoteDeviceEnd::new(of_device, CarrierRegion::Absent),
+                RemoteDeviceEnd::new(of_device, None),
             ),
             ops,
         )
@@ -631,6 +584,6 @@ mod tests {
         assert!(matches!(device.pop_op(&mut PacketPool::new(1)), Some(Op::QuicRekey(_))));
         let capacity = host.end.sent.capacity();
         assert!(capacity > 32 && host.end.sent.is_empty());
-        assert!(device.end.received.iter().all(|&byte| byte == 0));
+        assert!(device.0.received.iter().all(|&byte| byte == 0));
     }
 }

@@ -210,11 +210,11 @@ fn new_ends(
     let memory = || -> Arc<dyn SharedRegion> { Arc::new(HeapRegion::new(REGION_BYTES)) };
     if carrier == RemoteCarrier::Ethernet {
         let (of_host, of_device) = SimChannel::ethernet(random.fork());
-        let host = RemoteHostEnd::new(of_host, CarrierRegion::Mirrored(memory()));
-        return (host, RemoteDeviceEnd::new(of_device, CarrierRegion::Mirrored(memory())));
+        let host = RemoteHostEnd::new(of_host, CarrierRegion::OfDevice(REGION_BYTES));
+        return (host, RemoteDeviceEnd::new(of_device, Some(memory())));
     }
     let (of_host, of_device) = SimChannel::memory();
     let region = memory();
     let host = RemoteHostEnd::new(of_host, CarrierRegion::Shared(Arc::clone(&region)));
-    (host, RemoteDeviceEnd::new(of_device, CarrierRegion::Shared(region)))
+    (host, RemoteDeviceEnd::new(of_device, Some(region)))
 }

@@ -10,13 +10,13 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use abi::attach::{AddressClaim, AttachGrant, AttachRefusal, AttachRequest, PortRange};
+use abi::region::SharedRegion;
 use abi::{Capabilities, Refusal};
 use cli::Failure;
 use io::attachment::AttachmentSocket;
 use io::disk::Disk;
 use io::notify::Notifier;
 use nic::switch::{ClaimTable, FUNCTIONS_MAX, outgoing_ports};
-use node::remote::CarrierRegion;
 
 use super::channel::AttachedChannel;
 use super::ethernet_listener::EthernetListener;
@@ -110,8 +110,8 @@ pub(crate) struct ProgramArrival {
     pub(crate) claim: AddressClaim,
     pub(crate) origin: ProgramOrigin,
     pub(crate) channel: AttachedChannel,
-    /// Memory for registered buffers.
-    pub(crate) region: CarrierRegion,
+    /// Memory in which the device places data, if any.
+    pub(crate) region: Option<Arc<dyn SharedRegion>>,
     pub(crate) disk: Box<dyn Disk>,
 }
 
@@ -260,7 +260,7 @@ impl ProgramAcceptor {
         disk: Box<dyn Disk>,
     ) -> bool {
         let ProgramRequest { request, region } = request;
-        let region_bytes = region.len();
+        let region_bytes = region.as_ref().map_or(0, |region| region.len() as u64);
         let mut capabilities = self.capabilities.clone().for_other_process(region_bytes);
         if request.root.is_none() {
             capabilities.file = Err(Refusal::Disabled);

@@ -11,6 +11,7 @@ use abi::layout::{
     ATTACH_BYTES_MAX, AttachFault, decode_attach_reply, decode_attach_request, encode_attach_reply,
     encode_attach_request,
 };
+use abi::region::SharedRegion;
 use base::Duration;
 use io::attachment::{AttachmentSocket, PeerProcess};
 use io::shared_region::{MappedRegion, SharedMemoryError};
@@ -29,8 +30,8 @@ const MESSAGE_TIME_MAX: Duration = Duration::from_secs(2);
 const ETHERNET_TIME_MAX: Duration = Duration::from_secs(1);
 /// Length of a program's region in bytes: as many as a device registers by default.
 const REGION_BYTES: usize = 256 << 20;
-/// As [`REGION_BYTES`], for a device on another machine, in the memory of either side.
-const MIRROR_BYTES: usize = 64 << 20;
+/// As [`REGION_BYTES`], in the memory of a device on another machine.
+const DEVICE_REGION_BYTES: usize = 64 << 20;
 /// Smallest MTU of a link: the packet that every host takes (RFC 791 section 3.2).
 const MTU_MIN: u16 = 576;
 
@@ -69,14 +70,14 @@ impl AttachError {
 pub(super) struct DeviceArrival {
     pub(super) grant: AttachGrant,
     pub(super) channel: AttachedChannel,
-    /// Memory for registered buffers.
+    /// Memory in which the device places data.
     pub(super) region: CarrierRegion,
 }
 
-/// A program's request, and memory for its registered buffers.
+/// A program's request, and the memory in which the device places data for it, if any.
 pub(super) struct ProgramRequest {
     pub(super) request: AttachRequest,
-    pub(super) region: CarrierRegion,
+    pub(super) region: Option<Arc<dyn SharedRegion>>,
 }
 
 /// Attaches to a device, if it can take the place of one with the capabilities `required`.
@@ -109,7 +110,7 @@ fn attach_over_ethernet(
     })?;
     let grant = read_reply(&reply, request, required)?;
     let channel = AttachedChannel::Ethernet(Box::new(channel));
-    Ok(DeviceArrival { grant, channel, region: mirror().map_err(AttachError::Memory)? })
+    Ok(DeviceArrival { grant, channel, region: CarrierRegion::OfDevice(DEVICE_REGION_BYTES) })
 }
 
 /// Attaches to the device at a path. The device gets a region of its own: a former one may still
@@ -134,11 +135,6 @@ fn attach_at_path(
     let (out, into) = (SharedRingProducer::new(out), SharedRingConsumer::new(into));
     let channel = AttachedChannel::Shared(SharedMemoryChannel::new(out, into, socket));
     Ok(DeviceArrival { grant, channel, region: CarrierRegion::Shared(region) })
-}
-
-/// Creates memory for registered buffers that crosses when they are returned.
-fn mirror() -> Result<CarrierRegion, SharedMemoryError> {
-    Ok(CarrierRegion::Mirrored(Arc::new(MappedRegion::create(MIRROR_BYTES)?)))
 }
 
 /// Reads the answer of a device, and checks that it suits the program.
@@ -230,8 +226,9 @@ impl ProgramConnection {
                 let bytes = channel.receive_message(ETHERNET_TIME_MAX)?;
                 let request = decode_attach_request(&bytes).map_err(RequestFault::Message);
                 Ok(request.and_then(|request| {
-                    let region = mirror().map_err(RequestFault::Region)?;
-                    Ok(ProgramRequest { request, region })
+                    let region = MappedRegion::create(DEVICE_REGION_BYTES);
+                    let region = Arc::new(region.map_err(RequestFault::Region)?);
+                    Ok(ProgramRequest { request, region: Some(region) })
                 }))
             }
         }
@@ -305,12 +302,14 @@ fn receive_request(socket: &AttachmentSocket) -> IoResult<Result<ProgramRequest,
         Ok(request) => request,
         Err(fault) => return Ok(Err(RequestFault::Message(fault))),
     };
-    let region = match region.map(|fd| MappedRegion::attach(fd, REGION_BYTES)).transpose() {
-        Ok(Some(region)) => CarrierRegion::Shared(Arc::new(region)),
-        Ok(None) => CarrierRegion::Absent,
-        Err(error) => return Ok(Err(RequestFault::Region(error))),
-    };
-    Ok(Ok(ProgramRequest { request, region }))
+    let region = region.map(|fd| MappedRegion::attach(fd, REGION_BYTES)).transpose();
+    Ok(match region {
+        Ok(region) => {
+            let region = region.map(|region| Arc::new(region) as Arc<dyn SharedRegion>);
+            Ok(ProgramRequest { request, region })
+        }
+        Err(error) => Err(RequestFault::Region(error)),
+    })
 }
 
 /// Refuses a process.
