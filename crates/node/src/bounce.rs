@@ -5,9 +5,9 @@
 //! device returns the buffer. So the device cannot change data that the host has already judged,
 //! and data that was placed outlives the device: [`BounceBuffers::recall`] returns it.
 //!
-//! A device on another machine places data in memory of its own. Each byte also crosses in the frame
-//! that it came in, before the device returns the buffer: the host's end copies it from there when
-//! the frame claims its placement ([`BounceBuffers::copy_claimed`]).
+//! A device on another machine places data in memory of its own. Each byte also crosses in the
+//! frame that it came in, before the device returns the buffer: the host's end copies it from
+//! there when the frame claims its placement ([`BounceBuffers::copy_claimed`]).
 //!
 //! Invariants: a range belongs to one registered buffer; the device can name no other one; bytes
 //! that the host has marked as filled are not copied.

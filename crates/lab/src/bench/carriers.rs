@@ -5,9 +5,9 @@
 //! moving cache lines between cores, which all carriers have. `send` is the encoding and the write
 //! to the ring, `receive` the read and the decoding. `ring` moves Rust values ([`abi::ring`]);
 //! `shared, inline` carries descriptors with their payload ([`abi::layout`], [`io::shared_ring`]);
-//! `shared, named` names payload in a registered region. `ethernet` has the frames of both ends of a
-//! session ([`node::ethernet`]), acknowledgments included, and a copy for the link, which is memory:
-//! the kernel's cost of sending and receiving a frame is not in it.
+//! `shared, named` names payload in a registered region. `ethernet` has the frames of both ends of
+//! a session ([`node::ethernet`]), acknowledgments included, and a copy for the link, which is
+//! memory: the kernel's cost of sending and receiving a frame is not in it.
 //!
 //! These are costs of the parts; `bench device-process` measures the system.
 
