@@ -199,7 +199,7 @@ fn refusals_are_explained() {
         (&["--listen", listen, "--user", "nemo"][..], 2, "there is no user nemo"),
         (&["--listen", listen, "--user", "root"], 2, "the user root is the superuser"),
         (&["--listen", listen, "--root", "a=/none", "--sandbox"], 66, "/none"),
-        (&[], 2, "give --listen PATH, or start it by socket activation"),
+        (&[], 2, "give --listen PATH or --listen-ether IF, or start it by socket activation"),
         (&["--take-over", "/none"], 69, "cannot take over the device of /none"),
     ] {
         let (status, said) = with(args);

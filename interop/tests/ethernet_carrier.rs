@@ -1,6 +1,8 @@
 //! `--nic ether:`: a device process on a DPU, programs on a host, and clients, each in a network
 //! namespace of its own.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::thread;
 
 use interop::{
@@ -235,6 +237,33 @@ fn a_faulty_link_to_the_dpu_is_repaired() {
     let stat = program.stat();
     stat.expect_zero(&["nic_lost"]);
     stat.expect_nonzero(&["carrier_frames_doubled"]);
+}
+
+/// Both sides give up their privileges, and a program attaches again to a device that was started
+/// again: a session needs none.
+#[test]
+fn a_session_begins_without_privileges() {
+    let fixture = EthernetFixture::new(TMP);
+    let want = sha256(&fixture.files.fill("a.bin", 3 << 20));
+    let readable = Permissions::from_mode(0o755);
+    std::fs::set_permissions(fixture.files.path(), readable).expect("the folder is ours");
+    let confined = ["--user", "daemon", "--sandbox"];
+    let mut nic = fixture.nic(&confined);
+    let program = fixture.serve(&[&confined[..], &["--tls"]].concat());
+    for attached in 1..=2 {
+        for server in [&nic, &program] {
+            let fields = ["Uid", "CapEff", "Seccomp"].map(|field| server.status_field(field));
+            assert_eq!(fields, ["1", "0000000000000000", "2"]);
+        }
+        assert_eq!(fetch(&fixture.client, "https://10.77.0.2/a.bin", &[]), want);
+        assert_eq!(program.stat().get("nic_attached"), attached);
+        nic.stat().expect_nonzero(&["file_bytes", "tx_tls_encrypted_bytes"]);
+        if attached == 1 {
+            let _netns = nic.crash();
+            nic = fixture.nic(&confined);
+            while program.stat().get("nic_attached") < 2 {}
+        }
+    }
 }
 
 /// A program that cannot attach says why.
