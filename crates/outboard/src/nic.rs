@@ -161,7 +161,7 @@ fn announce(args: &NicArgs, ethernet: Option<&str>) {
     };
     let _ = writeln!(out, "serving programs at {listen} on {}", args.link);
     if let Some(mac) = ethernet {
-        let _ = writeln!(out, "on other machines: outboard serve DIR --nic ether:IF,{mac}");
+        let _ = writeln!(out, "try: outboard serve DIR --nic ether:IF,{mac} on another machine");
     }
     if let (Some(root), Some(_)) = (args.root.first(), &args.listen) {
         let _ = writeln!(out, "try: outboard serve {} --nic unix:{listen}", root.path.display());

@@ -4,7 +4,7 @@
 //! Both arrangements run during the whole benchmark, each in a network namespace with a TAP, and
 //! take turns on the same core. A row's result is the median over rounds of the ratio within a
 //! round; the CPU time of the second arrangement is that of both processes, and the host's CPU
-//! time is that of the host threads of either. The counters of both say how many descriptors
+//! time is that of the host threads of either, if both have one. The counters of both say how many descriptors
 //! crossed for a request, and how many of them rang a doorbell.
 //!
 //! Needs root, for the namespaces' interfaces. All processes that it starts end with it.
@@ -34,6 +34,10 @@ pub(crate) struct DeviceProcessArgs {
     /// Carrier between the two processes
     #[arg(long, value_enum, default_value_t = LiveCarrier::Shared)]
     carrier: LiveCarrier,
+    /// Give host and device of the one process a thread each, as on two cores, and compare the CPU
+    /// time of host threads
+    #[arg(long)]
+    host_cpu: bool,
     /// Rows to measure
     #[arg(long, value_delimiter = ',', value_parser = |name: &str| named(&ROWS, name),
         default_values_t = ROWS)]
@@ -82,9 +86,10 @@ impl Benchmark for DeviceProcessArgs {
         let bed = LiveTestbed::new(&ROWS)?;
         let (cert, key) = write_certificate(bed.path())?;
         let tls = ["--tls", "--tls-cert", &cert, "--tls-key", &key].map(str::to_owned);
+        let threads = ["--threads", if self.host_cpu { "two" } else { "auto" }].map(str::to_owned);
         let together = BothSchemes {
-            plain: start_together(&bed, "together", &[])?,
-            secure: start_together(&bed, "together-tls", &tls)?,
+            plain: start_together(&bed, "together", &threads)?,
+            secure: start_together(&bed, "together-tls", &[&tls[..], &threads].concat())?,
         };
         let apart = BothSchemes {
             plain: start_apart(&bed, APART, self.carrier, &[])?,
@@ -102,12 +107,14 @@ impl Benchmark for DeviceProcessArgs {
             Ok(run)
         })?;
         let crossings = crossings.into_inner();
-        let values: [RunValue; 4] = [
+        let mut values: Vec<RunValue> = vec![
             ("requests", LoadRun::requests_per_s),
             ("CPU", LoadRun::server_s_per_request),
-            ("host CPU", LoadRun::host_s_per_request),
             ("median latency", |run| run.latency_us.0),
         ];
+        if self.host_cpu {
+            values.push(("host CPU", LoadRun::host_s_per_request));
+        }
         let names = ["apart", "together"];
         report(to, names, &measured, &values, |m| fields(m, crossings[m.row.name]));
         for (row, crossings) in &crossings {
@@ -149,7 +156,6 @@ fn headline(measured: &[Measured<2>], crossings: &BTreeMap<&str, Crossings>) -> 
         };
         put("requests_ratio", m.ratio(1, LoadRun::requests_per_s));
         put("cpu_ratio", m.ratio(1, LoadRun::server_s_per_request));
-        put("host_cpu_ratio", m.ratio(1, LoadRun::host_s_per_request));
         put("doorbells_per_thousand", crossings[name].doorbells_per_thousand());
     }
     headline
@@ -162,7 +168,8 @@ fn fields(m: &Measured<2>, crossings: Crossings) -> Value {
         "requests_ratio": m.ratio(1, LoadRun::requests_per_s),
         "requests_ratio_of_rounds": m.ratios(1, LoadRun::requests_per_s),
         "server_cpu_ratio": m.ratio(1, LoadRun::server_s_per_request),
-        "host_cpu_ratio": m.ratio(1, LoadRun::host_s_per_request),
+        "host_cpu_s_per_request": m.median(0, LoadRun::host_s_per_request),
+        "host_cpu_s_per_request_together": m.median(1, LoadRun::host_s_per_request),
         "latency_ratio": m.ratio(1, |run| run.latency_us.0),
         "descriptors_per_request": crossings.descriptors_per_request(),
         "doorbells_per_thousand_descriptors": crossings.doorbells_per_thousand(),

@@ -265,8 +265,11 @@ impl EthernetSession {
     /// or pushed.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let probe = self.end.is_none().then(|| self.quiet_since + PROBE_INTERVAL);
-        Instant::earliest([self.sender.timeout_at(), probe])
+        if self.end.is_some() {
+            return None;
+        }
+        let probe = self.quiet_since + PROBE_INTERVAL;
+        Instant::earliest([self.sender.timeout_at(), Some(probe)])
     }
 
     fn follow_silence(&mut self, now: Instant) {

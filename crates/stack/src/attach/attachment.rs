@@ -3,7 +3,7 @@
 
 use std::os::fd::AsRawFd;
 
-use base::Instant;
+use base::Duration;
 use cli::Failure;
 use io::notify::{Notifier, Poller};
 use node::ethernet::EthernetCounters;
@@ -63,9 +63,9 @@ impl<E: RemoteEnd<Channel = AttachedChannel>> AttachedEnd<E> {
         self.end.channel_mut().prepare_sleep();
     }
 
-    /// See [`SleepingCarrier::poll_timeout`](crate::threads::SleepingCarrier::poll_timeout).
-    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        self.end.channel().poll_timeout()
+    /// See [`SleepingCarrier::sleep_limit`](crate::threads::SleepingCarrier::sleep_limit).
+    pub(crate) fn sleep_limit(&self) -> Option<Duration> {
+        self.end.channel().sleep_limit()
     }
 
     /// See [`CarrierSleeper::finish_sleep`].
@@ -156,9 +156,9 @@ impl<E: RemoteEnd<Channel = AttachedChannel>> Attachment<E> {
         self.attached.as_mut().is_some_and(AttachedEnd::has_work)
     }
 
-    /// See [`SleepingCarrier::poll_timeout`](crate::threads::SleepingCarrier::poll_timeout).
-    pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        self.attached.as_ref()?.poll_timeout()
+    /// See [`SleepingCarrier::sleep_limit`](crate::threads::SleepingCarrier::sleep_limit).
+    pub(super) fn sleep_limit(&self) -> Option<Duration> {
+        self.attached.as_ref()?.sleep_limit()
     }
 
     /// Calls `f` with the name and value of each counter of all ends so far.

@@ -3,7 +3,7 @@
 
 use std::os::fd::RawFd;
 
-use base::Instant;
+use base::Duration;
 use node::ethernet::EthernetCounters;
 use node::remote::{CarrierFault, DescriptorChannel};
 
@@ -61,11 +61,11 @@ impl AttachedChannel {
         }
     }
 
-    /// Returns the time at which [`Self::is_peer_gone`] is to be called at the latest.
-    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+    /// Returns the time until [`Self::is_peer_gone`] is to be called, if it matters.
+    pub(super) fn sleep_limit(&self) -> Option<Duration> {
         match self {
             Self::Shared(_) => None,
-            Self::Ethernet(channel) => channel.poll_timeout(),
+            Self::Ethernet(channel) => channel.sleep_limit(),
         }
     }
 

@@ -104,9 +104,10 @@ impl EthernetChannel {
         self.session.end().is_some() && !self.session.has_received()
     }
 
-    /// Returns the time at which [`Self::advance`] is to be called at the latest.
-    pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        self.session.poll_timeout()
+    /// Returns the time until [`Self::advance`] is to be called. The clock is the session's own, so
+    /// other threads cannot compare its times.
+    pub(super) fn sleep_limit(&self) -> Option<Duration> {
+        self.session.poll_timeout().map(|at| at.since(self.clock.now()))
     }
 
     /// Processes a frame that was received elsewhere.
@@ -178,8 +179,8 @@ impl EthernetChannel {
                 return Err(ErrorKind::TimedOut.into());
             }
             self.prepare_sleep();
-            let due = self.poll_timeout().map_or(until, |due| due.min(until));
-            poller.wait(Some(due.since(now)))?;
+            let left = until.since(now);
+            poller.wait(Some(self.sleep_limit().map_or(left, |limit| limit.min(left))))?;
         }
     }
 }

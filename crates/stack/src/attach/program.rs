@@ -140,8 +140,8 @@ impl SleepingCarrier for ProgramCarrier {
         !self.own_events.is_empty() || self.device.has_work()
     }
 
-    fn poll_timeout(&self) -> Option<Instant> {
-        self.device.poll_timeout()
+    fn sleep_limit(&self) -> Option<Duration> {
+        self.device.sleep_limit()
     }
 
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {

@@ -8,7 +8,7 @@
 //! of its own has several programs ([`super::switch_thread`]).
 
 use abi::{Event, Op, PacketBuf};
-use base::Instant;
+use base::Duration;
 use host::MovedConnection;
 use io::notify::{Notifier, Poller};
 
@@ -40,9 +40,9 @@ pub(crate) trait SleepingCarrier {
     /// Returns whether there is something to receive.
     fn has_work(&mut self) -> bool;
 
-    /// Returns the time at which the thread is to wake even without a signal; `None` if only the
-    /// signals of [`CarrierSleeper::register`] matter.
-    fn poll_timeout(&self) -> Option<Instant> {
+    /// Returns the longest time to sleep without a signal; `None` if only the signals of
+    /// [`CarrierSleeper::register`] matter.
+    fn sleep_limit(&self) -> Option<Duration> {
         None
     }
 

@@ -149,9 +149,9 @@ impl<A: Application, M, C: HostCarrier> HostThread<A, M, C> {
         // Without a device there is no room before the next one arrives, which wakes the thread.
         let retries = self.blocked && self.ports.carrier.has_device();
         let retry = retries.then(|| now + RETRY);
-        let carrier = self.ports.carrier.poll_timeout();
-        let due = Instant::earliest([self.half.poll_timeout(&self.app), carrier, retry]);
-        self.phase.sleep_for(now, due.map(|at| at.since(now)))
+        let due = Instant::earliest([self.half.poll_timeout(&self.app), retry]);
+        let limits = [due.map(|at| at.since(now)), self.ports.carrier.sleep_limit()];
+        self.phase.sleep_for(now, limits.into_iter().flatten().min())
     }
 
     /// Passes the host's events of automatic addresses on.

@@ -241,10 +241,11 @@ impl SwitchThread {
     fn sleep_for(&self) -> Option<Duration> {
         let now = self.clock.now();
         let retry = self.blocked.then(|| now + RETRY);
-        let programs = self.half.all_ports().filter_map(|ports| ports.attached.poll_timeout());
-        let due =
-            [self.link.link.poll_timeout(), self.half.poll_timeout(now), programs.min(), retry];
-        self.phase.sleep_for(now, Instant::earliest(due).map(|at| at.since(now)))
+        let due = [self.link.link.poll_timeout(), self.half.poll_timeout(now), retry];
+        let due = Instant::earliest(due).map(|at| at.since(now));
+        let programs = (0..FUNCTIONS_MAX).filter_map(|function| self.half.program(function));
+        let limits = programs.filter_map(|ports| ports.attached.sleep_limit());
+        self.phase.sleep_for(now, due.into_iter().chain(limits).min())
     }
 
     /// Answers with the counters of each function's device and program, and those of the switch.
