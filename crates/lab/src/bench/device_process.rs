@@ -4,8 +4,8 @@
 //! Both arrangements run during the whole benchmark, each in a network namespace with a TAP, and
 //! take turns on the same core. A row's result is the median over rounds of the ratio within a
 //! round; the CPU time of the second arrangement is that of both processes, and the host's CPU
-//! time is that of the host threads of either, if both have one. The counters of both say how many descriptors
-//! crossed for a request, and how many of them rang a doorbell.
+//! time is that of the host threads of either, if both have one. The counters of both say how many
+//! descriptors crossed for a request, and how many of them rang a doorbell.
 //!
 //! Needs root, for the namespaces' interfaces. All processes that it starts end with it.
 
