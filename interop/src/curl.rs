@@ -1,8 +1,9 @@
 //! curl as a client: whole responses, and downloads that are hashed as they arrive.
 
-use crate::files::first_word;
+use crate::files::{Files, first_word, sha256};
+use crate::netns::Netns;
 use crate::server::{ADDR, TestServer};
-use crate::tool;
+use crate::tool::{self, expect_success, run};
 use std::fmt;
 use std::io::Read;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
@@ -82,7 +83,7 @@ impl TestServer {
     /// # Panics
     /// If curl cannot be run.
     pub fn curl(&self, args: &[&str]) -> Output {
-        tool::run(curl(self).args(args))
+        run(curl(self).args(args))
     }
 
     /// Fetches `path` over IPv4 with additional `args`.
@@ -92,7 +93,7 @@ impl TestServer {
     #[must_use]
     pub fn get(&self, path: &str, args: &[&str]) -> Response {
         let url = Url::v4(path).to_string();
-        let output = tool::run(curl(self).arg("--include").args(args).arg(&url));
+        let output = run(curl(self).arg("--include").args(args).arg(&url));
         assert!(
             output.status.success(),
             "curl {args:?} {url}: {}: {}",
@@ -224,6 +225,21 @@ fn curl(server: &TestServer) -> Command {
 
 fn spawn(command: &mut Command) -> Child {
     command.spawn().unwrap_or_else(|e| panic!("cannot run {command:?}: {e}"))
+}
+
+/// Fetches a URL with curl, with a limit of 120 seconds and further options. Returns the SHA-256 of
+/// the content, for which a folder below `parent` is created.
+///
+/// # Panics
+/// If curl fails.
+#[must_use]
+pub fn fetch_sha256(netns: &Netns, parent: &str, url: &str, options: &[&str]) -> String {
+    let folder = Files::new(parent);
+    let to = folder.path().join("got");
+    let mut curl = netns.command("curl");
+    curl.args(["-sSfk", "--max-time", "120"]).args(options).arg("-o").arg(&to).arg(url);
+    let _ = expect_success(&run(&mut curl));
+    sha256(&to)
 }
 
 #[cfg(test)]

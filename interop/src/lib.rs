@@ -33,7 +33,7 @@ mod vm;
 
 pub use certificate::make_certificate;
 pub use counters::Counters;
-pub use curl::{Download, PausedDownload, Response, Url};
+pub use curl::{Download, PausedDownload, Response, Url, fetch_sha256};
 pub use daemon::ThirdPartyServer;
 pub use device_fixture::DeviceFixture;
 pub use ethernet_fixture::EthernetFixture;

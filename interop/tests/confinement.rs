@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::thread;
 
 use interop::{
-    DeviceFixture, Files, Netns, TestServer, ThirdPartyServer, expect_success, nvme_initiator, run,
-    sha256,
+    DeviceFixture, Files, Netns, TestServer, ThirdPartyServer, expect_success, fetch_sha256,
+    nvme_initiator, run, sha256,
 };
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
@@ -49,12 +49,7 @@ fn two(one: &str, other: &str) -> (String, String) {
 }
 
 fn fetch(netns: &Netns, url: &str) -> String {
-    let folder = Files::new(TMP);
-    let to = folder.path().join("got");
-    let mut curl = netns.command("curl");
-    curl.args(["-sSfk", "--max-time", "30", "-o"]).arg(&to).arg(url);
-    let _ = expect_success(&run(&mut curl));
-    sha256(&to)
+    fetch_sha256(netns, TMP, url, &[])
 }
 
 /// The device is started by its first client, and gives up root; the program never had it.

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::thread;
 
 use interop::{
-    DeviceFixture, Files, Netns, PEER, TestServer, ThirdPartyServer, Vm, expect_success, outboard,
-    run, sha256, with_clients,
+    DeviceFixture, Files, Netns, PEER, TestServer, ThirdPartyServer, Vm, expect_success,
+    fetch_sha256, outboard, run, sha256, with_clients,
 };
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
@@ -48,12 +48,7 @@ fn kill_under_load(
 
 /// Fetches a URL with curl at a limited rate, so that a transfer outlives a device.
 fn fetch(netns: &Netns, url: &str, rate: &str) -> String {
-    let folder = Files::new(TMP);
-    let to = folder.path().join("got");
-    let mut curl = netns.command("curl");
-    curl.args(["-sSfk", "--max-time", "120", "--limit-rate", rate, "-o"]).arg(&to).arg(url);
-    let _ = expect_success(&run(&mut curl));
-    sha256(&to)
+    fetch_sha256(netns, TMP, url, &["--limit-rate", rate])
 }
 
 fn fetch_http3(netns: &Netns) -> String {

@@ -7,7 +7,7 @@ use std::thread;
 
 use interop::{
     EthernetFixture, Files, Netns, PEER, TestServer, ThirdPartyServer, Vm, expect_success,
-    outboard, run, sha256, with_clients,
+    fetch_sha256, outboard, run, sha256, with_clients,
 };
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
@@ -21,12 +21,7 @@ fn kills() -> u32 {
 }
 
 fn fetch(netns: &Netns, url: &str, options: &[&str]) -> String {
-    let folder = Files::new(TMP);
-    let to = folder.path().join("got");
-    let mut curl = netns.command("curl");
-    curl.args(["-sSfk", "--max-time", "120"]).args(options).arg("-o").arg(&to).arg(url);
-    let _ = expect_success(&run(&mut curl));
-    sha256(&to)
+    fetch_sha256(netns, TMP, url, options)
 }
 
 fn fetch_http3(netns: &Netns) -> String {
