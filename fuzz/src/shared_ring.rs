@@ -28,9 +28,9 @@ pub fn run(data: &[u8]) {
         match input.byte() {
             choice @ 0..=3 => {
                 let file = &hostile[usize::from(choice & 1)];
-                // The indices, or a word of the descriptors.
+                // The indices and the flag, or a word of the descriptors.
                 let at = match choice {
-                    0 | 1 => u64::from(input.byte() & 3) * 128,
+                    0 | 1 => [0, 4, 128, 256][usize::from(input.byte() & 3)],
                     _ => 4096 + u64::from(input.u16() % 512) * 8,
                 };
                 let bytes = input.u32().to_le_bytes();

@@ -47,8 +47,8 @@ use crate::attach::{AttachReply, AttachRequest};
 use crate::{Event, Op};
 
 /// Version of the layout. Both sides compare it, and [`LayoutTable::fingerprint`], before the first
-/// descriptor; it changes with every change of the table.
-pub const LAYOUT_VERSION: u16 = 4;
+/// descriptor; it changes with every change of the table, and of the rings in shared memory.
+pub const LAYOUT_VERSION: u16 = 5;
 
 /// Largest descriptor in bytes: a registered buffer of 1 MiB inline, or a merged frame of 64 KiB.
 pub const DESCRIPTOR_BYTES_MAX: usize = (1 << 20) + (64 << 10);
@@ -121,7 +121,7 @@ pub fn layout_table() -> LayoutTable {
 }
 
 fn encode<T: DescriptorCodec>(
-    descriptor: T,
+    mut descriptor: T,
     memory: &mut dyn EncodeMemory,
     out: &mut Vec<u8>,
 ) -> Result<(), EncodeFault> {

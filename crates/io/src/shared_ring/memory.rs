@@ -16,6 +16,8 @@ pub(super) const CONTROL_BYTES: usize = 4096;
 /// Offsets of the indices and of the flag: on cache lines of their own, 128 bytes apart because
 /// the adjacent-line prefetcher fetches lines in pairs.
 pub(super) const TAIL_AT: usize = 0;
+/// Beside the tail, with which it is read.
+pub(super) const BASE_AT: usize = 4;
 pub(super) const HEAD_AT: usize = 128;
 pub(super) const ASLEEP_AT: usize = 256;
 

@@ -6,6 +6,12 @@
 //! of eight bytes; it may continue at the start of the circle. The two indices count bytes modulo
 //! 2^32. `docs/descriptors.md` has the layout.
 //!
+//! A ring is larger than the caches of a core, because the longest descriptors are. So that short
+//! ones do not travel through all of it, the producer *rewinds* an empty ring: the next descriptor
+//! is at the start of the circle again, whose lines are still in the cache. It publishes the index
+//! that the start has (`base`) before the first descriptor that lies there. While a descriptor
+//! waits, the base does not change, so the consumer reads it once for each batch that it finds.
+//!
 //! Invariants, whatever the other process writes:
 //! - An index of the other process is read once and checked before use; our own index is read from
 //!   private memory only.
@@ -24,7 +30,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use abi::layout::{DESCRIPTOR_BYTES_MAX, may_hold_keys};
 
-use memory::{ASLEEP_AT, HEAD_AT, TAIL_AT};
+use memory::{ASLEEP_AT, BASE_AT, HEAD_AT, TAIL_AT};
 pub use memory::{CAPACITY_MAX, CAPACITY_MIN, SharedRingMemory};
 
 pub use crate::sealed_file::SharedMemoryError;
@@ -33,6 +39,12 @@ pub use crate::sealed_file::SharedMemoryError;
 const LENGTH_BYTES: u32 = 4;
 /// Alignment of descriptors.
 const WORD_BYTES: u32 = 8;
+/// [`WORD_BYTES`] as a length.
+const WORD: usize = WORD_BYTES as usize;
+/// Bytes from the start of the circle after which the producer rewinds: half of a small L1 cache.
+const REWIND_BYTES: u32 = 16 << 10;
+/// Bytes between two attempts to rewind, each of which reads the consumer's index.
+const REWIND_RETRY_BYTES: u32 = 4 << 10;
 
 /// A violation of the ring's rules by the other process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -65,6 +77,11 @@ pub struct SharedRingProducer {
     tail: u32,
     published: u32,
     head_seen: u32,
+    /// Index of the start of the circle.
+    base: u32,
+    /// Index at the last attempt to rewind, and bytes from there to the next one.
+    rewind_tried: u32,
+    rewind_after: u32,
 }
 
 /// The receiving end of a ring.
@@ -74,13 +91,17 @@ pub struct SharedRingConsumer {
     /// Index of the next descriptor.
     head: u32,
     tail_seen: u32,
+    /// Index of the start of the circle, for the descriptors before `tail_seen`.
+    base: u32,
 }
 
 impl SharedRingProducer {
     /// Creates the sending end of a new ring.
     #[must_use]
     pub const fn new(memory: SharedRingMemory) -> Self {
-        Self { memory, tail: 0, published: 0, head_seen: 0 }
+        let (tail, published, head_seen, base) = (0, 0, 0, 0);
+        let (rewind_tried, rewind_after) = (0, REWIND_BYTES);
+        Self { memory, tail, published, head_seen, base, rewind_tried, rewind_after }
     }
 
     /// Writes a descriptor.
@@ -92,10 +113,13 @@ impl SharedRingProducer {
         else {
             return Ok(RingPush::DoesNotFit);
         };
+        if self.tail.wrapping_sub(self.rewind_tried) >= self.rewind_after {
+            self.rewind_if_empty()?;
+        }
         if !self.has_room(bytes)? {
             return Ok(RingPush::Full);
         }
-        write(self.memory.words(), self.tail, descriptor);
+        write(self.memory.words(), self.tail.wrapping_sub(self.base), descriptor);
         self.tail = self.tail.wrapping_add(bytes);
         Ok(RingPush::Written)
     }
@@ -109,9 +133,26 @@ impl SharedRingProducer {
     }
 
     fn has_room(&mut self, bytes: u32) -> Result<bool, PeerFault> {
-        if self.free() >= bytes {
-            return Ok(true);
+        if self.free() < bytes {
+            self.read_head()?;
         }
+        Ok(self.free() >= bytes)
+    }
+
+    /// Moves the next descriptor to the start of the circle if no descriptor waits.
+    #[cold]
+    fn rewind_if_empty(&mut self) -> Result<(), PeerFault> {
+        self.read_head()?;
+        (self.rewind_tried, self.rewind_after) = (self.tail, REWIND_RETRY_BYTES);
+        if self.head_seen == self.tail {
+            (self.base, self.rewind_after) = (self.tail, REWIND_BYTES);
+            // Publishing the next tail orders this.
+            self.memory.control(BASE_AT).store(self.base, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn read_head(&mut self) -> Result<(), PeerFault> {
         let head = self.memory.control(HEAD_AT).load(Ordering::Acquire);
         if self.tail.wrapping_sub(head) > self.tail.wrapping_sub(self.head_seen)
             || head % WORD_BYTES != 0
@@ -119,7 +160,7 @@ impl SharedRingProducer {
             return Err(PeerFault::BadIndex);
         }
         self.head_seen = head;
-        Ok(self.free() >= bytes)
+        Ok(())
     }
 
     /// Makes the written descriptors visible to the consumer. Returns whether the caller has to
@@ -146,7 +187,7 @@ impl SharedRingConsumer {
     /// Creates the receiving end of a new ring.
     #[must_use]
     pub const fn new(memory: SharedRingMemory) -> Self {
-        Self { memory, head: 0, tail_seen: 0 }
+        Self { memory, head: 0, tail_seen: 0, base: 0 }
     }
 
     /// Moves the oldest descriptor to `out`, whose content it replaces. Returns false if there is
@@ -159,7 +200,8 @@ impl SharedRingConsumer {
             return Ok(false);
         }
         let words = self.memory.words();
-        let first = word(words, self.head).load(Ordering::Relaxed);
+        let position = self.head.wrapping_sub(self.base);
+        let first = word(words, position).load(Ordering::Relaxed);
         // The low half, in the byte order of the layout.
         let [a, b, c, d, ..] = first.to_le_bytes();
         let len = u32::from_le_bytes([a, b, c, d]) as usize;
@@ -167,11 +209,11 @@ impl SharedRingConsumer {
         let Some(bytes) = occupied(len).filter(|&bytes| bytes <= there) else {
             return Err(PeerFault::BadLength);
         };
-        read(words, self.head, first, len, out);
+        read(words, position, first, len, out);
         if may_hold_keys(out) {
             (0..bytes / WORD_BYTES).for_each(|n| {
-                let index = self.head.wrapping_add(n * WORD_BYTES);
-                word(words, index).store(0, Ordering::Relaxed);
+                let position = position.wrapping_add(n * WORD_BYTES);
+                word(words, position).store(0, Ordering::Relaxed);
             });
         }
         self.head = self.head.wrapping_add(bytes);
@@ -187,6 +229,12 @@ impl SharedRingConsumer {
         if self.head == self.tail_seen {
             let tail = self.memory.control(TAIL_AT).load(Ordering::Acquire);
             if tail.wrapping_sub(self.head) > self.memory.capacity() || tail % WORD_BYTES != 0 {
+                return Err(PeerFault::BadIndex);
+            }
+            if tail != self.tail_seen {
+                self.base = self.memory.control(BASE_AT).load(Ordering::Relaxed);
+            }
+            if self.base % WORD_BYTES != 0 {
                 return Err(PeerFault::BadIndex);
             }
             self.tail_seen = tail;
@@ -217,51 +265,79 @@ fn occupied(len: usize) -> Option<u32> {
     Some((LENGTH_BYTES + len).next_multiple_of(WORD_BYTES))
 }
 
-/// Returns the word at an index, which is a multiple of [`WORD_BYTES`]. The number of words is a
+/// Returns the word at a position, which is a multiple of [`WORD_BYTES`]. The number of words is a
 /// power of two.
 #[inline]
-fn word(words: &[AtomicU64], index: u32) -> &AtomicU64 {
-    &words[(index / WORD_BYTES) as usize & (words.len() - 1)]
+fn word(words: &[AtomicU64], position: u32) -> &AtomicU64 {
+    &words[(position / WORD_BYTES) as usize & (words.len() - 1)]
 }
 
-/// Writes a descriptor, with its length in front, from an index on.
-fn write(words: &[AtomicU64], index: u32, descriptor: &[u8]) {
-    let len = u32::try_from(descriptor.len()).unwrap_or(0).to_le_bytes();
-    let (begin, rest) = descriptor.split_at(descriptor.len().min(LENGTH_BYTES as usize));
-    let mut first = [0; WORD_BYTES as usize];
-    first[..len.len()].copy_from_slice(&len);
-    first[len.len()..len.len() + begin.len()].copy_from_slice(begin);
-    word(words, index).store(u64::from_le_bytes(first), Ordering::Relaxed);
-    let mut index = index;
-    let mut store = |bytes| {
-        index = index.wrapping_add(WORD_BYTES);
-        word(words, index).store(u64::from_le_bytes(bytes), Ordering::Relaxed);
-    };
-    let mut chunks = rest.chunks_exact(WORD_BYTES as usize);
-    chunks.by_ref().filter_map(|chunk| chunk.first_chunk().copied()).for_each(&mut store);
-    let last = chunks.remainder();
-    if !last.is_empty() {
-        let mut padded = [0; WORD_BYTES as usize];
-        padded[..last.len()].copy_from_slice(last);
-        store(padded);
+/// Returns the words of the circle in their order from the one after a position on, `count` at
+/// most: those up to the end of the memory, and those from its start on.
+#[inline]
+fn words_after(words: &[AtomicU64], position: u32, count: usize) -> (&[AtomicU64], &[AtomicU64]) {
+    let first = ((position / WORD_BYTES) as usize & (words.len() - 1)) + 1;
+    match words.get(first..first + count) {
+        Some(all) => (all, &[]),
+        None => (&words[first..], &words[..first + count - words.len()]),
     }
 }
 
-/// Copies a descriptor of `len` bytes at an index, with its first word, to `out`.
-fn read(words: &[AtomicU64], index: u32, first: u64, len: usize, out: &mut Vec<u8>) {
+/// Writes a descriptor, with its length in front, from a position on.
+fn write(words: &[AtomicU64], position: u32, descriptor: &[u8]) {
+    let len = u32::try_from(descriptor.len()).unwrap_or(0);
+    let (begin, rest) = descriptor.split_at(descriptor.len().min(LENGTH_BYTES as usize));
+    let first = u64::from(len) | padded(begin) << u32::BITS;
+    word(words, position).store(first, Ordering::Relaxed);
+    let (whole, last_bytes) = (rest.len() / WORD, rest.len() % WORD);
+    let (to, to_start) = words_after(words, position, whole);
+    let (rest, rest_start) = rest.split_at(to.len() * WORD);
+    write_words(to, rest);
+    write_words(to_start, rest_start);
+    if last_bytes > 0 {
+        // A load of eight bytes is faster than a copy of fewer.
+        let last = descriptor.last_chunk().map_or_else(
+            || padded(&descriptor[LENGTH_BYTES as usize..]),
+            |last| u64::from_le_bytes(*last) >> (u64::BITS as usize - last_bytes * 8),
+        );
+        let after = WORD_BYTES * (1 + u32::try_from(whole).unwrap_or(0));
+        word(words, position.wrapping_add(after)).store(last, Ordering::Relaxed);
+    }
+}
+
+/// Returns up to eight bytes as a word, with zeros in place of the missing ones.
+fn padded(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
+}
+
+/// Writes the whole words of `bytes`.
+#[inline]
+fn write_words(words: &[AtomicU64], bytes: &[u8]) {
+    let chunks = bytes.chunks_exact(WORD).filter_map(<[u8]>::first_chunk);
+    for (word, chunk) in words.iter().zip(chunks) {
+        word.store(u64::from_le_bytes(*chunk), Ordering::Relaxed);
+    }
+}
+
+/// Copies a descriptor of `len` bytes at a position, with its first word, to `out`.
+fn read(words: &[AtomicU64], position: u32, first: u64, len: usize, out: &mut Vec<u8>) {
     let [_, _, _, _, begin @ ..] = first.to_le_bytes();
-    out.clear();
-    out.extend_from_slice(&begin[..begin.len().min(len)]);
-    out.resize(len, 0);
-    let mut index = index;
-    let mut load = || {
-        index = index.wrapping_add(WORD_BYTES);
-        word(words, index).load(Ordering::Relaxed).to_le_bytes()
-    };
-    let mut chunks = out[begin.len().min(len)..].chunks_exact_mut(WORD_BYTES as usize);
-    chunks.by_ref().for_each(|chunk| chunk.copy_from_slice(&load()));
-    let last = chunks.into_remainder();
-    if !last.is_empty() {
-        last.copy_from_slice(&load()[..last.len()]);
+    let count = len.saturating_sub(begin.len()).div_ceil(WORD);
+    // Whole words first: a copy of fewer bytes is slower.
+    out.resize(begin.len() + count * WORD, 0);
+    let (start, rest) = out.split_at_mut(begin.len());
+    start.copy_from_slice(&begin);
+    let (from, from_start) = words_after(words, position, count);
+    let (rest, rest_start) = rest.split_at_mut(from.len() * WORD);
+    read_words(from, rest);
+    read_words(from_start, rest_start);
+    out.truncate(len);
+}
+
+/// Copies words to bytes.
+#[inline]
+fn read_words(words: &[AtomicU64], bytes: &mut [u8]) {
+    for (word, chunk) in words.iter().zip(bytes.chunks_exact_mut(WORD)) {
+        chunk.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
     }
 }

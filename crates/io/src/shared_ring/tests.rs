@@ -145,6 +145,38 @@ fn only_sealed_files_of_the_right_length_are_mapped() {
     }
 }
 
+/// Short descriptors that are received at once stay in the first lines of a ring.
+#[test]
+fn an_empty_ring_is_rewound() {
+    let (mut tx, mut rx, memory) = rings(16 * REWIND_BYTES);
+    for n in 0..10_000_u32 {
+        let descriptor = n.to_le_bytes().repeat(30);
+        assert_eq!(tx.push(&descriptor), Ok(RingPush::Written));
+        let _ = tx.publish();
+        assert_eq!(pop(&mut rx), Ok(Some(descriptor)));
+    }
+    let used = memory.words().iter().rposition(|word| word.load(Ordering::Relaxed) != 0);
+    let used = (used.unwrap() + 1) * WORD;
+    let expected = REWIND_BYTES as usize..(REWIND_BYTES + REWIND_RETRY_BYTES) as usize;
+    assert!(expected.contains(&used), "{used} bytes were used");
+}
+
+/// A ring is not rewound while a descriptor waits in it.
+#[test]
+fn a_ring_in_use_is_not_rewound() {
+    let (mut tx, mut rx, memory) = rings(16 * REWIND_BYTES);
+    let descriptor = |n: u32| n.to_le_bytes().repeat(30);
+    assert_eq!(tx.push(&descriptor(0)), Ok(RingPush::Written));
+    for n in 1..10_000 {
+        assert_eq!(tx.push(&descriptor(n)), Ok(RingPush::Written));
+        let _ = tx.publish();
+        assert_eq!(pop(&mut rx), Ok(Some(descriptor(n - 1))));
+    }
+    let base = memory.control(BASE_AT).load(Ordering::Relaxed);
+    assert_eq!(base, 0, "the descriptors went around the circle");
+    assert_eq!(pop(&mut rx), Ok(Some(descriptor(9999))));
+}
+
 /// Each write of a hostile producer, with the fault that the consumer finds.
 #[test]
 fn a_consumer_refuses_what_a_hostile_producer_writes() {
@@ -160,6 +192,10 @@ fn a_consumer_refuses_what_a_hostile_producer_writes() {
         attacker.control(TAIL_AT).store(tail, Ordering::Relaxed);
         assert_eq!(pop(&mut rx), Err(fault), "tail {tail}");
     }
+    let (_, mut rx, attacker) = rings(CAPACITY_MIN);
+    attacker.control(BASE_AT).store(4, Ordering::Relaxed);
+    attacker.control(TAIL_AT).store(8, Ordering::Relaxed);
+    assert_eq!(pop(&mut rx), Err(PeerFault::BadIndex), "base");
     for (len, tail) in [(0, 8), (5, 8), (13, 16), (4093, 4096), (u32::MAX, 4096), (1 << 31, 4096)] {
         let (_, mut rx, attacker) = rings(CAPACITY_MIN);
         attacker.words()[0].store(u64::from(len), Ordering::Relaxed);
@@ -230,16 +266,17 @@ proptest! {
     /// Against a queue: nothing is lost, doubled or reordered, over many turns of the circle.
     #[test]
     fn behaves_like_a_queue(
+        capacity in (12_u32..16).prop_map(|bits| 1 << bits),
         steps in proptest::collection::vec((any::<bool>(), 1_usize..1500), 1..300),
     ) {
-        let (mut tx, mut rx, _) = rings(CAPACITY_MIN);
+        let (mut tx, mut rx, _) = rings(capacity);
         let mut model: VecDeque<Vec<u8>> = VecDeque::new();
         let mut used = 0;
         for (n, (push, len)) in steps.into_iter().enumerate() {
             if push {
                 let bytes: Vec<u8> = (0..len).map(|at| (at + n).to_le_bytes()[0]).collect();
                 let room = (len + 4).next_multiple_of(8);
-                let fits = used + room <= CAPACITY_MIN as usize;
+                let fits = used + room <= capacity as usize;
                 let expected = if fits { RingPush::Written } else { RingPush::Full };
                 prop_assert_eq!(tx.push(&bytes), Ok(expected));
                 let _ = tx.publish();
@@ -259,13 +296,14 @@ proptest! {
     /// and no access leaves the ring.
     #[test]
     fn total_on_any_memory(
-        tail: u32, content in proptest::collection::vec(any::<u64>(), 64),
+        tail: u32, base: u32, content in proptest::collection::vec(any::<u64>(), 64),
     ) {
         let (_, mut rx, attacker) = rings(CAPACITY_MIN);
         for (index, word) in attacker.words().iter().enumerate() {
             // Short lengths, so that several descriptors follow each other.
             word.store(content[index % 64] & 0xffff_ffff_0000_007f, Ordering::Relaxed);
         }
+        attacker.control(BASE_AT).store(base & !7, Ordering::Relaxed);
         attacker.control(TAIL_AT).store((tail % (CAPACITY_MIN * 2)) & !7, Ordering::Relaxed);
         let mut out = vec![];
         let mut popped = 0;
