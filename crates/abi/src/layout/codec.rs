@@ -12,8 +12,8 @@ use super::{DecodeMemory, EncodeMemory, LayoutTable};
 
 /// A type with a place in the layout.
 pub trait DescriptorCodec: Sized {
-    /// Writes the value.
-    fn encode(self, to: &mut Encoder<'_>);
+    /// Writes the value. Its buffers move to the encoder's memory, so that empty ones remain.
+    fn encode(&mut self, to: &mut Encoder<'_>);
 
     /// Reads a value.
     ///

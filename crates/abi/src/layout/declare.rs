@@ -6,11 +6,13 @@
 macro_rules! layout_struct {
     ($($type:ident { $($field:ident: $of:ty),+ $(,)? })+) => {$(
         impl DescriptorCodec for $type {
-            fn encode(self, to: &mut Encoder<'_>) {
+            #[inline]
+            fn encode(&mut self, to: &mut Encoder<'_>) {
                 let Self { $($field),+ } = self;
                 $(<$of as DescriptorCodec>::encode($field, to);)+
             }
 
+            #[inline]
             fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
                 Ok(Self { $($field: <$of as DescriptorCodec>::decode(from)?),+ })
             }
@@ -32,10 +34,12 @@ macro_rules! layout_struct {
 macro_rules! layout_number {
     ($($type:ident($of:ty))+) => {$(
         impl DescriptorCodec for $type {
-            fn encode(self, to: &mut Encoder<'_>) {
+            #[inline]
+            fn encode(&mut self, to: &mut Encoder<'_>) {
                 self.0.encode(to);
             }
 
+            #[inline]
             fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
                 Ok(Self(<$of as DescriptorCodec>::decode(from)?))
             }
@@ -55,7 +59,8 @@ macro_rules! layout_enum {
             $({ $($named:ident: $named_of:ty),+ })?
     ),+ $(,)? })+) => {$(
         impl DescriptorCodec for $type {
-            fn encode(self, to: &mut Encoder<'_>) {
+            #[inline]
+            fn encode(&mut self, to: &mut Encoder<'_>) {
                 match self {$(
                     Self::$variant $(($($unnamed),+))? $({ $($named),+ })? => {
                         to.put(&[$tag]);
@@ -65,6 +70,7 @@ macro_rules! layout_enum {
                 )+}
             }
 
+            #[inline]
             fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
                 let [tag] = from.take_array()?;
                 Ok(match tag {

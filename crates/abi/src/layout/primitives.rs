@@ -18,7 +18,7 @@ use super::{
     DESCRIPTOR_BYTES_MAX, Decoder, DescriptorCodec, EncodeFault, Encoder, LayoutFault, LayoutTable,
     MemoryRange,
 };
-use crate::aligned::{AlignedBuf, PAGE_BYTES};
+use crate::aligned::PAGE_BYTES;
 use crate::nvme_tcp::DdpBuffer;
 use crate::quic::QuicConnectionId;
 use crate::splice::SpliceSide;
@@ -28,7 +28,7 @@ macro_rules! layout_integer {
     ($($type:ident)+) => {$(
         impl DescriptorCodec for $type {
             #[inline]
-            fn encode(self, to: &mut Encoder<'_>) {
+            fn encode(&mut self, to: &mut Encoder<'_>) {
                 to.put(&self.to_le_bytes());
             }
 
@@ -47,10 +47,12 @@ macro_rules! layout_integer {
 layout_integer!(u8 u16 u32 u64 i64);
 
 impl DescriptorCodec for bool {
-    fn encode(self, to: &mut Encoder<'_>) {
-        to.put(&[self.into()]);
+    #[inline]
+    fn encode(&mut self, to: &mut Encoder<'_>) {
+        to.put(&[u8::from(*self)]);
     }
 
+    #[inline]
     fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
         match from.take_array()? {
             [0] => Ok(false),
@@ -66,10 +68,12 @@ impl DescriptorCodec for bool {
 
 /// Numbers of queues and positions, 64 bits.
 impl DescriptorCodec for usize {
-    fn encode(self, to: &mut Encoder<'_>) {
-        (self as u64).encode(to);
+    #[inline]
+    fn encode(&mut self, to: &mut Encoder<'_>) {
+        (*self as u64).encode(to);
     }
 
+    #[inline]
     fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
         Self::try_from(u64::decode(from)?).map_err(|_| LayoutFault::OutOfRange)
     }
@@ -80,8 +84,10 @@ impl DescriptorCodec for usize {
 }
 
 impl DescriptorCodec for () {
-    fn encode(self, _: &mut Encoder<'_>) {}
+    #[inline]
+    fn encode(&mut self, _: &mut Encoder<'_>) {}
 
+    #[inline]
     fn decode(_: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
         Ok(())
     }
@@ -92,13 +98,15 @@ impl DescriptorCodec for () {
 }
 
 impl<T: DescriptorCodec> DescriptorCodec for Option<T> {
-    fn encode(self, to: &mut Encoder<'_>) {
+    #[inline]
+    fn encode(&mut self, to: &mut Encoder<'_>) {
         self.is_some().encode(to);
         if let Some(value) = self {
             value.encode(to);
         }
     }
 
+    #[inline]
     fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
         bool::decode(from)?.then(|| T::decode(from)).transpose()
     }
@@ -109,7 +117,8 @@ impl<T: DescriptorCodec> DescriptorCodec for Option<T> {
 }
 
 impl<T: DescriptorCodec, E: DescriptorCodec> DescriptorCodec for Result<T, E> {
-    fn encode(self, to: &mut Encoder<'_>) {
+    #[inline]
+    fn encode(&mut self, to: &mut Encoder<'_>) {
         self.is_err().encode(to);
         match self {
             Ok(value) => value.encode(to),
@@ -117,6 +126,7 @@ impl<T: DescriptorCodec, E: DescriptorCodec> DescriptorCodec for Result<T, E> {
         }
     }
 
+    #[inline]
     fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
         Ok(if bool::decode(from)? { Err(E::decode(from)?) } else { Ok(T::decode(from)?) })
     }
@@ -127,10 +137,12 @@ impl<T: DescriptorCodec, E: DescriptorCodec> DescriptorCodec for Result<T, E> {
 }
 
 impl<T: DescriptorCodec> DescriptorCodec for Box<T> {
-    fn encode(self, to: &mut Encoder<'_>) {
-        (*self).encode(to);
+    #[inline]
+    fn encode(&mut self, to: &mut Encoder<'_>) {
+        (**self).encode(to);
     }
 
+    #[inline]
     fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
         T::decode(from).map(Self::new)
     }
@@ -141,11 +153,13 @@ impl<T: DescriptorCodec> DescriptorCodec for Box<T> {
 }
 
 impl<T: DescriptorCodec> DescriptorCodec for Box<[T]> {
-    fn encode(self, to: &mut Encoder<'_>) {
+    #[inline]
+    fn encode(&mut self, to: &mut Encoder<'_>) {
         to.put_count(self.len());
-        self.into_vec().into_iter().for_each(|item| item.encode(to));
+        self.iter_mut().for_each(|item| item.encode(to));
     }
 
+    #[inline]
     fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
         let count = from.take_count()?;
         (0..count).map(|_| T::decode(from)).collect::<Result<Vec<T>, _>>().map(Into::into)
@@ -160,11 +174,13 @@ impl<A: smallvec::Array> DescriptorCodec for SmallVec<A>
 where
     A::Item: DescriptorCodec,
 {
-    fn encode(self, to: &mut Encoder<'_>) {
+    #[inline]
+    fn encode(&mut self, to: &mut Encoder<'_>) {
         to.put_count(self.len());
-        self.into_iter().for_each(|item| item.encode(to));
+        self.iter_mut().for_each(|item| item.encode(to));
     }
 
+    #[inline]
     fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
         let mut items = Self::new();
         for _ in 0..from.take_count()? {
@@ -179,10 +195,12 @@ where
 }
 
 impl<const N: usize> DescriptorCodec for [u8; N] {
-    fn encode(self, to: &mut Encoder<'_>) {
-        to.put(&self);
+    #[inline]
+    fn encode(&mut self, to: &mut Encoder<'_>) {
+        to.put(&*self);
     }
 
+    #[inline]
     fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
         from.take_array()
     }
@@ -195,10 +213,12 @@ impl<const N: usize> DescriptorCodec for [u8; N] {
 macro_rules! layout_pair {
     ($($type:ident)+) => {$(
         impl DescriptorCodec for [$type; 2] {
-            fn encode(self, to: &mut Encoder<'_>) {
-                self.into_iter().for_each(|item| item.encode(to));
+            #[inline]
+            fn encode(&mut self, to: &mut Encoder<'_>) {
+                self.iter_mut().for_each(|item| item.encode(to));
             }
 
+            #[inline]
             fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
                 Ok([$type::decode(from)?, $type::decode(from)?])
             }
@@ -213,10 +233,12 @@ macro_rules! layout_pair {
 layout_pair!(u16 u64 SpliceSide);
 
 impl<const N: usize> DescriptorCodec for Zeroizing<[u8; N]> {
-    fn encode(self, to: &mut Encoder<'_>) {
-        to.put(&*self);
+    #[inline]
+    fn encode(&mut self, to: &mut Encoder<'_>) {
+        to.put(&**self);
     }
 
+    #[inline]
     fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
         from.take_array().map(Self::new)
     }
@@ -227,11 +249,13 @@ impl<const N: usize> DescriptorCodec for Zeroizing<[u8; N]> {
 }
 
 impl<T: DescriptorCodec> DescriptorCodec for Range<T> {
-    fn encode(self, to: &mut Encoder<'_>) {
+    #[inline]
+    fn encode(&mut self, to: &mut Encoder<'_>) {
         self.start.encode(to);
         self.end.encode(to);
     }
 
+    #[inline]
     fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
         Ok(T::decode(from)?..T::decode(from)?)
     }
@@ -243,10 +267,12 @@ impl<T: DescriptorCodec> DescriptorCodec for Range<T> {
 
 /// Nanoseconds.
 impl DescriptorCodec for Duration {
-    fn encode(self, to: &mut Encoder<'_>) {
+    #[inline]
+    fn encode(&mut self, to: &mut Encoder<'_>) {
         self.as_nanos().encode(to);
     }
 
+    #[inline]
     fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
         u64::decode(from).map(Self::from_nanos)
     }
@@ -258,10 +284,12 @@ impl DescriptorCodec for Duration {
 
 /// Nanoseconds of the device's clock.
 impl DescriptorCodec for Instant {
-    fn encode(self, to: &mut Encoder<'_>) {
+    #[inline]
+    fn encode(&mut self, to: &mut Encoder<'_>) {
         self.as_nanos().encode(to);
     }
 
+    #[inline]
     fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
         u64::decode(from).map(Self::from_nanos)
     }
@@ -273,7 +301,8 @@ impl DescriptorCodec for Instant {
 
 /// The version, 4 or 6, and the address in network byte order.
 impl DescriptorCodec for IpAddr {
-    fn encode(self, to: &mut Encoder<'_>) {
+    #[inline]
+    fn encode(&mut self, to: &mut Encoder<'_>) {
         match self {
             Self::V4(addr) => {
                 to.put(&[4]);
@@ -286,6 +315,7 @@ impl DescriptorCodec for IpAddr {
         }
     }
 
+    #[inline]
     fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
         match from.take_array()? {
             [4] => Ok(Self::V4(Ipv4Addr::from(from.take_array::<4>()?))),
@@ -301,13 +331,15 @@ impl DescriptorCodec for IpAddr {
 
 /// Length, offsets of the network and the transport header, bytes.
 impl DescriptorCodec for PacketHeader {
-    fn encode(self, to: &mut Encoder<'_>) {
+    #[inline]
+    fn encode(&mut self, to: &mut Encoder<'_>) {
         for number in [self.len(), self.l3(), self.l4()] {
             to.put(&[u8::try_from(number).unwrap_or(u8::MAX)]);
         }
         to.put(self.as_slice());
     }
 
+    #[inline]
     fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
         let [len, l3, l4] = from.take_array()?;
         let bytes = from.take(len.into())?;
@@ -321,12 +353,14 @@ impl DescriptorCodec for PacketHeader {
 
 /// Length and bytes.
 impl DescriptorCodec for QuicConnectionId {
-    fn encode(self, to: &mut Encoder<'_>) {
+    #[inline]
+    fn encode(&mut self, to: &mut Encoder<'_>) {
         let bytes = self.as_slice();
         to.put(&[u8::try_from(bytes.len()).unwrap_or(u8::MAX)]);
         to.put(bytes);
     }
 
+    #[inline]
     fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
         let [len] = from.take_array()?;
         Self::new(from.take(len.into())?).ok_or(LayoutFault::OutOfRange)
@@ -339,13 +373,15 @@ impl DescriptorCodec for QuicConnectionId {
 
 /// The number under which both sides know the set.
 impl DescriptorCodec for Arc<PatternSet> {
-    fn encode(self, to: &mut Encoder<'_>) {
-        match to.memory.number_of_patterns(&self) {
-            Some(number) => number.encode(to),
+    #[inline]
+    fn encode(&mut self, to: &mut Encoder<'_>) {
+        match to.memory.number_of_patterns(self) {
+            Some(mut number) => number.encode(to),
             None => to.fail(EncodeFault::NotPortable),
         }
     }
 
+    #[inline]
     fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
         let number = u32::decode(from)?;
         from.memory.patterns(number).ok_or(LayoutFault::BadMemory)
@@ -357,11 +393,13 @@ impl DescriptorCodec for Arc<PatternSet> {
 }
 
 impl DescriptorCodec for Bytes {
-    fn encode(self, to: &mut Encoder<'_>) {
-        let named = to.memory.name_bytes(self);
-        put_buffer(to, named, |bytes| bytes);
+    #[inline]
+    fn encode(&mut self, to: &mut Encoder<'_>) {
+        let named = to.memory.name_bytes(core::mem::take(self));
+        put_buffer(to, named.as_ref().copied().map_err(|bytes| &bytes[..]));
     }
 
+    #[inline]
     fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
         match take_buffer(from)? {
             DescribedBuffer::Named(range) => from.memory.bytes(range),
@@ -376,16 +414,18 @@ impl DescriptorCodec for Bytes {
 }
 
 impl DescriptorCodec for PacketBuf {
-    fn encode(self, to: &mut Encoder<'_>) {
-        match to.memory.name_frame(self) {
-            Ok(range) => put_buffer::<Self>(to, Ok(range), Self::as_slice),
+    #[inline]
+    fn encode(&mut self, to: &mut Encoder<'_>) {
+        match to.memory.name_frame(core::mem::replace(self, Self::empty())) {
+            Ok(range) => put_buffer(to, Ok(range)),
             Err(frame) => {
-                put_buffer(to, Err(&frame), |frame| frame.as_slice());
+                put_buffer(to, Err(frame.as_slice()));
                 to.memory.take_copied(frame);
             }
         }
     }
 
+    #[inline]
     fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
         match take_buffer(from)? {
             DescribedBuffer::Named(range) => from.memory.frame(range),
@@ -400,9 +440,10 @@ impl DescriptorCodec for PacketBuf {
 }
 
 impl DescriptorCodec for DdpBuffer {
-    fn encode(self, to: &mut Encoder<'_>) {
+    #[inline]
+    fn encode(&mut self, to: &mut Encoder<'_>) {
         let named = match self {
-            Self::Pages(pages) => Err(pages),
+            Self::Pages(pages) => Err(pages.as_slice()),
             Self::Shared(range) => match u32::try_from(range.len()) {
                 Ok(len) => {
                     let (region, offset) = (MemoryRange::REGISTERED, range.offset() as u64);
@@ -411,9 +452,10 @@ impl DescriptorCodec for DdpBuffer {
                 Err(_) => return to.fail(EncodeFault::TooLong),
             },
         };
-        put_buffer(to, named, AlignedBuf::as_slice);
+        put_buffer(to, named);
     }
 
+    #[inline]
     fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
         let described = take_buffer(from)?;
         let len = match &described {
@@ -441,27 +483,22 @@ enum DescribedBuffer<'a> {
     Inline(&'a [u8]),
 }
 
-/// Writes the name of a buffer, or the buffer itself if it has none.
-fn put_buffer<B>(
-    to: &mut Encoder<'_>,
-    named: Result<MemoryRange, B>,
-    as_slice: impl Fn(&B) -> &[u8],
-) {
+/// Writes the name of a buffer, or its bytes if it has none.
+fn put_buffer(to: &mut Encoder<'_>, named: Result<MemoryRange, &[u8]>) {
     match named {
         Ok(MemoryRange { region, offset, len }) => {
             debug_assert_ne!(region, MemoryRange::INLINE, "reserved");
-            region.encode(to);
-            len.encode(to);
-            offset.encode(to);
+            to.put(&region.to_le_bytes());
+            to.put(&len.to_le_bytes());
+            to.put(&offset.to_le_bytes());
         }
-        Err(buffer) => {
-            let bytes = as_slice(&buffer);
+        Err(bytes) => {
             let len = u32::try_from(bytes.len()).ok();
             let Some(len) = len.filter(|_| bytes.len() <= DESCRIPTOR_BYTES_MAX) else {
                 return to.fail(EncodeFault::TooLong);
             };
-            MemoryRange::INLINE.encode(to);
-            len.encode(to);
+            to.put(&MemoryRange::INLINE.to_le_bytes());
+            to.put(&len.to_le_bytes());
             to.put(bytes);
         }
     }

@@ -379,7 +379,7 @@ layout_enum! {
 }
 
 impl DescriptorCodec for DecompressJob {
-    fn encode(self, to: &mut Encoder<'_>) {
+    fn encode(&mut self, to: &mut Encoder<'_>) {
         to.fail(EncodeFault::NotPortable);
     }
 
