@@ -43,7 +43,7 @@ impl<E: RemoteEnd<Channel = AttachedChannel>> AttachedEnd<E> {
     pub(crate) fn loss(&mut self) -> Option<AttachmentLoss> {
         match self.end.fault() {
             Some(fault) => Some(AttachmentLoss::Fault(fault)),
-            None if self.end.channel_mut().is_peer_gone() => Some(AttachmentLoss::PeerGone),
+            None if self.end.channel_mut().advance() => Some(AttachmentLoss::PeerGone),
             None => None,
         }
     }

@@ -53,15 +53,16 @@ impl AttachedChannel {
         }
     }
 
-    /// Returns whether the other side has ended. To be called in each turn.
-    pub(super) fn is_peer_gone(&mut self) -> bool {
+    /// Sends doorbells and frames that are due, and returns whether the other side has ended. To be
+    /// called in each turn.
+    pub(super) fn advance(&mut self) -> bool {
         match self {
-            Self::Shared(channel) => channel.is_peer_gone(),
+            Self::Shared(channel) => channel.advance(),
             Self::Ethernet(channel) => channel.advance(),
         }
     }
 
-    /// Returns the time until [`Self::is_peer_gone`] is to be called, if it matters.
+    /// Returns the time until [`Self::advance`] is to be called, if it matters.
     pub(super) fn sleep_limit(&self) -> Option<Duration> {
         match self {
             Self::Shared(_) => None,

@@ -479,9 +479,9 @@ mod tests {
             if sleeps {
                 channel.prepare_sleep();
                 channel.finish_sleep(true);
-                assert!(channel.is_peer_gone());
+                assert!(channel.advance());
             } else {
-                assert!((0..1000).any(|_| channel.is_peer_gone()));
+                assert!((0..1000).any(|_| channel.advance()));
             }
         }
     }

@@ -2,10 +2,16 @@
 //!
 //! The end of either process is the end of the socket's stream, which a thread that sleeps on the
 //! socket notices at once; one that never sleeps asks now and then.
+//!
+//! Doorbells are moderated like the interrupts of a NIC (interrupt throttling): a thread that has
+//! more to do rings at most once in [`DOORBELL_INTERVAL`], so that the other thread finds a batch
+//! each time that it wakes. A thread that is about to sleep rings at once.
 
 use std::os::fd::{AsRawFd, RawFd};
 
+use base::{Duration, Instant};
 use io::attachment::{AttachedPeer, AttachmentSocket};
+use io::clock::MonotonicClock;
 use io::shared_ring::{PeerFault, RingPush, SharedRingConsumer, SharedRingProducer};
 use node::remote::{CarrierFault, DescriptorChannel};
 
@@ -15,6 +21,10 @@ pub(super) const RING_BYTES: u32 = 2 << 20;
 /// Turns after which a thread that does not sleep looks whether the other process is there.
 const TURNS_PER_LOOK: u32 = 256;
 
+/// Shortest time between two doorbells of a thread that does not sleep meanwhile. A shorter one
+/// costs the host more CPU time under load, because a wake-up costs more than a descriptor.
+const DOORBELL_INTERVAL: Duration = Duration::from_micros(250);
+
 /// One end of the channel.
 #[derive(Debug)]
 pub(crate) struct SharedMemoryChannel {
@@ -23,18 +33,41 @@ pub(crate) struct SharedMemoryChannel {
     socket: AttachmentSocket,
     peer: AttachedPeer,
     turns: u32,
+    clock: MonotonicClock,
+    doorbell: Doorbell,
     /// Doorbells sent, each a system call.
     pub(super) doorbells: u64,
 }
 
+/// State of the doorbell of the other process.
+#[derive(Clone, Copy, Debug)]
+enum Doorbell {
+    /// It was rung at this time, or never. The other process has been told of everything.
+    Rung(Option<Instant>),
+    /// The other process sleeps, and is to be rung at this time.
+    Due(Instant),
+}
+
+impl Doorbell {
+    /// Returns the state after the other process was found to sleep.
+    fn requested(self, now: Instant) -> Self {
+        match self {
+            Self::Rung(last) => Self::Due(last.map_or(now, |at| now.max(at + DOORBELL_INTERVAL))),
+            Self::Due(at) => Self::Due(at),
+        }
+    }
+}
+
 impl SharedMemoryChannel {
     /// Creates an end of rings and a socket in the phase of doorbells.
-    pub(super) const fn new(
+    pub(super) fn new(
         out: SharedRingProducer,
         into: SharedRingConsumer,
         socket: AttachmentSocket,
     ) -> Self {
-        Self { out, into, socket, peer: AttachedPeer::Present, turns: 0, doorbells: 0 }
+        let (peer, doorbell) = (AttachedPeer::Present, Doorbell::Rung(None));
+        let clock = MonotonicClock::new();
+        Self { out, into, socket, peer, turns: 0, clock, doorbell, doorbells: 0 }
     }
 
     /// Returns the descriptor that polls readable when the other process rings or ends.
@@ -43,7 +76,10 @@ impl SharedMemoryChannel {
     }
 
     /// Announces that this end's thread is about to sleep.
-    pub(super) fn prepare_sleep(&self) {
+    pub(super) fn prepare_sleep(&mut self) {
+        if let Doorbell::Due(_) = self.doorbell {
+            self.ring(self.clock.now());
+        }
         self.into.prepare_sleep();
     }
 
@@ -60,13 +96,26 @@ impl SharedMemoryChannel {
         !self.into.is_empty().unwrap_or(false)
     }
 
-    /// Returns whether the other process has ended. To be called in each turn.
-    pub(super) fn is_peer_gone(&mut self) -> bool {
+    /// Rings a doorbell that is due, and returns whether the other process has ended. To be called
+    /// in each turn.
+    pub(super) fn advance(&mut self) -> bool {
+        if let Doorbell::Due(at) = self.doorbell {
+            let now = self.clock.now();
+            if at <= now {
+                self.ring(now);
+            }
+        }
         self.turns = self.turns.wrapping_add(1);
         if self.turns % TURNS_PER_LOOK == 0 {
             self.look();
         }
         self.peer == AttachedPeer::Gone
+    }
+
+    fn ring(&mut self, now: Instant) {
+        self.doorbell = Doorbell::Rung(Some(now));
+        self.doorbells += 1;
+        self.socket.ring();
     }
 
     fn look(&mut self) {
@@ -89,9 +138,15 @@ impl DescriptorChannel for SharedMemoryChannel {
 
     #[inline]
     fn publish(&mut self) {
-        if self.out.publish() {
-            self.doorbells += 1;
-            self.socket.ring();
+        if !self.out.publish() {
+            return;
+        }
+        let now = self.clock.now();
+        self.doorbell = self.doorbell.requested(now);
+        if let Doorbell::Due(at) = self.doorbell
+            && at <= now
+        {
+            self.ring(now);
         }
     }
 
@@ -103,4 +158,82 @@ impl DescriptorChannel for SharedMemoryChannel {
 
 fn fault(_: PeerFault) -> CarrierFault {
     CarrierFault::Channel
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    use io::shared_ring::SharedRingMemory;
+
+    use super::*;
+
+    /// Returns two ends of a channel.
+    fn channels() -> [SharedMemoryChannel; 2] {
+        let ring = || {
+            let ours = SharedRingMemory::create(RING_BYTES).unwrap();
+            let fd = ours.as_fd().try_clone_to_owned().unwrap();
+            let theirs = SharedRingMemory::attach(fd, RING_BYTES).unwrap();
+            (SharedRingProducer::new(ours), SharedRingConsumer::new(theirs))
+        };
+        let ((out, other_into), (other_out, into)) = (ring(), ring());
+        let (socket, other) = UnixStream::pair().unwrap();
+        [(out, into, socket), (other_out, other_into, other)].map(|(out, into, socket)| {
+            let socket = AttachmentSocket::new(socket);
+            socket.begin_doorbells().unwrap();
+            SharedMemoryChannel::new(out, into, socket)
+        })
+    }
+
+    #[test]
+    fn doorbells_are_an_interval_apart() {
+        let at = Instant::from_nanos(1_000_000_000);
+        let Doorbell::Due(due) = Doorbell::Rung(None).requested(at) else { panic!() };
+        assert_eq!(due, at, "the first one is due at once");
+        for (after, wait) in [(0, 250), (100, 150), (250, 0), (900, 0)] {
+            let now = at + Duration::from_micros(after);
+            let state = Doorbell::Rung(Some(at)).requested(now);
+            let Doorbell::Due(due) = state else { panic!() };
+            assert_eq!(due.since(now), Duration::from_micros(wait), "{after} us after the last");
+            let Doorbell::Due(same) = state.requested(due) else { panic!() };
+            assert_eq!(same, due, "another request does not put it off");
+        }
+    }
+
+    /// A thread that is about to sleep rings, so that no wake-up is lost.
+    #[test]
+    fn a_thread_that_sleeps_rings_at_once() {
+        let [mut one, mut other] = channels();
+        let mut received = Vec::new();
+        for round in 1..=100 {
+            other.prepare_sleep();
+            assert!(!other.has_work());
+            one.push(&[7; 10]).unwrap();
+            one.publish();
+            one.prepare_sleep();
+            assert_eq!(one.doorbells, round, "once in each round");
+            one.finish_sleep(false);
+            other.finish_sleep(true);
+            assert_eq!(other.pop(&mut received), Ok(true));
+            assert!(!other.advance());
+        }
+    }
+
+    /// A thread that continues to work rings within the interval.
+    #[test]
+    fn a_thread_that_works_rings_later() {
+        let [mut one, mut other] = channels();
+        let mut received = Vec::new();
+        for round in 1..=20 {
+            other.prepare_sleep();
+            one.push(&[7; 10]).unwrap();
+            one.publish();
+            while one.doorbells < round {
+                assert!(!one.advance());
+            }
+            other.finish_sleep(true);
+            assert_eq!(other.pop(&mut received), Ok(true));
+        }
+    }
 }
