@@ -93,6 +93,8 @@ pub struct SharedRingConsumer {
     tail_seen: u32,
     /// Index of the start of the circle, for the descriptors before `tail_seen`.
     base: u32,
+    /// The producer is gone: the descriptors before `tail_seen` are the last ones.
+    is_finished: bool,
 }
 
 impl SharedRingProducer {
@@ -187,7 +189,7 @@ impl SharedRingConsumer {
     /// Creates the receiving end of a new ring.
     #[must_use]
     pub const fn new(memory: SharedRingMemory) -> Self {
-        Self { memory, head: 0, tail_seen: 0, base: 0 }
+        Self { memory, head: 0, tail_seen: 0, base: 0, is_finished: false }
     }
 
     /// Moves the oldest descriptor to `out`, whose content it replaces. Returns false if there is
@@ -226,20 +228,35 @@ impl SharedRingConsumer {
     /// # Errors
     /// If the producer's index is invalid.
     pub fn is_empty(&mut self) -> Result<bool, PeerFault> {
-        if self.head == self.tail_seen {
-            let tail = self.memory.control(TAIL_AT).load(Ordering::Acquire);
-            if tail.wrapping_sub(self.head) > self.memory.capacity() || tail % WORD_BYTES != 0 {
-                return Err(PeerFault::BadIndex);
-            }
-            if tail != self.tail_seen {
-                self.base = self.memory.control(BASE_AT).load(Ordering::Relaxed);
-            }
-            if self.base % WORD_BYTES != 0 {
-                return Err(PeerFault::BadIndex);
-            }
-            self.tail_seen = tail;
+        if self.head == self.tail_seen && !self.is_finished {
+            self.read_tail()?;
         }
         Ok(self.head == self.tail_seen)
+    }
+
+    /// Takes the descriptors that are published at this time as the last ones. For a producer that
+    /// is gone: another process may have its memory, and write to it without end.
+    pub fn finish(&mut self) {
+        // An invalid index publishes nothing.
+        let _ = self.read_tail();
+        self.is_finished = true;
+    }
+
+    fn read_tail(&mut self) -> Result<(), PeerFault> {
+        let tail = self.memory.control(TAIL_AT).load(Ordering::Acquire);
+        let (there, known) = (tail.wrapping_sub(self.head), self.tail_seen.wrapping_sub(self.head));
+        if !(known..=self.memory.capacity()).contains(&there) || tail % WORD_BYTES != 0 {
+            return Err(PeerFault::BadIndex);
+        }
+        if known == 0 && there > 0 {
+            let base = self.memory.control(BASE_AT).load(Ordering::Relaxed);
+            if base % WORD_BYTES != 0 {
+                return Err(PeerFault::BadIndex);
+            }
+            self.base = base;
+        }
+        self.tail_seen = tail;
+        Ok(())
     }
 
     /// Announces that the consumer is about to sleep. It then calls [`Self::is_empty`] once more,

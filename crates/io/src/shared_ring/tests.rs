@@ -237,6 +237,31 @@ fn a_producer_refuses_what_a_hostile_consumer_writes() {
     );
 }
 
+/// A producer that is gone, whose memory another process has, adds nothing.
+#[test]
+fn a_finished_ring_has_a_last_descriptor() {
+    for published in [2, 0] {
+        let (mut tx, mut rx, attacker) = rings(CAPACITY_MIN);
+        for n in 0..3 {
+            assert_eq!(tx.push(&[n; 4]), Ok(RingPush::Written));
+            if n < published {
+                let _ = tx.publish();
+            }
+        }
+        if published > 0 {
+            assert_eq!(pop(&mut rx), Ok(Some(vec![0; 4])));
+        }
+        rx.finish();
+        let _ = tx.publish();
+        for n in 1..published {
+            assert_eq!(pop(&mut rx), Ok(Some(vec![n; 4])));
+        }
+        assert_eq!((pop(&mut rx), rx.is_empty()), (Ok(None), Ok(true)));
+        attacker.control(TAIL_AT).store(4, Ordering::Relaxed);
+        assert_eq!(rx.is_empty(), Ok(true));
+    }
+}
+
 /// Our own index lies in private memory: the other process cannot move it.
 #[test]
 fn own_indices_are_not_read_back() {

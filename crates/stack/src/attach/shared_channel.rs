@@ -109,7 +109,8 @@ impl SharedMemoryChannel {
         if self.turns % TURNS_PER_LOOK == 0 {
             self.look();
         }
-        self.peer == AttachedPeer::Gone
+        // What it sent before its end is received first.
+        self.peer == AttachedPeer::Gone && !self.has_work()
     }
 
     fn ring(&mut self, now: Instant) {
@@ -120,17 +121,25 @@ impl SharedMemoryChannel {
 
     fn look(&mut self) {
         self.peer = self.socket.drain();
+        if self.peer == AttachedPeer::Gone {
+            self.into.finish();
+        }
     }
 }
 
 impl DescriptorChannel for SharedMemoryChannel {
     #[inline]
     fn has_room(&mut self) -> Result<bool, CarrierFault> {
-        self.out.has_room_for_any().map_err(fault)
+        // Descriptors for a process that is gone are dropped, so that its own can be received.
+        let is_gone = self.peer == AttachedPeer::Gone;
+        if is_gone { Ok(true) } else { self.out.has_room_for_any().map_err(fault) }
     }
 
     #[inline]
     fn push(&mut self, descriptor: &[u8]) -> Result<(), CarrierFault> {
+        if self.peer == AttachedPeer::Gone {
+            return Ok(());
+        }
         let pushed = self.out.push(descriptor).map_err(fault)?;
         debug_assert_eq!(pushed, RingPush::Written, "the caller asked for room");
         Ok(())
@@ -138,7 +147,7 @@ impl DescriptorChannel for SharedMemoryChannel {
 
     #[inline]
     fn publish(&mut self) {
-        if !self.out.publish() {
+        if !self.out.publish() || self.peer == AttachedPeer::Gone {
             return;
         }
         let now = self.clock.now();
@@ -217,6 +226,27 @@ mod tests {
             other.finish_sleep(true);
             assert_eq!(other.pop(&mut received), Ok(true));
             assert!(!other.advance());
+        }
+    }
+
+    /// What the other process has sent before its end is received.
+    #[test]
+    fn nothing_that_was_sent_is_lost_with_the_other_process() {
+        let [mut one, mut other] = channels();
+        one.push(&[7; 10]).unwrap();
+        one.publish();
+        one.push(&[8; 10]).unwrap();
+        drop(one);
+        other.finish_sleep(true);
+        let mut received = Vec::new();
+        assert!(!other.advance());
+        assert_eq!(other.pop(&mut received), Ok(true));
+        assert!(other.advance(), "the other descriptor was not published");
+        for _ in 0..RING_BYTES / 1024 {
+            // There is no consumer, and yet room.
+            assert_eq!(other.has_room(), Ok(true));
+            assert_eq!(other.push(&[0; 2048]), Ok(()));
+            other.publish();
         }
     }
 
