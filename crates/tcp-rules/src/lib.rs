@@ -12,6 +12,7 @@
 //! | [`challenge`] | rate limit of answers to unacceptable segments: RFC 5961 section 7 |
 //! | [`time_wait`] | segments in TIME-WAIT: RFC 9293, RFC 6191, RFC 1337 |
 //! | [`black_hole`] | smaller segments for paths that drop large ones: RFC 4821 section 7.7 |
+//! | [`round_trip`] | estimate of the round-trip time: RFC 6298 section 2 |
 //! | [`cookie`] | SYN cookies: RFC 4987 section 3.6 |
 //! | [`mod@tuple`] | a tuple as bytes, and its hashes |
 #![no_std]
@@ -24,6 +25,7 @@ pub mod black_hole;
 pub mod challenge;
 pub mod cookie;
 pub mod paws;
+pub mod round_trip;
 pub mod time_wait;
 pub mod tuple;
 pub mod window;

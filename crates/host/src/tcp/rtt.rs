@@ -2,6 +2,7 @@
 //! RACK and pacing use.
 
 use base::{Duration, Instant};
+use tcp_rules::round_trip::RoundTripEstimator;
 
 use crate::config::TcpConfig;
 
@@ -15,8 +16,7 @@ pub(crate) const RTO_INITIAL: Duration = Duration::from_secs(1);
 /// State of the round-trip estimator.
 #[derive(Clone, Debug)]
 pub(crate) struct TcpRttEstimator {
-    srtt: Duration,
-    var: Duration,
+    estimate: RoundTripEstimator,
     /// Minimum of the current and of the previous window.
     min: [Duration; 2],
     min_since: Instant,
@@ -27,8 +27,7 @@ pub(crate) struct TcpRttEstimator {
 impl TcpRttEstimator {
     pub(crate) const fn new() -> Self {
         Self {
-            srtt: Duration::ZERO,
-            var: Duration::ZERO,
+            estimate: RoundTripEstimator::new(),
             min: [Duration::MAX; 2],
             min_since: Instant::ZERO,
             backoff: 0,
@@ -37,16 +36,7 @@ impl TcpRttEstimator {
 
     /// Adds a sample from a segment that was sent once (Karn's rule, RFC 6298 section 3).
     pub(crate) fn sample(&mut self, now: Instant, rtt: Duration) {
-        if self.srtt == Duration::ZERO {
-            // RFC 6298 (2.2)
-            self.srtt = rtt;
-            self.var = rtt / 2;
-        } else {
-            // RFC 6298 (2.3), alpha = 1/8, beta = 1/4
-            let diff = if rtt > self.srtt { rtt - self.srtt } else { self.srtt - rtt };
-            self.var = (self.var * 3 + diff) / 4;
-            self.srtt = (self.srtt * 7 + rtt) / 8;
-        }
+        self.estimate.sample(rtt);
         self.backoff = 0;
         self.sample_min(now, rtt);
     }
@@ -62,12 +52,12 @@ impl TcpRttEstimator {
 
     /// Returns whether there was ever a sample.
     pub(crate) fn is_known(&self) -> bool {
-        self.srtt != Duration::ZERO
+        self.estimate.is_known()
     }
 
     /// Returns the smoothed round-trip time; zero before the first sample.
     pub(crate) const fn srtt(&self) -> Duration {
-        self.srtt
+        self.estimate.srtt()
     }
 
     /// Returns the least round-trip time of the last 5 to 10 minutes; zero before the first sample.
@@ -82,7 +72,7 @@ impl TcpRttEstimator {
     pub(crate) fn rto(&self, config: &TcpConfig) -> Duration {
         let base = if self.is_known() {
             // RFC 6298 (2.3). As in Linux, the floor applies to the variance and not to the sum.
-            self.srtt + (self.var * 4).max(config.rto_min)
+            self.srtt() + self.estimate.margin().max(config.rto_min)
         } else {
             RTO_INITIAL
         };

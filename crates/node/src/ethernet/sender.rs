@@ -10,6 +10,7 @@ use abi::{PacketBuf, PacketPool};
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use base::{Duration, Instant, SeqNum};
+use tcp_rules::round_trip::RoundTripEstimator;
 
 use super::header::ReceivedFrames;
 use super::{EthernetCounters, LENGTH_BYTES, WINDOW_FRAMES};
@@ -86,35 +87,6 @@ pub(super) struct FrameToSend {
     pub(super) len: usize,
 }
 
-/// Estimate of the round-trip time (RFC 6298).
-#[derive(Debug, Default)]
-struct RoundTripEstimate {
-    smoothed: Option<Duration>,
-    variation: Duration,
-}
-
-impl RoundTripEstimate {
-    fn add(&mut self, sample: Duration) {
-        let nanos = Duration::as_nanos;
-        let Some(smoothed) = self.smoothed else {
-            self.smoothed = Some(sample);
-            self.variation = Duration::from_nanos(nanos(sample) / 2);
-            return;
-        };
-        let error = nanos(smoothed).abs_diff(nanos(sample));
-        self.variation = Duration::from_nanos((3 * nanos(self.variation) + error) / 4);
-        self.smoothed = Some(Duration::from_nanos((7 * nanos(smoothed) + nanos(sample)) / 8));
-    }
-
-    /// Returns the time-out after this many consecutive ones, each of which doubles it.
-    fn timeout(&self, timeouts: u32) -> Duration {
-        let Some(smoothed) = self.smoothed else { return INITIAL_TIMEOUT };
-        let timeout = smoothed.as_nanos() + 4 * self.variation.as_nanos();
-        let timeout = Duration::from_nanos(timeout).clamp(TIMEOUT_MIN, TIMEOUT_MAX);
-        Duration::from_nanos(timeout.as_nanos() << timeouts.min(8)).min(TIMEOUT_MAX)
-    }
-}
-
 /// The sending direction.
 #[derive(Debug)]
 pub(super) struct FrameSender {
@@ -141,7 +113,7 @@ pub(super) struct FrameSender {
     slow_start_max: u32,
     /// Frames acknowledged since the window grew, in congestion avoidance.
     acked_in_window: u32,
-    round_trip: RoundTripEstimate,
+    round_trip: RoundTripEstimator,
     /// Consecutive time-outs.
     timeouts: u32,
     /// Buffers of acknowledged frames, the oldest first.
@@ -165,7 +137,7 @@ impl FrameSender {
             window: INITIAL_WINDOW,
             slow_start_max: WINDOW_FRAMES,
             acked_in_window: 0,
-            round_trip: RoundTripEstimate::default(),
+            round_trip: RoundTripEstimator::new(),
             timeouts: 0,
             free: VecDeque::new(),
         }
@@ -329,7 +301,7 @@ impl FrameSender {
         // The acknowledgment of a repeated frame may be that of its first transmission (RFC 6298
         // section 3).
         if !latest.is_repeated {
-            self.round_trip.add(now.since(latest.sent_at));
+            self.round_trip.sample(now.since(latest.sent_at));
         }
         self.arrived_order = self.arrived_order.max(latest.order);
         self.grow_window(arrived.in_flight);
@@ -379,7 +351,17 @@ impl FrameSender {
             return None;
         }
         let in_flight = self.sent.iter().find(|frame| frame.last.state == SentState::InFlight)?;
-        Some(in_flight.last.sent_at + self.round_trip.timeout(self.timeouts))
+        Some(in_flight.last.sent_at + self.timeout())
+    }
+
+    /// Returns the time-out of a frame. Each consecutive one doubles it.
+    fn timeout(&self) -> Duration {
+        if !self.round_trip.is_known() {
+            return INITIAL_TIMEOUT;
+        }
+        let timeout = self.round_trip.srtt() + self.round_trip.margin();
+        let timeout = timeout.clamp(TIMEOUT_MIN, TIMEOUT_MAX);
+        (timeout * (1 << self.timeouts.min(8))).min(TIMEOUT_MAX)
     }
 
     /// Marks the first frame in flight as lost, if its time-out is over.
