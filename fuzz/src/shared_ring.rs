@@ -62,6 +62,7 @@ pub fn run(data: &[u8]) {
                     return;
                 }
             }
+            9 => into.finish(),
             _ => {
                 if into.is_empty().is_err() {
                     return;
