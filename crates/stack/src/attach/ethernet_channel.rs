@@ -100,7 +100,7 @@ impl EthernetChannel {
     pub(super) fn advance(&mut self) -> bool {
         self.receive();
         self.transmit();
-        // What arrived before the end is received first.
+        // Descriptors that arrived before the end are received first.
         self.session.end().is_some() && !self.session.has_received()
     }
 

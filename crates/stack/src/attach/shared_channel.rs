@@ -99,18 +99,23 @@ impl SharedMemoryChannel {
     /// Rings a doorbell that is due, and returns whether the other process has ended. To be called
     /// in each turn.
     pub(super) fn advance(&mut self) -> bool {
-        if let Doorbell::Due(at) = self.doorbell {
-            let now = self.clock.now();
-            if at <= now {
-                self.ring(now);
-            }
+        if let Doorbell::Due(_) = self.doorbell {
+            self.ring_if_due(self.clock.now());
         }
         self.turns = self.turns.wrapping_add(1);
         if self.turns % TURNS_PER_LOOK == 0 {
             self.look();
         }
-        // What it sent before its end is received first.
+        // Descriptors that it sent before its end are received first.
         self.peer == AttachedPeer::Gone && !self.has_work()
+    }
+
+    fn ring_if_due(&mut self, now: Instant) {
+        if let Doorbell::Due(at) = self.doorbell
+            && at <= now
+        {
+            self.ring(now);
+        }
     }
 
     fn ring(&mut self, now: Instant) {
@@ -147,15 +152,10 @@ impl DescriptorChannel for SharedMemoryChannel {
 
     #[inline]
     fn publish(&mut self) {
-        if !self.out.publish() || self.peer == AttachedPeer::Gone {
-            return;
-        }
-        let now = self.clock.now();
-        self.doorbell = self.doorbell.requested(now);
-        if let Doorbell::Due(at) = self.doorbell
-            && at <= now
-        {
-            self.ring(now);
+        if self.out.publish() {
+            let now = self.clock.now();
+            self.doorbell = self.doorbell.requested(now);
+            self.ring_if_due(now);
         }
     }
 
@@ -229,7 +229,7 @@ mod tests {
         }
     }
 
-    /// What the other process has sent before its end is received.
+    /// Descriptors that the other process has published before its end are received.
     #[test]
     fn nothing_that_was_sent_is_lost_with_the_other_process() {
         let [mut one, mut other] = channels();
