@@ -2,8 +2,9 @@
 //! answered, and SYN cookies.
 //!
 //! The host's TCP calls them for its connections; the device calls them for connections that it
-//! sets up and tears down. A rule is a value with methods for the effect of a segment on it. It
-//! sends nothing, counts nothing and knows no table: these are the caller's work.
+//! sets up and tears down, and the Ethernet carrier for its sessions. A rule is a value with
+//! methods for the effect of a segment on it. It sends nothing, counts nothing and knows no table:
+//! these are the caller's work.
 //!
 //! | module | rule |
 //! |---|---|

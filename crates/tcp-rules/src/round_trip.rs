@@ -6,7 +6,7 @@
 use base::Duration;
 
 /// Smoothed round-trip time and its variation; zero before the first sample.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RoundTripEstimator {
     srtt: Duration,
     rttvar: Duration,
@@ -49,12 +49,6 @@ impl RoundTripEstimator {
     #[must_use]
     pub fn margin(&self) -> Duration {
         self.rttvar * 4
-    }
-}
-
-impl Default for RoundTripEstimator {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
