@@ -204,6 +204,43 @@ fn a_device_is_taken_over() {
     assert!(!fixture.socket("a").exists(), "the last device removes the socket's file");
 }
 
+/// Connects without a request, waits until the file `flag` exists, and then uses the connections.
+const IDLE_CLIENT: &str = r#"
+import os, socket, sys
+flag, ready = sys.argv[1:]
+sockets = [socket.create_connection(("10.77.0.2", 80), timeout=60) for _ in range(40)]
+open(ready, "w").close()
+while not os.path.exists(flag):
+    pass
+for connection in sockets:
+    connection.sendall(b"GET /a.bin HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+    reply = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert reply.startswith(b"HTTP/1.1 200 ") and reply.endswith(b"x" * 5000), reply[:100]
+"#;
+
+/// The secret of the cookies is the program's: a device establishes the connections whose SYNs the
+/// one before has answered, and of which the host does not know.
+#[test]
+fn a_device_establishes_connections_that_another_one_set_up() {
+    let fixture = DeviceFixture::new(TMP);
+    std::fs::write(fixture.files.path().join("a.bin"), "x".repeat(5000)).expect("a file");
+    let nic = fixture.nic("a", &[]);
+    let program = fixture.serve(&["a"], &[]);
+    let [flag, ready] = ["flag", "ready"].map(|name| fixture.scratch.path().join(name));
+    let mut client = fixture.netns.command("timeout");
+    client.args(["120", "python3", "-c", IDLE_CLIENT]).arg(&flag).arg(&ready);
+    let client = client.spawn().expect("python3");
+    while !ready.exists() || nic.stat().get("setup_deferred") < 40 {}
+    let _netns = nic.crash();
+    let nic = fixture.nic("a", &[]);
+    wait_until_attached(&program, 2);
+    std::fs::write(&flag, "").expect("a file");
+    assert!(interop::wait_with_time_limit(client).status.success());
+    let stat = nic.stat();
+    assert_eq!((stat.get("setup_syns_answered"), stat.get("setup_established")), (0, 40));
+    assert_eq!(program.stat().get("setup_accepted"), 40);
+}
+
 /// A spliced pair is lost with its device: its peers are reset, and the program counts it.
 #[test]
 fn spliced_pairs_end_with_their_device() {

@@ -6,11 +6,22 @@
 //! first frame is the one that returns the cookie, with [`Established`] beside it.
 
 use alloc::boxed::Box;
+use core::fmt;
 use core::net::IpAddr;
 
 /// The host's number for a listening port whose SYNs the device answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ListenId(pub u32);
+
+/// Secret from which a device derives the keys of a listener's SYN cookies.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct CookieSecret(pub [u64; 2]);
+
+impl fmt::Debug for CookieSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CookieSecret")
+    }
+}
 
 /// A listening port whose SYNs the device is to answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +46,9 @@ pub struct SetupListen {
     /// `TCP_DEFER_ACCEPT`: the connection reaches the host with its first payload; the bare
     /// acknowledgment that completes the handshake is not delivered.
     pub defer_accept: bool,
+    /// Secret of the cookies. It belongs to the host, so that another device, or the same one after
+    /// a restart, accepts the cookies of the one before.
+    pub secret: CookieSecret,
 }
 
 impl SetupListen {

@@ -9,6 +9,7 @@ use core::ops::RangeInclusive;
 use core::str::FromStr;
 
 use abi::Refusal;
+use abi::setup::CookieSecret;
 use abi::steering::OwnQueue;
 use base::{Duration, Instant};
 
@@ -66,6 +67,9 @@ pub struct HostConfig {
     /// The queue whose flows this host owns, if there are several: active opens use only ports that
     /// lead to it. `None` if the host owns all flows of its addresses.
     pub own_queue: Option<OwnQueue>,
+    /// Secret of the SYN cookies that devices make for this host. The hosts of several queues have
+    /// the same one. `None` to derive it from the host's seed.
+    pub cookie_secret: Option<CookieSecret>,
     /// Local ports of active opens; Linux's `ip_local_port_range`.
     pub ports: RangeInclusive<u16>,
     /// Maximum number of connections, not counting half-open ones.
@@ -111,6 +115,7 @@ impl Default for HostConfig {
             gateways: Vec::new(),
             answers: true,
             own_queue: None,
+            cookie_secret: None,
             // Dynamic port range of RFC 6335.
             ports: 49152..=65535,
             connections_max: 65_536,

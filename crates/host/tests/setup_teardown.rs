@@ -462,6 +462,22 @@ fn listeners_are_offloaded_to_the_device() {
     assert_eq!(t.take_listener_ops(), [], "it has none");
 }
 
+/// A device that does not have the listener again yet passes acknowledgments of its own cookies.
+/// They cause no reset, so that the peer's next segment establishes the connection.
+#[test]
+fn acknowledgments_after_a_reset_of_the_device_cause_no_reset() {
+    let mut t = server();
+    resolve_peer_and_change_port(&mut t);
+    t.handle_device_event(Event::Reset);
+    assert!(matches!(&t.take_listener_ops()[..], [Ok(_)]));
+    t.after_ms(999);
+    t.expect_counters(|t| t.send(seg!(ACK seq 1 ack 1)), &[("setup_acks_awaited", 1)]);
+    t.expect_nothing();
+    t.after_ms(1);
+    t.send(seg!(ACK seq 1 ack 1));
+    t.expect(seg!(RST));
+}
+
 /// An overloaded device gets no connections to tear down.
 #[test]
 fn an_overloaded_device_gets_no_teardowns() {

@@ -1,7 +1,8 @@
 //! Time, CPU time, cycles, entropy and core affinity, which the sans-IO crates get as parameters.
 //!
-//! Called by threads and benchmarks. Every [`MonotonicClock`] counts from its own creation on the
-//! monotonic clock, so instants of two clocks must not be compared.
+//! Called by threads and benchmarks. A [`MonotonicClock`] counts from its own creation on the
+//! monotonic clock, so instants of two clocks must not be compared; those of
+//! [`MonotonicClock::since_boot`] may.
 #![expect(unsafe_code, reason = "clock_gettime, getrandom, sched_setaffinity, rdtsc")]
 
 use std::io;
@@ -20,6 +21,14 @@ impl MonotonicClock {
     #[must_use]
     pub fn new() -> Self {
         Self { start: read(libc::CLOCK_MONOTONIC), unix_epoch: read(libc::CLOCK_REALTIME) }
+    }
+
+    /// Returns a clock whose epoch is the start of the machine, so that it continues in another
+    /// process.
+    #[must_use]
+    pub fn since_boot() -> Self {
+        let (since, unix) = (read(libc::CLOCK_MONOTONIC), read(libc::CLOCK_REALTIME));
+        Self { start: Duration::ZERO, unix_epoch: unix.saturating_sub(since) }
     }
 
     /// Returns the time since the epoch.

@@ -143,7 +143,8 @@ impl NicProcess {
         let ethernet_address = ethernet.as_ref().map(|listener| LinkAddress(listener.mac()));
         let control = ControlSocket::bind(&path)?;
         options.confinement.own(&path)?;
-        let clock = MonotonicClock::new();
+        // A SYN cookie has a time in it, and the next device is to accept it.
+        let clock = MonotonicClock::since_boot();
         // Programs come and go with their addresses; the neighbors of the link know this one.
         options.link_address = Some(MachineKey::read().link_address(&options.link.to_string()));
         let Some(link) = open_links(&options, &clock)?.into_iter().next() else {

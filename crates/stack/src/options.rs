@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use abi::Refusal;
 use abi::attach::{AddressClaim, PortClaim, PortRange, RootIdentity};
+use abi::setup::CookieSecret;
 use abi::steering::{FlowSteering, OwnQueue};
 use base::Duration;
 use clap::{Args, Parser, ValueEnum};
@@ -90,6 +91,10 @@ pub struct StackOptions {
     /// same for all devices and hosts of a stack.
     #[arg(skip = io::clock::entropy())]
     pub rss_seed: u64,
+    /// Secret of the cookies that devices make; drawn for each run, and the same for all hosts of a
+    /// stack.
+    #[arg(skip = CookieSecret([io::clock::entropy(), io::clock::entropy()]))]
+    pub cookie_secret: CookieSecret,
     /// Number of queues, each with a host and a device
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub queues: u8,
@@ -444,6 +449,7 @@ impl StackOptions {
             connections_max: self.tcp_connections_max(),
             answers: own_queue.as_ref().is_none_or(|own| own.index == 0),
             own_queue,
+            cookie_secret: Some(self.cookie_secret),
             file_offload: asked(self.offload.file),
             setup_offload: asked(self.offload.setup),
             teardown_offload: asked(self.offload.teardown),

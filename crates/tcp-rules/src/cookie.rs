@@ -6,8 +6,7 @@
 //! | tuple MAC (4 bits)`. The tuple MAC is SipHash-2-4 over the tuple, the whole epoch, the index,
 //! and whether there are timestamps; the connection MAC also covers the peer's initial sequence
 //! number. Epochs last 64 s; a cookie is valid in its own epoch and the next. Each epoch has its
-//! own key, derived from a master key that all devices of a host share, so that any of them can
-//! check.
+//! own key, derived from a secret that all devices of a host share, so that any of them can check.
 //!
 //! *Lost first segments.* Only the peer's first segment has the sequence number from which the
 //! connection MAC can be checked. If it is lost, the peer's next segment still has a valid tuple
@@ -122,8 +121,8 @@ pub struct SynCookies {
 impl SynCookies {
     /// Creates the keys from a secret. Instances with the same secret accept each other's cookies.
     #[must_use]
-    pub fn new(secret: (u64, u64)) -> Self {
-        let root = SipHasher24::new_with_keys(secret.0, secret.1);
+    pub fn new(secret: [u64; 2]) -> Self {
+        let root = SipHasher24::new_with_keys(secret[0], secret[1]);
         let (master, offsets) = (derive(&root, 0), derive(&root, 1));
         let epoch = epoch(Instant::ZERO);
         let keys = [epoch, epoch - 1].map(|epoch| derive(&master, epoch));
@@ -140,12 +139,6 @@ impl SynCookies {
         self.until = end(self.epoch);
         self.keys = [self.epoch, self.epoch - 1].map(|epoch| derive(&self.master, epoch));
         true
-    }
-
-    /// Returns the number of the current epoch.
-    #[must_use]
-    pub const fn epoch(&self) -> u64 {
-        self.epoch
     }
 
     /// Makes the cookie for a SYN. `clock` is the clock of our timestamps for this peer, if it has
@@ -322,7 +315,8 @@ fn derive(key: &SipHasher24, label: u64) -> SipHasher24 {
 }
 
 /// Returns the number of the epoch at `now`, from 1 so that there is one before.
-const fn epoch(now: Instant) -> u64 {
+#[must_use]
+pub const fn epoch(now: Instant) -> u64 {
     now.as_millis() / EPOCH_MS + 1
 }
 
@@ -352,7 +346,7 @@ mod tests {
     }
 
     fn at(ms: u64) -> (SynCookies, Instant) {
-        let (mut cookies, now) = (SynCookies::new((1, 2)), Instant::from_millis(ms));
+        let (mut cookies, now) = (SynCookies::new([1, 2]), Instant::from_millis(ms));
         cookies.advance(now);
         (cookies, now)
     }

@@ -45,7 +45,9 @@ use crate::quic::{
     QuicLimits, QuicProtect, QuicRekey, QuicReorderBounds, QuicRouteChange, QuicRouteKey,
     QuicStatus, QuicTxPacket,
 };
-use crate::setup::{Established, HandshakeSegment, ListenId, SetupLimits, SetupListen};
+use crate::setup::{
+    CookieSecret, Established, HandshakeSegment, ListenId, SetupLimits, SetupListen,
+};
 use crate::splice::{
     Splice, SpliceClosed, SpliceEnd, SpliceId, SpliceLimits, SpliceSide, SpliceTimestamps,
 };
@@ -61,7 +63,7 @@ use crate::{
 
 layout_number! {
     FlowId(u64) FileId(u32) L5oId(u64) DdpId(u32) QuicId(u64) ListenId(u32) SpliceId(u64)
-    DecompressId(u64) SeqNum(u32)
+    DecompressId(u64) SeqNum(u32) CookieSecret([u64; 2])
 }
 
 layout_enum! {
@@ -293,7 +295,7 @@ layout_enum! {
 layout_struct! {
     SetupListen {
         listener: ListenId, addrs: Box<[IpAddr]>, port: u16, window: u16, window_scale: u8,
-        mss: [u16; 2], sack: bool, ecn: bool, defer_accept: bool,
+        mss: [u16; 2], sack: bool, ecn: bool, defer_accept: bool, secret: CookieSecret,
     }
     Established {
         listener: ListenId, peer_mss: u16, peer_scale: Option<u8>, sack: bool, ecn: bool,

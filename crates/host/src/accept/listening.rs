@@ -102,7 +102,7 @@ impl Accept {
             ListenerOption::MaxSegment(bytes) => state.max_segment = bytes.max(SEGMENT_MIN),
             ListenerOption::HandOverCleartext(on) => state.cleartext = on,
         }
-        install_on_device(streams, out, config, listener.0);
+        self.install_on_device(streams, out, config, listener.0);
     }
 
     /// Handles the device's refusal of a listener.
@@ -121,65 +121,71 @@ impl Accept {
     }
 
     /// Installs the listeners again with the segment sizes that the link's new MTU allows.
-    pub(crate) fn handle_mtu_change(streams: &mut Streams, cx: &mut TcpEnv<'_>) {
+    pub(crate) fn handle_mtu_change(&self, streams: &mut Streams, cx: &mut TcpEnv<'_>) {
         for listener in streams.listeners.names() {
             if streams.listeners.get_mut(listener).is_some_and(|state| state.on_device) {
-                install_on_device(streams, cx.out, cx.config, listener);
+                self.install_on_device(streams, cx.out, cx.config, listener);
             }
         }
     }
 
     /// Installs the listeners again after a reset of the device.
-    pub(crate) fn handle_device_reset(streams: &mut Streams, cx: &mut TcpEnv<'_>) {
+    pub(crate) fn handle_device_reset(&mut self, streams: &mut Streams, cx: &mut TcpEnv<'_>) {
+        self.device_reset = Some(cx.now);
         for listener in streams.listeners.names() {
             let Some(state) = streams.listeners.get_mut(listener) else { continue };
             state.on_device = false;
             if state.setup_offload.is_ok() {
-                install_on_device(streams, cx.out, cx.config, listener);
+                self.install_on_device(streams, cx.out, cx.config, listener);
             }
         }
     }
-}
 
-impl Accept {
     /// Installs the listeners on all addresses again, after the local addresses have changed.
-    pub(crate) fn handle_new_addrs(streams: &mut Streams, cx: &mut TcpEnv<'_>) {
+    pub(crate) fn handle_new_addrs(&self, streams: &mut Streams, cx: &mut TcpEnv<'_>) {
         for listener in streams.listeners.names() {
             let state = streams.listeners.get(listener);
             if state.is_some_and(|state| state.addr.is_none() && state.setup_offload.is_ok()) {
-                install_on_device(streams, cx.out, cx.config, listener);
+                self.install_on_device(streams, cx.out, cx.config, listener);
             }
         }
     }
-}
 
-/// Installs a listener on the device, replaces it there, or removes it.
-fn install_on_device(streams: &mut Streams, out: &mut Outbox, config: &TcpConfig, name: u32) {
-    let Some(state) = streams.listeners.get_mut(name) else { return };
-    let listener = ListenId(name);
-    if state.on_device {
-        out.ops.push_back(Op::Unlisten { listener });
+    /// Installs a listener on the device, replaces it there, or removes it.
+    fn install_on_device(
+        &self,
+        streams: &mut Streams,
+        out: &mut Outbox,
+        config: &TcpConfig,
+        name: u32,
+    ) {
+        let Some(state) = streams.listeners.get_mut(name) else { return };
+        let listener = ListenId(name);
+        if state.on_device {
+            out.ops.push_back(Op::Unlisten { listener });
+        }
+        let addrs = match state.addr {
+            Some(addr) => [addr].into(),
+            None => streams.table.local_addrs(),
+        };
+        state.on_device = state.setup_offload.is_ok() && !addrs.is_empty();
+        if !state.on_device {
+            return;
+        }
+        let (mtu, most) = (out.net.mtu, state.max_segment);
+        #[expect(clippy::cast_possible_truncation, reason = "40 and 60")]
+        let mss = |ip: usize| mtu.saturating_sub((ip + TCP_BYTES) as u16).min(most);
+        out.ops.push_back(Op::Listen(Box::new(SetupListen {
+            listener,
+            addrs,
+            port: state.port,
+            window: config.first_window(),
+            window_scale: config.window_scale(),
+            mss: [mss(IPV4_BYTES), mss(IPV6_BYTES)],
+            sack: config.sack,
+            ecn: config.ecn,
+            defer_accept: state.defer,
+            secret: self.device_secret,
+        })));
     }
-    let addrs = match state.addr {
-        Some(addr) => [addr].into(),
-        None => streams.table.local_addrs(),
-    };
-    state.on_device = state.setup_offload.is_ok() && !addrs.is_empty();
-    if !state.on_device {
-        return;
-    }
-    let (mtu, most) = (out.net.mtu, state.max_segment);
-    #[expect(clippy::cast_possible_truncation, reason = "40 and 60")]
-    let mss = |ip: usize| mtu.saturating_sub((ip + TCP_BYTES) as u16).min(most);
-    out.ops.push_back(Op::Listen(Box::new(SetupListen {
-        listener,
-        addrs,
-        port: state.port,
-        window: config.first_window(),
-        window_scale: config.window_scale(),
-        mss: [mss(IPV4_BYTES), mss(IPV6_BYTES)],
-        sack: config.sack,
-        ecn: config.ecn,
-        defer_accept: state.defer,
-    })));
 }

@@ -10,6 +10,7 @@ mod listening;
 
 use alloc::collections::BTreeMap;
 
+use abi::setup::CookieSecret;
 use abi::{Capabilities, FlowId, Refusal};
 use base::{Duration, Instant, Prng, SeqNum, internal_error};
 use tcp_rules::cookie::{CookieOptions, CookieVerdict, ReturnedCookie, SynCookies};
@@ -32,8 +33,15 @@ use crate::tcp::initial_numbers::InitialNumbersKey;
 use crate::tcp::input::RxTcpSegment;
 use crate::tcp::listen::SynCacheEntry;
 
+/// Makes the keys of the device's cookies differ from those of the host's.
+const DEVICE_DOMAIN: u64 = u64::from_be_bytes(*b"setup ck");
 /// Time after the last cookie in which an acknowledgment of no connection is checked for one.
 const COOKIE_LIFE: Duration = Duration::from_secs(128);
+
+/// Time after a reset of the device in which it may pass acknowledgments of its own cookies,
+/// because it does not have the listener again yet. Longer than host and device need for the
+/// operation, and shorter than a peer's second retransmission (RFC 6298 section 5.5).
+const REINSTALL_TIME: Duration = Duration::from_secs(1);
 
 /// Result of a segment that may have a cookie.
 enum CookieOutcome {
@@ -55,6 +63,10 @@ fn peer_mss(syn: &TcpHeader) -> u16 {
 pub(crate) struct Accept {
     key: InitialNumbersKey,
     cookies: SynCookies,
+    /// Secret of the device's cookies.
+    device_secret: CookieSecret,
+    /// Time of the device's last reset; see [`REINSTALL_TIME`].
+    device_reset: Option<Instant>,
     /// Time at which a cookie was last sent; see [`COOKIE_LIFE`].
     cookie_sent: Option<Instant>,
     /// TLS configurations of the TLS listeners, by listener.
@@ -72,8 +84,12 @@ impl Accept {
         // Without timestamps nothing in the cookie could carry the peer's options.
         let timestamps = if config.tcp.timestamps { Ok(()) } else { Err(Refusal::DoesNotFit) };
         let setup = config.setup_offload.and(timestamps).and(capabilities.setup).map(drop);
+        let secret = [prng.next_u64(), prng.next_u64()];
+        let derived = || CookieSecret([secret[0] ^ DEVICE_DOMAIN, secret[1]]);
         Self {
-            cookies: SynCookies::new((prng.next_u64(), prng.next_u64())),
+            cookies: SynCookies::new(secret),
+            device_secret: config.cookie_secret.unwrap_or_else(derived),
+            device_reset: None,
             key: InitialNumbersKey::random(prng),
             cookie_sent: None,
             tls_servers: BTreeMap::new(),
@@ -118,6 +134,9 @@ impl Accept {
                         return;
                     }
                     CookieOutcome::Dropped => {}
+                    CookieOutcome::Invalid if self.awaits_listener(streams, cx, listener) => {
+                        cx.out.counters.setup_acks_awaited += 1;
+                    }
                     CookieOutcome::Invalid => reset_unknown(cx, tuple, &arrival),
                 }
             }
@@ -281,6 +300,13 @@ impl Accept {
         };
         cx.out.counters.tcp_syn_cookies_accepted += 1;
         CookieOutcome::Accepted(id)
+    }
+
+    /// Returns whether an acknowledgment of no connection may have a cookie of the device, which
+    /// does not know the listener yet after a reset. The peer retransmits.
+    fn awaits_listener(&self, streams: &Streams, cx: &TcpEnv<'_>, listener: u32) -> bool {
+        let on_device = streams.listeners.get(listener).is_some_and(|state| state.on_device);
+        on_device && self.device_reset.is_some_and(|at| cx.now.since(at) < REINSTALL_TIME)
     }
 
     /// Returns whether a listener has room for another connection.

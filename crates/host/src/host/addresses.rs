@@ -12,7 +12,6 @@ use core::net::IpAddr;
 use wire::frame::{IpPacket, protocol};
 
 use super::{Host, Services};
-use crate::accept::Accept;
 use crate::api::{SocketError, SocketId};
 use crate::net::autoconf::{AutoAddrEvent, AutoAddrs, NetworkAddrs, concerns_auto_addrs};
 use crate::tcp::conn::TcpEnv;
@@ -52,7 +51,7 @@ impl Services {
         }
         cx.out.net.replace(network);
         self.streams.table.replace_addrs(network.addrs.iter().map(|cidr| cidr.addr));
-        Accept::handle_new_addrs(&mut self.streams, cx);
+        self.accept.handle_new_addrs(&mut self.streams, cx);
     }
 
     /// Resets the connections of addresses that are no longer ours.

@@ -371,7 +371,7 @@ impl Services {
         cx.out.net.neighbors.expire(cx.now);
         if mtu != cx.out.net.mtu {
             cx.out.net.mtu = mtu;
-            Accept::handle_mtu_change(&mut self.streams, cx);
+            self.accept.handle_mtu_change(&mut self.streams, cx);
             self.streams.limit_mtu(cx, mtu);
         }
     }
@@ -383,7 +383,7 @@ impl Services {
         cx.out.counters.device_resets += 1;
         cx.files.handle_reset(cx.out);
         streams.teardown.handle_device_reset(&mut cx.out.counters);
-        Accept::handle_device_reset(streams, cx);
+        self.accept.handle_device_reset(streams, cx);
         self.splices.handle_device_reset(streams, cx);
         self.ending.handle_device_reset();
         streams.handle_device_reset(cx);

@@ -2,7 +2,7 @@
 //! forgeries.
 
 use abi::link::LinkCaps;
-use abi::setup::{Established, HandshakeSegment, ListenId, SetupListen};
+use abi::setup::{CookieSecret, Established, HandshakeSegment, ListenId, SetupListen};
 use abi::{Event, Op};
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -29,6 +29,9 @@ const NOW: Instant = Instant::from_millis(100_000);
 /// MSS values that a cookie can encode.
 const MSS: [u16; 8] = [536, 1220, 1300, 1360, 1400, 1440, 1460, 8940];
 const EPOCH: Duration = Duration::from_secs(64);
+/// Numbers in tests were found by search with this secret.
+const SECRET: CookieSecret =
+    CookieSecret([u64::from_be_bytes(*b"outboard"), u64::from_be_bytes(*b"setup ck")]);
 
 pub(super) fn local(version: u8) -> IpAddr {
     if version == 4 { [10, 77, 0, 1].into() } else { [0xfd77, 0, 0, 0, 0, 0, 0, 1].into() }
@@ -54,6 +57,7 @@ pub(super) fn listen(id: u32) -> SetupListen {
         sack: true,
         ecn: true,
         defer_accept: false,
+        secret: SECRET,
     }
 }
 
@@ -618,10 +622,11 @@ fn a_cookie_needs_the_secret() {
     let tuple = tuple(4, 40_000);
     let device = |seed| {
         let mut config = DeviceConfig::new(MAC);
-        (config.file, config.rss_seed) = (None, seed);
+        config.file = None;
         let mut rig = Rig::with(config, PLAIN_LINK);
         rig.now = NOW;
-        rig.op(0, Op::Listen(Box::new(listen(9))));
+        let secret = CookieSecret([seed, 2]);
+        rig.op(0, Op::Listen(Box::new(SetupListen { secret, ..listen(9) })));
         rig
     };
     let answer = send_syn(&mut device(1), &tuple, &syn(&tuple));

@@ -12,7 +12,7 @@ pub(super) mod memory;
 use std::hint::black_box;
 
 use abi::link::{LinkCaps, RxFrame};
-use abi::setup::{ListenId, SetupListen};
+use abi::setup::{CookieSecret, ListenId, SetupListen};
 use abi::{Checksum, Event, Op};
 use base::{Duration, Instant, Prng, SeqNum};
 use clap::Args;
@@ -245,6 +245,7 @@ fn listening() -> Device {
         sack: true,
         ecn: false,
         defer_accept: false,
+        secret: CookieSecret([1, 2]),
     };
     device.handle_op(NOW, 0, Op::Listen(Box::new(listen)));
     device

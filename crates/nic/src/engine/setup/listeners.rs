@@ -11,6 +11,7 @@ use abi::Refusal;
 use abi::setup::{ListenId, SetupListen};
 use base::mix;
 use hashbrown::HashTable;
+use tcp_rules::cookie::SynCookies;
 use wire::Endpoint;
 
 use structures::slab::{Slab, SlabKey};
@@ -23,6 +24,7 @@ const WINDOW_SCALE_MAX: u8 = 14;
 pub(super) struct SetupListener {
     queue: usize,
     pub(super) listen: SetupListen,
+    pub(super) cookies: SynCookies,
     /// The epoch in which the host closed the listener.
     closed: Option<u64>,
 }
@@ -69,10 +71,15 @@ impl SetupListeners {
     }
 
     /// Returns the listener of a queue for segments to `local`.
-    pub(super) fn find(&self, local: &Endpoint, queue: usize) -> Option<&SetupListener> {
+    pub(super) fn find(&mut self, local: &Endpoint, queue: usize) -> Option<&mut SetupListener> {
+        let key = self.key_of(local, queue)?;
+        self.slots.get_mut(key)
+    }
+
+    fn key_of(&self, local: &Endpoint, queue: usize) -> Option<SlabKey> {
         let hash = hash(self.seed, local, queue);
-        let place = self.index.find(hash, |p| p.local == *local && p.queue == queue)?;
-        self.slots.get(place.listener)
+        let is_same = |p: &ListenerEndpoint| p.local == *local && p.queue == queue;
+        self.index.find(hash, is_same).map(|place| place.listener)
     }
 
     /// Adds a listener.
@@ -87,7 +94,8 @@ impl SetupListeners {
             return Err(Refusal::DoesNotFit);
         }
         let taken = |&addr: &IpAddr| {
-            self.find(&Endpoint { addr, port }, queue).is_some_and(SetupListener::is_open)
+            let key = self.key_of(&Endpoint { addr, port }, queue);
+            key.and_then(|key| self.slots.get(key)).is_some_and(SetupListener::is_open)
         };
         let namesake = self.named(queue, name);
         if listen.addrs.iter().any(taken) || namesake.is_some_and(|(_, l)| l.is_open()) {
@@ -107,7 +115,8 @@ impl SetupListeners {
 
     fn insert(&mut self, queue: usize, listen: SetupListen) {
         let (addrs, port) = (listen.addrs.clone(), listen.port);
-        let listener = self.slots.insert(SetupListener { queue, listen, closed: None });
+        let cookies = SynCookies::new(listen.secret.0);
+        let listener = self.slots.insert(SetupListener { queue, listen, cookies, closed: None });
         for &addr in &addrs {
             let local = Endpoint { addr, port };
             let code = hash(self.seed, &local, queue);

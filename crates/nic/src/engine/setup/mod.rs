@@ -30,7 +30,7 @@ use core::net::IpAddr;
 use abi::setup::{Established, HandshakeSegment, ListenId, SetupLimits, SetupListen};
 use abi::{PacketHeader, Refusal};
 use base::{Instant, SeqNum, low32};
-use tcp_rules::cookie::{CookieOptions, CookieVerdict, ReturnedCookie, SynCookies};
+use tcp_rules::cookie::{self, CookieOptions, CookieVerdict, ReturnedCookie, SynCookies};
 use wire::emit::{EthernetAddrs, IpHeader, tcp_headers};
 use wire::frame::protocol;
 use wire::tcp::{TcpFlags, TcpHeader, TcpOptions, TcpTimestamps};
@@ -47,8 +47,6 @@ const HOP_LIMIT: u8 = 64;
 const MSS_DEFAULT: u16 = 536;
 /// Maximum window scale (RFC 7323 section 2.3); greater values are read as this.
 const SCALE_MAX: u8 = 14;
-/// Domain separator that makes the cookie keys independent of other uses of the seed.
-const COOKIE_DOMAIN: u64 = u64::from_be_bytes(*b"setup ck");
 /// Offset of the control bits in a TCP header.
 const FLAGS_AT: usize = 13;
 
@@ -74,20 +72,20 @@ pub(crate) struct SetupEngine {
     limits: SetupLimits,
     mac: [u8; 6],
     listeners: SetupListeners,
-    cookies: SynCookies,
+    /// Epoch of cookies at the last look for expired listeners.
+    epoch: u64,
     counters: SetupCounters,
 }
 
 impl SetupEngine {
-    /// Creates an engine for a device with address `mac`. Engines with equal seeds accept each
-    /// other's cookies.
+    /// Creates an engine for a device with address `mac`.
     pub(crate) fn new(config: SetupConfig, mac: [u8; 6], seed: u64) -> Self {
         let SetupConfig { listeners_max } = config;
         Self {
             limits: SetupLimits { listeners_max },
             mac,
             listeners: SetupListeners::new(listeners_max as usize, seed),
-            cookies: SynCookies::new((seed, COOKIE_DOMAIN)),
+            epoch: 0,
             counters: SetupCounters::default(),
         }
     }
@@ -116,7 +114,7 @@ impl SetupEngine {
     /// Stops answering SYNs to a port.
     pub(crate) fn unlisten(&mut self, now: Instant, queue: usize, listener: ListenId) {
         self.advance_epoch(now);
-        self.listeners.close(queue, listener, self.cookies.epoch());
+        self.listeners.close(queue, listener, self.epoch);
     }
 
     /// Handles a segment of a flow of `queue`. `room` is true if an answer can be sent.
@@ -139,14 +137,15 @@ impl SetupEngine {
         let Some(listener) = self.listeners.find(&tcp.tuple.local, queue) else {
             return SetupVerdict::Pass;
         };
-        let (cookies, counters) = (&self.cookies, &mut self.counters);
+        listener.cookies.advance(now);
+        let (listener, counters) = (&*listener, &mut self.counters);
         if ack {
-            return acknowledge(now, listener, cookies, counters, frame, tcp);
+            return acknowledge(now, listener, counters, frame, tcp);
         }
         if !listener.is_open() {
             return SetupVerdict::Pass;
         }
-        match build_syn_ack(now, self.mac, listener, cookies, frame, tcp) {
+        match build_syn_ack(now, self.mac, listener, frame, tcp) {
             Ok(header) if room => {
                 counters.setup_syns_answered += 1;
                 SetupVerdict::Answer(header)
@@ -162,8 +161,8 @@ impl SetupEngine {
         }
     }
 
-    /// Removes all listeners. The keys are kept, so outstanding cookies become valid again when a
-    /// host listens again.
+    /// Removes all listeners. Outstanding cookies become valid again when a host listens again,
+    /// because it has the secret.
     pub(crate) fn forget(&mut self) {
         self.listeners.clear();
     }
@@ -177,8 +176,10 @@ impl SetupEngine {
     }
 
     fn advance_epoch(&mut self, now: Instant) {
-        if self.cookies.advance(now) {
-            self.listeners.expire(self.cookies.epoch());
+        let epoch = cookie::epoch(now);
+        if epoch != self.epoch {
+            self.epoch = epoch;
+            self.listeners.expire(epoch);
         }
     }
 }
@@ -216,13 +217,12 @@ fn build_syn_ack(
     now: Instant,
     mac: [u8; 6],
     listener: &SetupListener,
-    cookies: &SynCookies,
     frame: &[u8],
     at: &TransportPosition,
 ) -> Result<PacketHeader, SynPassReason> {
     let (syn, link) = read_syn(mac, frame, at)?;
     let Some(theirs) = syn.options.timestamps else { return Err(SynPassReason::NoTimestamps) };
-    let listen = &listener.listen;
+    let SetupListener { listen, cookies, .. } = listener;
     let peer = CookieOptions {
         peer_mss: syn.options.mss.unwrap_or(MSS_DEFAULT),
         peer_scale: syn.options.window_scale.map(|scale| scale.min(SCALE_MAX)),
@@ -327,7 +327,6 @@ fn write(link: &EthernetAddrs, tuple: &Tuple, segment: &TcpHeader) -> Option<Pac
 fn acknowledge(
     now: Instant,
     listener: &SetupListener,
-    cookies: &SynCookies,
     counters: &mut SetupCounters,
     frame: &[u8],
     at: &TransportPosition,
@@ -335,6 +334,7 @@ fn acknowledge(
     let tcp = frame.get(at.l4..at.end).unwrap_or_default();
     let number = |at: usize| tcp.get(at..)?.first_chunk().map(|&b| SeqNum(u32::from_be_bytes(b)));
     let (Some(seq), Some(ack)) = (number(4), number(8)) else { return SetupVerdict::Pass };
+    let SetupListener { listen, cookies, .. } = listener;
     if cookies.age(ack - 1).is_none() {
         counters.setup_passed_acks += 1;
         return SetupVerdict::Pass;
@@ -360,7 +360,6 @@ fn acknowledge(
             return SetupVerdict::Pass;
         }
     };
-    let listen = &listener.listen;
     if listen.defer_accept && tcp.len() == header_len && !segment.flags.has(TcpFlags::FIN) {
         counters.setup_deferred += 1;
         return SetupVerdict::Deferred;
