@@ -312,9 +312,9 @@ base::counters! {
         setup_listeners_refused: alarm,
         /// Connections that the device set up.
         setup_accepted,
-        /// Acknowledgments of no connection, dropped in the first second after a reset of the
-        /// device: they may have a cookie of a device that did not have the listener yet.
-        setup_acks_awaited,
+        /// Connections of them that the host established itself, because after a reset the device
+        /// passed the segment before it had the listener again.
+        setup_accepted_after_reset,
         /// Quasi-TCBs promoted to TCBs: a second request, a response later than the turn of the
         /// request, or any event other than one request, one response and a close.
         quasi_tcbs_promoted,

@@ -463,18 +463,49 @@ fn listeners_are_offloaded_to_the_device() {
 }
 
 /// A device that does not have the listener again yet passes acknowledgments of its own cookies.
-/// They cause no reset, so that the peer's next segment establishes the connection.
+/// The host checks them itself for a second.
 #[test]
-fn acknowledgments_after_a_reset_of_the_device_cause_no_reset() {
+fn a_cookie_that_the_device_passes_after_a_reset_is_accepted() {
+    for (ms, accepted) in [(999, true), (1000, false)] {
+        let mut t = server();
+        resolve_peer_and_change_port(&mut t);
+        t.handle_device_event(Event::Reset);
+        assert!(matches!(&t.take_listener_ops()[..], [Ok(_)]));
+        t.after_ms(ms);
+        t.assume_cookie(ScriptedTcpPeer::COOKIE_SECRET);
+        // The device would have held this one back.
+        t.send(seg!(ACK));
+        if accepted {
+            t.expect_nothing();
+        } else {
+            t.expect(seg!(RST));
+        }
+        t.send(seg!(ACK PSH data b"ping"));
+        let counted = ["setup_accepted", "setup_accepted_after_reset"].map(|name| t.count(name));
+        assert_eq!(counted, [accepted.into(); 2]);
+        if accepted {
+            let _socket = t.accepted();
+            assert_eq!(t.app_read(), b"ping");
+        } else {
+            t.expect(seg!(RST));
+        }
+    }
+}
+
+/// A segment that has no cookie of the device is answered with a reset, and one whose predecessor
+/// is missing with nothing.
+#[test]
+fn other_segments_after_a_reset_of_the_device() {
     let mut t = server();
     resolve_peer_and_change_port(&mut t);
     t.handle_device_event(Event::Reset);
-    assert!(matches!(&t.take_listener_ops()[..], [Ok(_)]));
-    t.after_ms(999);
-    t.expect_counters(|t| t.send(seg!(ACK seq 1 ack 1)), &[("setup_acks_awaited", 1)]);
+    t.assume_cookie(ScriptedTcpPeer::COOKIE_SECRET);
+    t.expect_counters(
+        |t| t.send(seg!(ACK PSH seq 5 data b"pong")),
+        &[("tcp_first_segment_missing", 1)],
+    );
     t.expect_nothing();
-    t.after_ms(1);
-    t.send(seg!(ACK seq 1 ack 1));
+    t.send(seg!(ACK PSH seq 1 ack 2 data b"ping"));
     t.expect(seg!(RST));
 }
 

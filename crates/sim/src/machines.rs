@@ -6,6 +6,7 @@
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
+use abi::setup::CookieSecret;
 use abi::{Capabilities, Refusal};
 use apps::content::{ContentServer, ContentServerConfig, UploadConfig, UploadQuota};
 use base::{Duration, Instant, Prng};
@@ -207,6 +208,7 @@ pub(crate) fn server(
         quic_offload: quic::offload(scenario, node),
         udp_segmentation: quic::segmentation(scenario),
         lazy_tcb: scenario.hand_over.lazy_tcb,
+        cookie_secret: Some(cookie_secret(&device)),
         tcp: numbers::tcp(scenario, node, &scenario.server_tcp, ahead),
         ..HostConfig::default()
     };
@@ -235,6 +237,11 @@ pub(crate) fn server(
         .with_remote_device(remote_device(scenario, node))
         .with_patterns(scenario.patterns_of(node).map(PatternScenario::rules))
         .on_queue(queue)
+}
+
+/// Returns the secret of the cookies that a device makes for its host.
+pub(crate) const fn cookie_secret(device: &DeviceConfig) -> CookieSecret {
+    CookieSecret([device.rss_seed, u64::from_be_bytes(*b"setup ck")])
 }
 
 /// Builds a client.

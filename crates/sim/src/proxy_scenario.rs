@@ -16,7 +16,9 @@ use wire::Endpoint;
 
 use crate::faults::{NetFaults, Scenario, draw_net, draw_tcp};
 use crate::http::PROXY_NAME;
-use crate::machines::{address, addresses, capabilities, device_base, remote_device};
+use crate::machines::{
+    address, addresses, capabilities, cookie_secret, device_base, remote_device,
+};
 use crate::net::SimNet;
 use crate::node::{App, SimNode};
 use crate::numbers;
@@ -246,6 +248,7 @@ pub(crate) fn machine(
     let mut config = host::HostConfig {
         addrs: addresses(node),
         lazy_tcb: scenario.hand_over.lazy_tcb,
+        cookie_secret: Some(cookie_secret(&device)),
         tcp: numbers::tcp(scenario, node, &proxied.tcp, ahead),
         ..host::HostConfig::default()
     };

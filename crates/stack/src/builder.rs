@@ -290,7 +290,8 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
         nic: &NicAddress,
         common: QueueCommon<'_>,
     ) -> Result<Threads<M>, Failure> {
-        let clock = MonotonicClock::new();
+        // That of the device, for cookies of the device.
+        let clock = MonotonicClock::since_boot();
         let mut wanted = self.options.device_config(None);
         let mut host_config = self.options.host_config(None);
         self.configure_queue(0, &mut wanted, &mut host_config);

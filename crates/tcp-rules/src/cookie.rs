@@ -227,11 +227,13 @@ impl SynCookies {
         }))
     }
 
-    /// Returns a secret offset of the timestamp clock for a tuple (RFC 7323 section 5.4), for a
-    /// caller that keeps no other secret for it.
+    /// Returns the timestamp clock for a peer, for a caller that keeps no other secret for it. A
+    /// random offset per connection hides the uptime and makes clocks of different peers unrelated
+    /// (RFC 7323 section 5.4).
     #[must_use]
-    pub fn timestamp_offset(&self, tuple: &Tuple) -> u32 {
-        low32(with_bytes(tuple, |bytes| self.offsets.hash(bytes)))
+    pub fn timestamp_clock(&self, now: Instant, tuple: &Tuple) -> u32 {
+        let offset = low32(with_bytes(tuple, |bytes| self.offsets.hash(bytes)));
+        low32(now.as_millis()).wrapping_add(offset)
     }
 }
 
@@ -352,7 +354,7 @@ mod tests {
     }
 
     fn clock(cookies: &SynCookies, now: Instant, port: u16) -> u32 {
-        low32(now.as_millis()).wrapping_add(cookies.timestamp_offset(&tuple(port)))
+        cookies.timestamp_clock(now, &tuple(port))
     }
 
     fn make(cookies: &SynCookies, now: Instant, port: u16, peer: &CookieOptions) -> (SeqNum, u32) {
@@ -409,7 +411,7 @@ mod tests {
         for (ms, ends) in [(64_000, 128_000), (100_000, 128_000), (127_999, 128_000)] {
             let (mut cookies, now) = at(ms);
             let (cookie, _) = make(&cookies, now, 5, &PEER);
-            let offset = cookies.timestamp_offset(&tuple(5));
+            let offset = cookies.timestamp_clock(Instant::ZERO, &tuple(5));
             for later in [ms, 127_999, ends, ends + 63_999] {
                 let later = Instant::from_millis(later);
                 cookies.advance(later);

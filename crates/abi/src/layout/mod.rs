@@ -14,7 +14,8 @@
 //! - The sender is hostile. [`Decoder`] bounds every length by the bytes that are there, refuses
 //!   unknown variants and left-over bytes, and allocates no more than the descriptor justifies.
 //!   A descriptor has one encoding: what decodes encodes to the same bytes again.
-//! - Keys lie in descriptors of contexts; a carrier has to clear such a descriptor after use.
+//! - Keys lie in descriptors of contexts and listeners; a carrier has to clear such a descriptor
+//!   after use.
 //!
 //! The codec neither sends nor waits, and does not judge values that only an engine can judge
 //! (tables, states, ranges within a buffer): host and device check those as they do in process.
@@ -94,12 +95,12 @@ pub fn decode_event(bytes: &[u8], memory: &mut dyn DecodeMemory) -> Result<Event
 }
 
 /// Returns whether a descriptor may hold keys, so that a carrier clears it after use: those of
-/// operations that create contexts or entries, or change their keys. The answer for events has no
-/// meaning: none holds keys.
+/// operations that create listeners, contexts or entries, or change their keys. The answer for
+/// events has no meaning: none holds keys.
 #[must_use]
 pub const fn may_hold_keys(descriptor: &[u8]) -> bool {
-    // The variants of `Op`: L5oCreate, QuicAdd, QuicRekey.
-    matches!(descriptor, [7 | 21 | 22, ..])
+    // The variants of `Op`: L5oCreate, Listen, QuicAdd, QuicRekey.
+    matches!(descriptor, [7 | 12 | 21 | 22, ..])
 }
 
 /// Overwrites the bytes of a descriptor that may hold keys.

@@ -3,11 +3,13 @@
 //! Called by [`crate::Host`] with the first frame of such a connection. Most become a [`LazyTcb`].
 //! The rest of [`Accept`] does the same in software.
 
-use abi::setup::Established;
+use abi::setup::{Established, ListenId};
+use tcp_rules::cookie::{CookieOptions, CookieVerdict, ReturnedCookie};
 use tcp_rules::paws::TsRecent;
 use wire::Tuple;
+use wire::tcp::{TcpFlags, TcpHeader};
 
-use super::{Accept, drop_half_open};
+use super::{Accept, REINSTALL_TIME, drop_half_open, reset_unknown};
 use crate::api::SocketError;
 use crate::stream::Streams;
 use crate::stream::lazy_tcb::LazyTcb;
@@ -61,6 +63,56 @@ impl Accept {
             None => self.accept_whole(streams, cx, &entry, arrival),
         }
         None
+    }
+
+    /// Handles an acknowledgment of no connection that the device passed. After a reset of the
+    /// device it may have a cookie of the device: then it is handled as if the device had marked
+    /// it. Otherwise it is answered with a reset.
+    pub(super) fn accept_device_cookie(
+        &mut self,
+        streams: &mut Streams,
+        cx: &mut TcpEnv<'_>,
+        listener: u32,
+        on: (&Tuple, u64),
+        arrival: RxTcpSegment,
+    ) {
+        let is_bare = arrival.payload.is_empty() && !arrival.segment.flags.has(TcpFlags::FIN);
+        let may_defer = streams.listeners.get(listener).is_some_and(|state| state.defer);
+        match self.check_device_cookie(cx, on.0, &arrival.segment) {
+            CookieVerdict::Invalid => reset_unknown(cx, on.0, &arrival),
+            CookieVerdict::Later => cx.out.counters.tcp_first_segment_missing += 1,
+            CookieVerdict::First(_) if is_bare && may_defer => {}
+            CookieVerdict::First(CookieOptions { peer_mss, peer_scale, sack, ecn }) => {
+                let listener = ListenId(listener);
+                let established = Established { listener, peer_mss, peer_scale, sack, ecn };
+                cx.out.counters.setup_accepted_after_reset += 1;
+                let other = self.accept_established(streams, cx, established, on, None, arrival);
+                cx.out.recycle.extend(other.map(|arrival| arrival.packet));
+                return;
+            }
+        }
+        cx.out.recycle.push_back(arrival.packet);
+    }
+
+    /// Checks an acknowledgment for a cookie of the device, if the device may have passed it. The
+    /// host has the device's clock if both are processes of one machine; otherwise no cookie is
+    /// valid.
+    fn check_device_cookie(
+        &mut self,
+        cx: &TcpEnv<'_>,
+        tuple: &Tuple,
+        segment: &TcpHeader,
+    ) -> CookieVerdict {
+        let is_recent = self.device_reset.is_some_and(|at| cx.now.since(at) < REINSTALL_TIME);
+        let Some(ts) = segment.options.timestamps.filter(|_| is_recent) else {
+            return CookieVerdict::Invalid;
+        };
+        let (number, irs) = (segment.ack - 1, segment.seq - 1);
+        let returned = ReturnedCookie { number, irs, echo: Some(ts.echo) };
+        self.device_cookies.advance(cx.now);
+        let cookies = &self.device_cookies;
+        let clock = || cookies.timestamp_clock(cx.now, tuple);
+        cookies.check(cx.now, clock, tuple, &returned)
     }
 
     fn accept_whole(

@@ -39,8 +39,7 @@ const DEVICE_DOMAIN: u64 = u64::from_be_bytes(*b"setup ck");
 const COOKIE_LIFE: Duration = Duration::from_secs(128);
 
 /// Time after a reset of the device in which it may pass acknowledgments of its own cookies,
-/// because it does not have the listener again yet. Longer than host and device need for the
-/// operation, and shorter than a peer's second retransmission (RFC 6298 section 5.5).
+/// because it does not have the listener again yet.
 const REINSTALL_TIME: Duration = Duration::from_secs(1);
 
 /// Result of a segment that may have a cookie.
@@ -63,8 +62,9 @@ fn peer_mss(syn: &TcpHeader) -> u16 {
 pub(crate) struct Accept {
     key: InitialNumbersKey,
     cookies: SynCookies,
-    /// Secret of the device's cookies.
+    /// Secret and keys of the device's cookies.
     device_secret: CookieSecret,
+    device_cookies: SynCookies,
     /// Time of the device's last reset; see [`REINSTALL_TIME`].
     device_reset: Option<Instant>,
     /// Time at which a cookie was last sent; see [`COOKIE_LIFE`].
@@ -86,9 +86,11 @@ impl Accept {
         let setup = config.setup_offload.and(timestamps).and(capabilities.setup).map(drop);
         let secret = [prng.next_u64(), prng.next_u64()];
         let derived = || CookieSecret([secret[0] ^ DEVICE_DOMAIN, secret[1]]);
+        let device_secret = config.cookie_secret.unwrap_or_else(derived);
         Self {
             cookies: SynCookies::new(secret),
-            device_secret: config.cookie_secret.unwrap_or_else(derived),
+            device_secret,
+            device_cookies: SynCookies::new(device_secret.0),
             device_reset: None,
             key: InitialNumbersKey::random(prng),
             cookie_sent: None,
@@ -115,7 +117,7 @@ impl Accept {
         &mut self,
         streams: &mut Streams,
         cx: &mut TcpEnv<'_>,
-        tuple: &Tuple,
+        (tuple, hash): (&Tuple, u64),
         arrival: RxTcpSegment,
     ) {
         let segment = arrival.segment;
@@ -134,10 +136,15 @@ impl Accept {
                         return;
                     }
                     CookieOutcome::Dropped => {}
-                    CookieOutcome::Invalid if self.awaits_listener(streams, cx, listener) => {
-                        cx.out.counters.setup_acks_awaited += 1;
+                    CookieOutcome::Invalid => {
+                        return self.accept_device_cookie(
+                            streams,
+                            cx,
+                            listener,
+                            (tuple, hash),
+                            arrival,
+                        );
                     }
-                    CookieOutcome::Invalid => reset_unknown(cx, tuple, &arrival),
                 }
             }
             _ => reset_unknown(cx, tuple, &arrival),
@@ -300,13 +307,6 @@ impl Accept {
         };
         cx.out.counters.tcp_syn_cookies_accepted += 1;
         CookieOutcome::Accepted(id)
-    }
-
-    /// Returns whether an acknowledgment of no connection may have a cookie of the device, which
-    /// does not know the listener yet after a reset. The peer retransmits.
-    fn awaits_listener(&self, streams: &Streams, cx: &TcpEnv<'_>, listener: u32) -> bool {
-        let on_device = streams.listeners.get(listener).is_some_and(|state| state.on_device);
-        on_device && self.device_reset.is_some_and(|at| cx.now.since(at) < REINSTALL_TIME)
     }
 
     /// Returns whether a listener has room for another connection.

@@ -139,7 +139,7 @@ impl Services {
             Some(TupleOwner::TimeWait(slot)) => {
                 self.accept.handle_time_wait(streams, cx, slot, &tuple, arrival);
             }
-            None => self.accept.handle_unknown(streams, cx, &tuple, arrival),
+            None => self.accept.handle_unknown(streams, cx, (&tuple, hash), arrival),
         }
     }
 

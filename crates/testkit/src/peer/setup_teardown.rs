@@ -1,10 +1,12 @@
 //! Actions of the test as a device that sets up and tears down connections.
 
-use abi::setup::{Established, HandshakeSegment, ListenId, SetupListen};
+use abi::setup::{CookieSecret, Established, HandshakeSegment, ListenId, SetupListen};
 use abi::teardown::Teardown;
 use abi::{Event, Op, ReceivedFrame};
 use base::SeqNum;
 use host::{ListenerId, ListenerOption, Notice};
+use tcp_rules::cookie::{CookieOptions, SynCookies};
+use wire::{Endpoint, Tuple};
 
 use super::{PEER_TS, ScriptedTcpPeer};
 use crate::seg::Seg;
@@ -15,13 +17,17 @@ const DEVICE_ISS: SeqNum = SeqNum(u32::MAX - 500);
 const DEVICE_TS: u32 = 0x1234_5678;
 
 impl ScriptedTcpPeer {
+    /// Secret of the device's cookies of [`Self::server_with_options`].
+    pub const COOKIE_SECRET: CookieSecret = CookieSecret([3, 4]);
+
     /// Creates a host as [`Self::server`] does, with a listener that has these options.
     ///
     /// # Panics
     /// If the port is in use.
     #[must_use]
     pub fn server_with_options(options: &[ListenerOption]) -> (Self, ListenerId) {
-        let mut t = Self::new(|_| {}, (super::HOST, super::PEER));
+        let secret = Some(Self::COOKIE_SECRET);
+        let mut t = Self::new(|config| config.cookie_secret = secret, (super::HOST, super::PEER));
         let listen = host::ListenConfig { addr: None, port: 80, backlog: 16 };
         let listener = t.host.listen(listen).expect("port 80 is free");
         options.iter().for_each(|&o| t.host.set_listener_option(listener, o));
@@ -54,6 +60,28 @@ impl ScriptedTcpPeer {
             &Seg { tsval: seg.tsval.or(Some(value)), ..seg.clone() },
             Some(HandshakeSegment::First(established)),
         );
+    }
+
+    /// Assumes that a device with this secret has answered the peer's SYN, with the parameters of
+    /// [`Self::default_established`]. The host knows nothing of the connection.
+    ///
+    /// # Panics
+    /// If there is no cookie for these parameters.
+    pub fn assume_cookie(&mut self, secret: CookieSecret) {
+        let mut cookies = SynCookies::new(secret.0);
+        cookies.advance(self.now);
+        let Established { peer_mss, peer_scale, sack, ecn, .. } = Self::default_established();
+        let endpoint = |addr, port| Endpoint { addr, port };
+        let tuple = Tuple {
+            local: endpoint(self.addrs.0, self.ports.0),
+            remote: endpoint(self.addrs.1, self.ports.1),
+        };
+        let peer = CookieOptions { peer_mss, peer_scale, sack, ecn };
+        let clock = cookies.timestamp_clock(self.now, &tuple);
+        let cookie = cookies.make(Some(clock), &tuple, self.peer_iss, &peer).expect("a cookie");
+        (self.host_iss, self.host_nxt, self.peer_nxt) = (Some(cookie.number), 1, 1);
+        (self.peer_ts, self.win) = (true, 512);
+        self.last_tsval = cookie.tsval.expect("a timestamp");
     }
 
     /// Delivers `seg` as a frame that the device has marked as one after the first.

@@ -29,8 +29,8 @@ use core::net::IpAddr;
 
 use abi::setup::{Established, HandshakeSegment, ListenId, SetupLimits, SetupListen};
 use abi::{PacketHeader, Refusal};
-use base::{Instant, SeqNum, low32};
-use tcp_rules::cookie::{self, CookieOptions, CookieVerdict, ReturnedCookie, SynCookies};
+use base::{Instant, SeqNum};
+use tcp_rules::cookie::{self, CookieOptions, CookieVerdict, ReturnedCookie};
 use wire::emit::{EthernetAddrs, IpHeader, tcp_headers};
 use wire::frame::protocol;
 use wire::tcp::{TcpFlags, TcpHeader, TcpOptions, TcpTimestamps};
@@ -230,7 +230,7 @@ fn build_syn_ack(
         // RFC 3168 section 6.1.1: an ECN-setup SYN has both flags.
         ecn: listen.ecn && syn.flags.has(TcpFlags::ECE.with(TcpFlags::CWR)),
     };
-    let clock = clock(now, cookies, &at.tuple);
+    let clock = cookies.timestamp_clock(now, &at.tuple);
     let cookie =
         cookies.make(Some(clock), &at.tuple, syn.seq, &peer).ok_or(SynPassReason::SmallMss)?;
     let mut flags = TcpFlags::SYN.with(TcpFlags::ACK);
@@ -255,12 +255,6 @@ fn build_syn_ack(
         },
     };
     write(&link, &at.tuple, &reply).ok_or(SynPassReason::Malformed)
-}
-
-/// Returns our timestamp clock for a peer. A random offset per connection hides the uptime and
-/// makes clocks of different peers unrelated (RFC 7323 section 5.4).
-fn clock(now: Instant, cookies: &SynCookies, tuple: &Tuple) -> u32 {
-    low32(now.as_millis()).wrapping_add(cookies.timestamp_offset(tuple))
 }
 
 /// Parses a SYN that may be answered, and returns it with the link addresses of the reply.
@@ -348,7 +342,7 @@ fn acknowledge(
         return SetupVerdict::Pass;
     };
     let returned = ReturnedCookie { number: ack - 1, irs: seq - 1, echo: Some(echo) };
-    let clock = || clock(now, cookies, &at.tuple);
+    let clock = || cookies.timestamp_clock(now, &at.tuple);
     let peer = match cookies.check(now, clock, &at.tuple, &returned) {
         CookieVerdict::First(peer) => peer,
         CookieVerdict::Later => {
