@@ -55,6 +55,16 @@ impl FramePayload {
         }
     }
 
+    /// Returns the buffer of a received frame, if the payload is all or the last part of one.
+    #[must_use]
+    pub fn into_received(self) -> Option<PacketBuf> {
+        match self {
+            Self::Host(_) | Self::Block { .. } => None,
+            Self::Frame(packet) => Some(packet),
+            Self::Packet { packet, .. } => Arc::into_inner(packet),
+        }
+    }
+
     /// Returns the part of `bytes` bytes at offset `from`.
     ///
     /// # Panics

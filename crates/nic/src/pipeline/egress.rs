@@ -195,7 +195,7 @@ impl Egress {
     /// every host if it serves all queues. Registered buffers and decompression jobs are kept:
     /// memory of a host is never lost.
     pub(crate) fn reset(&mut self, own: Option<usize>) {
-        self.runs.clear();
+        self.runs.clear(&mut self.pool);
         self.echoes = 0;
         for (index, EgressQueue { events, .. }) in self.queues.iter_mut().enumerate() {
             let waiting = core::mem::take(events);

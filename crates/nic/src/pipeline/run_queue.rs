@@ -5,7 +5,7 @@
 //! [`crate::Device::poll_frame`] empties it.
 
 use abi::link::{FramePayload, FramePayloads, LinkCaps, TxFrame};
-use abi::{PacketBuf, PacketHeader};
+use abi::{PacketBuf, PacketHeader, PacketPool};
 use alloc::collections::VecDeque;
 
 use super::TxRun;
@@ -86,11 +86,12 @@ impl RunQueue {
         self.runs.push_front(run);
     }
 
-    /// Drops all entries.
-    pub(crate) fn clear(&mut self) {
+    /// Drops all entries, and returns the buffers of received frames in them to `pool`.
+    pub(crate) fn clear(&mut self, pool: &mut PacketPool) {
         self.runs_sent += self.runs.len() as u64;
-        self.runs.clear();
-        self.relayed.clear();
+        let payloads = self.runs.drain(..).flat_map(TxRun::into_payloads);
+        payloads.filter_map(FramePayload::into_received).for_each(|packet| pool.put(packet));
+        self.relayed.drain(..).for_each(|(_, frame)| pool.put(frame.packet));
     }
 
     /// Returns the next frame for a link with capabilities `link`, which takes runs of
@@ -180,7 +181,7 @@ mod tests {
             queue.push(run(6, 10, 0));
             assert_eq!(queue.len(), 6);
             if round == 1 {
-                queue.clear();
+                queue.clear(&mut PacketPool::new(0));
                 assert!(queue.is_empty());
                 continue;
             }

@@ -37,6 +37,11 @@ pub(crate) struct TxRun {
 }
 
 impl TxRun {
+    /// Returns the payload, sent or not.
+    pub(crate) fn into_payloads(self) -> FramePayloads {
+        self.payload
+    }
+
     /// Creates a run of `payload` under `header`, which [`super::tx::check_transmit`] has accepted
     /// as a `kind`.
     pub(crate) fn new(

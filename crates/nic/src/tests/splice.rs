@@ -1072,6 +1072,9 @@ fn a_link_that_does_not_keep_up() {
     }
     assert_eq!(bed.rig.counter("tx_runs"), 4096);
     assert_eq!(bed.rig.counter("splice_dropped_link_full"), 904);
+    assert_eq!(bed.rig.counter("pool_out"), 4096);
+    bed.rig.device.reset();
+    assert_eq!(bed.rig.counter("pool_out"), 0, "a reset returns the buffers");
 }
 
 /// IEEE 802.1Q tags, IPv4 options, IPv6 extension headers and padding are not relayed.
