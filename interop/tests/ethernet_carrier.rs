@@ -234,6 +234,58 @@ fn a_faulty_link_to_the_dpu_is_repaired() {
     stat.expect_nonzero(&["carrier_frames_doubled"]);
 }
 
+/// A station that begins sessions and says nothing in them, sends frames of sessions that it has
+/// guessed, and frames that are none.
+const HOSTILE_STATION: &str = r#"
+import os, random, select, socket, struct, sys
+flag, device = sys.argv[1], bytes.fromhex(sys.argv[2].replace(":", ""))
+link = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x88B5))
+link.bind(("h0", 0))
+own = link.getsockname()[4]
+rng, kinds = random.Random(1), [1, 1, 2, 3, 4, 9]
+sent = 0
+while not os.path.exists(flag):
+    source = own if sent % 2 else bytes([2]) + rng.randbytes(5)
+    header = struct.pack(">BBHQIII", 1, rng.choice(kinds), 0, rng.getrandbits(64), 0, 0, 64)
+    body = header + bytes(32) if sent % 5 else rng.randbytes(rng.randrange(1400))
+    link.send(device + source + struct.pack(">H", 0x88B5) + body)
+    sent += 1
+    select.select([], [], [], 0.0005)
+print(sent)
+"#;
+
+/// A hostile station beside a program: its transfers arrive, and it attaches to the next device.
+#[test]
+fn a_hostile_station_disturbs_no_program() {
+    let fixture = EthernetFixture::new(TMP);
+    let want = sha256(&fixture.files.fill("a.bin", 6 << 20));
+    let nic = fixture.nic(&[]);
+    let program = fixture.serve(&["--tls", "--http"]);
+    let flag = fixture.scratch.path().join("flag");
+    let mut station = fixture.host.command("timeout");
+    station.args(["120", "python3", "-c", HOSTILE_STATION]).arg(&flag);
+    let station = station.arg(fixture.dpu_address()).spawn().expect("python3");
+    while nic.stat().get("programs_refused") < 20 {}
+    let https =
+        || assert_eq!(fetch(&fixture.client, "https://10.77.0.2/a.bin", &[]), want, "beside it");
+    let (_, nic) = with_clients(&[&https], || {
+        while nic.stat().get("tx_packets") < 500 {}
+        let _netns = nic.crash();
+        let nic = fixture.nic(&[]);
+        while program.stat().get("nic_attached") < 2 {}
+        while nic.stat().get("tx_packets") < 500 {}
+        nic
+    });
+    std::fs::write(&flag, "").expect("a file");
+    assert!(interop::wait_with_time_limit(station).status.success());
+    let stat = nic.stat();
+    assert!(stat.get("programs_refused") > 0, "{stat:?}");
+    assert_eq!((stat.get("programs_attached"), stat.get("programs_left")), (1, 0), "{stat:?}");
+    expect_session(&program);
+    let second = fixture.program(&["serve", "/tmp", "--offload", "none", "--addr", "10.77.0.3/24"]);
+    assert_eq!(second.stat().get("nic_is_attached"), 1, "its sockets are free again");
+}
+
 /// Both sides give up their privileges, and a program attaches again to a device that was started
 /// again: a session needs none.
 #[test]

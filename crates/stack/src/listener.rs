@@ -1,8 +1,10 @@
-//! A thread that serves the clients of a kernel socket, one at a time, until it is dropped.
+//! A thread that serves the clients of a kernel socket until it is dropped: one at a time, or those
+//! that have something to say ([`ClientQueue`]).
 //!
-//! Used for the control socket, for the metrics, and by programs that listen on kernel sockets
-//! beside their stack. The caller creates the socket and defines how a client is served; this
-//! module accepts, backs off if `accept` fails (for example with EMFILE), and ends.
+//! Used for the control socket, for the metrics, for programs that attach to a device process, and
+//! by programs that listen on kernel sockets beside their stack. The caller creates the socket and
+//! defines how a client is served; this module accepts, backs off if `accept` fails (for example
+//! with EMFILE), and ends.
 
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};
@@ -62,6 +64,38 @@ impl KernelListener for UnixListener {
     }
 }
 
+/// Clients that are served when they have something to say, so that none delays the others.
+pub(crate) trait ClientQueue<C>: Send + 'static {
+    /// Adds a client.
+    fn add(&mut self, client: C);
+
+    /// Serves clients that are ready, and drops those whose time is over.
+    fn advance(&mut self);
+
+    /// Adds the descriptors that poll readable when a client may be ready.
+    fn register(&self, poller: &mut Poller);
+
+    /// Returns the time until [`Self::advance`] is to be called in any case.
+    fn sleep_limit(&self) -> Option<Duration>;
+}
+
+/// A queue for clients that are served at once.
+struct Serve<F>(F);
+
+impl<C, F: FnMut(C) + Send + 'static> ClientQueue<C> for Serve<F> {
+    fn add(&mut self, client: C) {
+        self.0(client);
+    }
+
+    fn advance(&mut self) {}
+
+    fn register(&self, _: &mut Poller) {}
+
+    fn sleep_limit(&self) -> Option<Duration> {
+        None
+    }
+}
+
 /// The thread of a listener. Dropping it waits for a client that is being served and closes the
 /// socket.
 #[derive(Debug)]
@@ -81,7 +115,20 @@ impl ListenerThread {
         name: &str,
         clients: &'static str,
         listener: L,
-        mut serve: impl FnMut(L::ClientStream) + Send + 'static,
+        serve: impl FnMut(L::ClientStream) + Send + 'static,
+    ) -> Result<Self, Failure> {
+        Self::start_queue(name, clients, listener, Serve(serve))
+    }
+
+    /// As [`Self::start`], with a queue that clients are added to.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub(crate) fn start_queue<L: KernelListener>(
+        name: &str,
+        clients: &'static str,
+        listener: L,
+        mut queue: impl ClientQueue<L::ClientStream>,
     ) -> Result<Self, Failure> {
         let failed = |e| Failure::System(format!("cannot listen for {clients}: {e}"));
         listener.set_nonblocking().map_err(failed)?;
@@ -94,11 +141,7 @@ impl ListenerThread {
             stop_notifier: bell.clone(),
             failure_printed: false,
         };
-        let run = move || {
-            while let Some(client) = accept.next() {
-                serve(client);
-            }
-        };
+        let run = move || accept.run(&mut queue);
         let thread = Some(crate::spawn(name.to_owned(), run)?);
         Ok(Self { stop, stop_notifier: bell, thread })
     }
@@ -154,16 +197,17 @@ struct AcceptLoop<L> {
 }
 
 impl<L: KernelListener> AcceptLoop<L> {
-    /// Waits for the next client; returns `None` if the thread must end.
-    fn next(&mut self) -> Option<L::ClientStream> {
+    /// Accepts clients until the thread must end.
+    fn run(&mut self, queue: &mut impl ClientQueue<L::ClientStream>) {
         while !self.stop.load(Ordering::Acquire) {
+            queue.advance();
             match self.listener.accept() {
                 Ok(client) => {
                     self.failure_printed = false;
-                    return Some(client);
+                    queue.add(client);
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                    self.sleep(&[self.listener.as_raw_fd()], None);
+                    self.sleep(Some(self.listener.as_raw_fd()), queue, queue.sleep_limit());
                 }
                 Err(error) => {
                     if !self.failure_printed {
@@ -171,18 +215,21 @@ impl<L: KernelListener> AcceptLoop<L> {
                     }
                     self.failure_printed = true;
                     // The listener stays readable, so only a delay prevents a busy loop.
-                    self.sleep(&[], Some(RETRY));
+                    self.sleep(None, queue, Some(RETRY));
                 }
             }
         }
-        None
     }
 
-    fn sleep(&self, fds: &[RawFd], limit: Option<Duration>) {
+    fn sleep(
+        &self,
+        fd: Option<RawFd>,
+        queue: &impl ClientQueue<L::ClientStream>,
+        limit: Option<Duration>,
+    ) {
         let mut poller = Poller::new();
-        for &fd in fds {
-            poller.add(fd);
-        }
+        fd.map(|fd| poller.add(fd));
+        queue.register(&mut poller);
         poller.add(self.stop_notifier.as_raw_fd());
         // An error means that the kernel is out of memory; the caller retries at once.
         let _ready = poller.wait(limit);

@@ -13,7 +13,6 @@ use abi::attach::{AddressClaim, AttachGrant, AttachRefusal, AttachRequest, PortR
 use abi::region::SharedRegion;
 use abi::{Capabilities, Refusal};
 use cli::Failure;
-use io::attachment::AttachmentSocket;
 use io::disk::Disk;
 use io::notify::Notifier;
 use nic::switch::{ClaimTable, FUNCTIONS_MAX, outgoing_ports};
@@ -23,6 +22,9 @@ use super::ethernet_listener::EthernetListener;
 use super::handshake::{ProgramConnection, ProgramOrigin, ProgramRequest};
 use super::new_notifier;
 use super::roots::ProgramRoots;
+use super::waiting_programs::{
+    ProgramService, WAITING_PROCESSES_MAX, WAITING_STATIONS_MAX, WaitingPrograms,
+};
 use crate::listener::ListenerThread;
 
 /// Use of a function of the device.
@@ -186,15 +188,12 @@ pub(crate) fn accept_programs(
     });
     let mut threads = Vec::new();
     if let Some(unix) = listeners.unix {
-        let acceptor = Arc::clone(&acceptor);
-        threads.push(ListenerThread::start("programs", "programs", unix, move |client| {
-            acceptor.serve(ProgramConnection::Unix(AttachmentSocket::new(client)));
-        })?);
+        let waiting = WaitingPrograms::new(acceptor.clone(), WAITING_PROCESSES_MAX);
+        threads.push(ListenerThread::start_queue("programs", "programs", unix, waiting)?);
     }
     if let Some(ethernet) = listeners.ethernet {
-        threads.push(ListenerThread::start("stations", "programs", ethernet, move |session| {
-            acceptor.serve(ProgramConnection::Ethernet(Box::new(session)));
-        })?);
+        let waiting = WaitingPrograms::new(acceptor, WAITING_STATIONS_MAX);
+        threads.push(ListenerThread::start_queue("stations", "programs", ethernet, waiting)?);
     }
     Ok((threads, arrivals))
 }
@@ -208,32 +207,39 @@ struct ProgramAcceptor {
     notifier: Notifier,
 }
 
-impl ProgramAcceptor {
-    /// Accepts or refuses a program that has connected.
-    fn serve(&self, program: ProgramConnection) {
-        if !self.accept_or_refuse(program) {
-            self.shared.refused.fetch_add(1, Ordering::Relaxed);
-        }
+impl ProgramService for ProgramAcceptor {
+    fn serve(&self, program: ProgramConnection) -> Option<ProgramConnection> {
+        let refused = self.accept_or_refuse(program).err()?;
+        self.count_refused();
+        refused
     }
 
-    /// Returns whether the program was accepted.
-    fn accept_or_refuse(&self, mut program: ProgramConnection) -> bool {
+    fn count_refused(&self) {
+        self.shared.refused.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl ProgramAcceptor {
+    /// Accepts a program.
+    ///
+    /// # Errors
+    /// If it is refused, the program, unless that has the answer or is gone.
+    fn accept_or_refuse(
+        &self,
+        mut program: ProgramConnection,
+    ) -> Result<(), Option<ProgramConnection>> {
         let request = match program.receive_request() {
             Ok(Ok(request)) => request,
             Ok(Err(fault)) => {
                 eprintln!("outboard: refusing a program: {fault}");
-                program.refuse(AttachRefusal::BadRequest);
-                return false;
+                return Err(program.refuse(AttachRefusal::BadRequest));
             }
-            // It is gone, too slow, or sends no message.
-            Err(_) => return false,
+            // It is gone, or has sent a part of a message.
+            Err(_) => return Err(None),
         };
         let disk = match self.roots.open(request.request.root.as_ref()) {
             Ok(disk) => disk,
-            Err(reason) => {
-                program.refuse(reason);
-                return false;
-            }
+            Err(reason) => return Err(program.refuse(reason)),
         };
         let admitted = self.shared.programs().admit(&request.request);
         match admitted {
@@ -241,13 +247,11 @@ impl ProgramAcceptor {
                 let accepted = self.accept(program, request, (function, outgoing), disk);
                 if !accepted {
                     self.shared.programs().release(function, FunctionUse::Ending);
+                    return Err(None);
                 }
-                accepted
+                Ok(())
             }
-            Err(reason) => {
-                program.refuse(reason);
-                false
-            }
+            Err(reason) => Err(program.refuse(reason)),
         }
     }
 

@@ -14,6 +14,7 @@ use node::ethernet::{CarrierFrameKind, SessionIdentity, SessionRole, UnknownFram
 
 use super::ethernet_channel::{EthernetChannel, listener_conditions};
 use super::ethernet_sessions::{SessionRegistration, SharedSessions, is_active};
+use super::waiting_programs::WAITING_STATIONS_MAX;
 use crate::listener::KernelListener;
 
 /// Accepts sessions on an interface.
@@ -30,8 +31,9 @@ impl EthernetListener {
     /// # Errors
     /// If the interface cannot be opened; the message says what to do.
     pub(crate) fn open(interface: &str, programs_max: usize) -> Result<Self, Failure> {
-        // One more for the listener, and one for a program that is about to be refused.
-        let sockets = super::open_sockets(interface, programs_max + 2)?;
+        // For the listener, and for a program that takes the place of one that waits.
+        let others = 1 + WAITING_STATIONS_MAX + 1;
+        let sockets = super::open_sockets(interface, programs_max + others)?;
         let failed = |e| Failure::System(format!("cannot listen on {interface}: {e}"));
         let socket = sockets.take(&listener_conditions(sockets.mac())).map_err(failed)?;
         let Some(socket) = socket else { unreachable!("none of the sockets is in use") };

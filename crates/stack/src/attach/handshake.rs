@@ -1,7 +1,8 @@
 //! The messages before the first descriptor, from both sides.
 
-use std::io::{Error as IoError, Result as IoResult};
-use std::os::fd::{AsFd, OwnedFd};
+use std::io::{Error as IoError, ErrorKind, Result as IoResult};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -14,6 +15,7 @@ use abi::layout::{
 use abi::region::SharedRegion;
 use base::Duration;
 use io::attachment::{AttachmentSocket, PeerProcess};
+use io::notify::Poller;
 use io::shared_region::{MappedRegion, SharedMemoryError};
 use io::shared_ring::{SharedRingConsumer, SharedRingMemory, SharedRingProducer};
 use node::remote::CarrierRegion;
@@ -24,8 +26,10 @@ use super::device_target::DeviceTarget;
 use super::ethernet_channel::EthernetChannel;
 use super::shared_channel::{RING_BYTES, SharedMemoryChannel};
 
-/// Longest time for the other side's message.
-const MESSAGE_TIME_MAX: Duration = Duration::from_secs(2);
+/// Longest time for the device's answer.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(2);
+/// Longest time for the rest of a program's request, which was sent as a whole.
+const REST_TIME_MAX: Duration = Duration::from_millis(10);
 /// Longest time for the answer of a device on another machine, from the first frame on.
 const ETHERNET_TIME_MAX: Duration = Duration::from_secs(1);
 /// Length of a program's region in bytes: as many as a device registers by default.
@@ -105,7 +109,7 @@ fn attach_over_ethernet(
     channel.send_message(&encode_attach_request(request));
     let received = channel.receive_message(ETHERNET_TIME_MAX);
     let reply = received.map_err(|error| match error.kind() {
-        std::io::ErrorKind::TimedOut => AttachError::Connect(error),
+        ErrorKind::TimedOut => AttachError::Connect(error),
         _ => AttachError::Answer(error),
     })?;
     let grant = read_reply(&reply, request, required)?;
@@ -115,7 +119,7 @@ fn attach_over_ethernet(
 
 /// Attaches to the device at a path. The device gets a region of its own: a former one may still
 /// write to that which it has.
-fn attach_at_path(
+pub(super) fn attach_at_path(
     path: &Path,
     request: &AttachRequest,
     required: Option<&Capabilities>,
@@ -124,7 +128,7 @@ fn attach_at_path(
     let region = Arc::new(MappedRegion::create(REGION_BYTES).map_err(AttachError::Memory)?);
     socket.send(&encode_attach_request(request), &[region.as_fd()]).map_err(AttachError::Answer)?;
     let (bytes, fds) =
-        socket.receive(ATTACH_BYTES_MAX, MESSAGE_TIME_MAX).map_err(AttachError::Answer)?;
+        socket.receive(ATTACH_BYTES_MAX, ANSWER_TIME_MAX).map_err(AttachError::Answer)?;
     let grant = read_reply(&bytes, request, required)?;
     let Ok([ops, events]) = <[OwnedFd; 2]>::try_from(fds) else {
         return Err(AttachError::Answer(IoError::other("rings are missing")));
@@ -214,16 +218,66 @@ pub(super) enum ProgramConnection {
     Ethernet(Box<EthernetChannel>),
 }
 
+impl From<UnixStream> for ProgramConnection {
+    fn from(stream: UnixStream) -> Self {
+        Self::Unix(AttachmentSocket::new(stream))
+    }
+}
+
+impl From<EthernetChannel> for ProgramConnection {
+    fn from(channel: EthernetChannel) -> Self {
+        Self::Ethernet(Box::new(channel))
+    }
+}
+
 impl ProgramConnection {
-    /// Receives the request.
+    /// Returns the descriptor that polls readable when something has arrived.
+    pub(super) fn fd(&self) -> RawFd {
+        match self {
+            Self::Unix(socket) => socket.as_raw_fd(),
+            Self::Ethernet(channel) => channel.fd(),
+        }
+    }
+
+    /// Returns whether a message has arrived. To be called when [`Self::fd`] is readable, and after
+    /// [`Self::sleep_limit`].
     ///
     /// # Errors
-    /// If the program is gone, is too slow, or sends no message.
+    /// If the program is gone.
+    pub(super) fn has_message(&mut self) -> IoResult<bool> {
+        match self {
+            Self::Unix(socket) => {
+                let mut poller = Poller::new();
+                poller.add(socket.as_raw_fd());
+                poller.wait(Some(Duration::ZERO)).map(|ready| ready > 0)
+            }
+            Self::Ethernet(channel) => {
+                if channel.advance() {
+                    return Err(ErrorKind::ConnectionAborted.into());
+                }
+                channel.prepare_sleep();
+                Ok(channel.has_work())
+            }
+        }
+    }
+
+    /// Returns the time until [`Self::has_message`] is to be called.
+    pub(super) fn sleep_limit(&self) -> Option<Duration> {
+        match self {
+            Self::Unix(_) => None,
+            Self::Ethernet(channel) => channel.sleep_limit(),
+        }
+    }
+
+    /// Receives the request, of which a part has arrived.
+    ///
+    /// # Errors
+    /// If the program is gone, or has not sent a whole message.
     pub(super) fn receive_request(&mut self) -> IoResult<Result<ProgramRequest, RequestFault>> {
         match self {
             Self::Unix(socket) => receive_request(socket),
             Self::Ethernet(channel) => {
-                let bytes = channel.receive_message(ETHERNET_TIME_MAX)?;
+                let bytes = channel.receive_message(Duration::ZERO)?;
                 let request = decode_attach_request(&bytes).map_err(RequestFault::Message);
                 Ok(request.and_then(|request| {
                     let region = MappedRegion::create(DEVICE_REGION_BYTES);
@@ -234,14 +288,19 @@ impl ProgramConnection {
         }
     }
 
-    /// Refuses the program.
-    pub(super) fn refuse(self, reason: AttachRefusal) {
-        match self {
-            Self::Unix(socket) => refuse(&socket, reason),
-            Self::Ethernet(mut channel) => {
-                channel.send_message(&encode_attach_reply(&AttachReply::Refused(reason)));
-                // The program ends the session when it has the answer.
-                let _ = channel.receive_message(ETHERNET_TIME_MAX);
+    /// Refuses the program. Returns it if the answer may have to be sent again: it ends the session
+    /// when it has the answer.
+    pub(super) fn refuse(mut self, reason: AttachRefusal) -> Option<Self> {
+        let reply = encode_attach_reply(&AttachReply::Refused(reason));
+        match &mut self {
+            Self::Unix(socket) => {
+                // A program that is gone needs no answer.
+                let _ = socket.send(&reply, &[]);
+                None
+            }
+            Self::Ethernet(channel) => {
+                channel.send_message(&reply);
+                Some(self)
             }
         }
     }
@@ -293,7 +352,7 @@ impl std::fmt::Display for ProgramOrigin {
 
 /// Receives the request of a process that has connected.
 fn receive_request(socket: &AttachmentSocket) -> IoResult<Result<ProgramRequest, RequestFault>> {
-    let (bytes, mut fds) = socket.receive(ATTACH_BYTES_MAX, MESSAGE_TIME_MAX)?;
+    let (bytes, mut fds) = socket.receive(ATTACH_BYTES_MAX, REST_TIME_MAX)?;
     let region = fds.pop();
     if !fds.is_empty() {
         return Ok(Err(RequestFault::Descriptors));
@@ -310,12 +369,6 @@ fn receive_request(socket: &AttachmentSocket) -> IoResult<Result<ProgramRequest,
         }
         Err(error) => Err(RequestFault::Region(error)),
     })
-}
-
-/// Refuses a process.
-fn refuse(socket: &AttachmentSocket, reason: AttachRefusal) {
-    // A program that is gone needs no answer.
-    let _ = socket.send(&encode_attach_reply(&AttachReply::Refused(reason)), &[]);
 }
 
 /// Creates the rings for a process, and sends it the answer.

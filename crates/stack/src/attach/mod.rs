@@ -44,6 +44,7 @@ mod program;
 mod program_ports;
 mod roots;
 mod shared_channel;
+mod waiting_programs;
 
 use std::path::Path;
 use std::sync::Arc;
