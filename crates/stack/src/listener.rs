@@ -1,5 +1,5 @@
 //! A thread that serves the clients of a kernel socket until it is dropped: one at a time, or those
-//! that have something to say ([`ClientQueue`]).
+//! that have something to say (`ClientQueue`).
 //!
 //! Used for the control socket, for the metrics, for programs that attach to a device process, and
 //! by programs that listen on kernel sockets beside their stack. The caller creates the socket and
