@@ -5,10 +5,12 @@ use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
 use std::thread;
 
+use base::Duration;
 use interop::{
     EthernetFixture, Files, Netns, PEER, TestServer, ThirdPartyServer, Vm, expect_success,
     fetch_sha256, outboard, run, sha256, with_clients,
 };
+use io::clock::MonotonicClock;
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 const FRAMERELAY: &str = env!("CARGO_BIN_EXE_framerelay");
@@ -182,6 +184,40 @@ fn a_dpu_outlives_its_programs() {
     while nic.stat().get("teardown_time_wait") > 0 {}
     nic.stat().expect_zero(&["l5o_contexts", "file_blocks", "file_open_files", "setup_listeners"]);
     nic.expect_no_alarm();
+}
+
+/// Probes keep an idle session; no thread spins, on either side.
+#[test]
+fn an_idle_session_costs_little() {
+    let fixture = EthernetFixture::new(TMP);
+    fixture.files.fill("a.bin", 1000);
+    let nic = fixture.nic(&[]);
+    let program = fixture.serve(&[]);
+    let _body = fetch(&fixture.client, "http://10.77.0.2/a.bin", &[]);
+    let ticks = [&nic, &program].map(TestServer::cpu_ticks);
+    run(fixture.client.command("sleep").arg("2"));
+    let now = [&nic, &program].map(TestServer::cpu_ticks);
+    let used = [now[0] - ticks[0], now[1] - ticks[1]];
+    // A thread that spins uses two hundred.
+    assert!(used.iter().all(|&ticks| ticks < 20), "{used:?} ticks of 10 ms in two seconds");
+    let stat = program.stat();
+    assert_eq!((stat.get("nic_lost"), stat.get("nic_is_attached")), (0, 1));
+}
+
+/// A program notices the end of its device by its silence.
+#[test]
+fn the_death_of_the_dpu_is_noticed_within_a_second() {
+    let fixture = EthernetFixture::new(TMP);
+    let nic = fixture.nic(&[]);
+    let program = fixture.serve(&[]);
+    let clock = MonotonicClock::new();
+    let killed = clock.now();
+    let _netns = nic.crash();
+    while program.stat().get("nic_lost") == 0 {}
+    let noticed = clock.now().since(killed);
+    // Half a second for the tools.
+    assert!(noticed < Duration::from_millis(1500), "{noticed}");
+    assert_eq!(program.stat().get("nic_is_attached"), 0);
 }
 
 /// A device process is replaced by another one while a download runs.
