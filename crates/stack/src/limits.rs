@@ -18,15 +18,21 @@ const QUIC_CONNECTION_BYTES: u64 = 32_768;
 /// Minimum and maximum of the default of `--max-connections`.
 const CONNECTIONS: (u64, u64) = (4096, 1 << 20);
 
-/// Limits of a stack. Those of the device's tables are for each queue.
+/// Limits of the connections of a host.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Limits")]
-pub struct LimitOptions {
+pub struct ConnectionLimits {
     /// Maximum number of TCP connections, and of QUIC connections, of each queue [default: as many
     /// as fit an eighth of the available memory with 4 KiB each for TCP and 32 KiB for QUIC, 4096
     /// to 1048576]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_connections: Option<u32>,
+}
+
+/// Limits of the tables of each device.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Limits")]
+pub struct LimitOptions {
     /// Memory that all full tables of the devices may need, in MiB; the limits that follow are
     /// computed from it, with equal shares for the enabled offloads [default: an eighth of the
     /// available memory]
@@ -53,7 +59,7 @@ pub struct LimitOptions {
     pub max_nvme_buffers: u32,
 }
 
-impl LimitOptions {
+impl ConnectionLimits {
     /// Returns the maximum number of TCP connections of each of `queues` queues.
     pub(crate) fn tcp_connections_max(&self, queues: u8) -> usize {
         self.connections_max(queues, TCP_CONNECTION_BYTES)
@@ -71,7 +77,9 @@ impl LimitOptions {
         };
         usize::try_from(connections).unwrap_or(usize::MAX)
     }
+}
 
+impl LimitOptions {
     /// Sets the limits of the tables of one of `queues` devices, whose engines are chosen.
     pub fn apply(&self, queues: u8, device: &mut DeviceConfig) {
         let bytes = match self.device_memory {
@@ -132,7 +140,6 @@ mod tests {
         let options = LimitOptions {
             device_memory: Some(64),
             max_splices: Some(7),
-            max_connections: Some(9),
             ..LimitOptions::default()
         };
         options.apply(2, &mut device);
@@ -140,6 +147,7 @@ mod tests {
         // 64 MiB for two devices with two such engines.
         let closures = (16 << 20) / (CLOSURE_BYTES + CLOSURE_UNACKED_BYTES);
         assert_eq!((splice.pairs_max, teardown.flows_max), (7, closures));
+        let options = ConnectionLimits { max_connections: Some(9) };
         assert_eq!((options.tcp_connections_max(2), options.quic_connections_max(2)), (9, 9));
     }
 }

@@ -26,7 +26,7 @@ use nic::DeviceConfig;
 
 use crate::attach::{self, NicAddress};
 use crate::confinement::Confinement;
-use crate::limits::LimitOptions;
+use crate::limits::{ConnectionLimits, LimitOptions};
 use crate::link::LinkName;
 
 /// Local ports of active opens on an address that is shared with the kernel, above those that Linux
@@ -65,7 +65,7 @@ pub struct StackOptions {
     #[arg(long, value_name = "DEVICE", conflicts_with_all = ["link", "peer", "queues",
         "threads", "crypto_workers", "drop", "reorder", "dup", "corrupt", "seed", "pcap",
         "record", "device_memory", "max_contexts", "max_quic_entries", "max_splices",
-        "max_closures"])]
+        "max_closures", "max_nvme_buffers"])]
     pub nic: Option<NicAddress>,
     /// Name of the --root of `outboard nic` whose files are those of DIR. With --nic ether: it is
     /// the last part of DIR unless given
@@ -123,7 +123,10 @@ pub struct StackOptions {
     /// End the first slow start of TCP when the round-trip time grows (HyStart++, RFC 9406)
     #[arg(long, value_enum, default_value_t = Switch::On)]
     pub tcp_hystart: Switch,
-    /// Limits of connections and tables.
+    /// Limits of connections.
+    #[command(flatten)]
+    pub connection_limits: ConnectionLimits,
+    /// Limits of the devices' tables.
     #[command(flatten)]
     pub limits: LimitOptions,
     /// Confinement of the process, which begins before the stack starts.
@@ -341,13 +344,13 @@ impl StackOptions {
     /// Returns the maximum number of TCP connections of each queue.
     #[must_use]
     pub fn tcp_connections_max(&self) -> usize {
-        self.limits.tcp_connections_max(self.queues)
+        self.connection_limits.tcp_connections_max(self.queues)
     }
 
     /// Returns the maximum number of QUIC connections of each queue.
     #[must_use]
     pub fn quic_connections_max(&self) -> usize {
-        self.limits.quic_connections_max(self.queues)
+        self.connection_limits.quic_connections_max(self.queues)
     }
 
     /// Returns the addresses that are known. Those of dhcp and slaac are not, before
