@@ -239,7 +239,8 @@ pub(crate) fn server(
         .on_queue(queue)
 }
 
-/// Returns the secret of the cookies that a device makes for its host.
+/// Returns the secret of the cookies that a device makes for its host: another one for each queue,
+/// as `rss_seed` is here.
 pub(crate) const fn cookie_secret(device: &DeviceConfig) -> CookieSecret {
     CookieSecret([device.rss_seed, u64::from_be_bytes(*b"setup ck")])
 }

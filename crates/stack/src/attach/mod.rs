@@ -13,7 +13,7 @@
 //!
 //! A device serves several programs, each with a function of its own ([`nic::switch`]). A program
 //! claims its addresses and ports when it attaches; threads beside the device accept or refuse it
-//! ([`acceptor`], [`ethernet_listener`]).
+//! when its request has arrived ([`acceptor`], [`ethernet_listener`], [`waiting_programs`]).
 //!
 //! Payload lies inline in the descriptors: it is copied into the channel and out of it, in both
 //! directions. Data for registered buffers is placed in a region that the program creates for each
