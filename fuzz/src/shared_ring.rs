@@ -37,7 +37,7 @@ pub fn run(data: &[u8]) {
                 file.write_all_at(&bytes, at).expect("it has this length");
             }
             4 => match into.pop(&mut received) {
-                Ok(true) => assert!((1..=DESCRIPTOR_BYTES_MAX).contains(&received.len())),
+                Ok(true) => check_received(&received, &into),
                 Ok(false) => {}
                 Err(_) => return,
             },
@@ -46,6 +46,15 @@ pub fn run(data: &[u8]) {
                 let descriptor = input.take(len);
                 match out.push(descriptor) {
                     Ok(RingPush::Written) => assert!(!descriptor.is_empty()),
+                    Ok(RingPush::Full | RingPush::DoesNotFit) => {}
+                    Err(_) => return,
+                }
+            }
+            10 => {
+                let parts = [input.byte(), input.byte()].map(|len| input.take(len.into()));
+                let payload: usize = parts.iter().map(|part| part.len()).sum();
+                match out.push_with_payload(&[1], parts.into_iter()) {
+                    Ok(RingPush::Written) => assert!(payload > 0),
                     Ok(RingPush::Full | RingPush::DoesNotFit) => {}
                     Err(_) => return,
                 }
@@ -70,4 +79,12 @@ pub fn run(data: &[u8]) {
             }
         }
     }
+}
+
+/// Checks the lengths of a descriptor and its payload, and copies the payload.
+fn check_received(descriptor: &[u8], ring: &SharedRingConsumer) {
+    let payload = ring.payload_len();
+    assert!((1..=DESCRIPTOR_BYTES_MAX).contains(&descriptor.len()));
+    assert!(payload % 8 == 0 && descriptor.len() + payload <= DESCRIPTOR_BYTES_MAX);
+    ring.copy_payload(0, &mut vec![0; payload]);
 }

@@ -26,6 +26,7 @@
 extern crate alloc;
 
 mod bounce;
+pub mod channel;
 mod device_half;
 pub mod ethernet;
 mod host_half;

@@ -1,10 +1,10 @@
 //! The ends of a carrier between a host and a device that share no objects.
 //!
-//! Operations and events cross as descriptors ([`abi::layout`]) with inline payload, through a
-//! [`DescriptorChannel`]: shared memory between two processes, or a [`MemoryChannel`]. A frame
-//! is copied into the descriptor and out of it, so that no buffer crosses: each end returns the
-//! buffers to the pool that they are from. Registered buffers lie in a region that both ends have
-//! (`bounce.rs`), or in memory of the device alone; without either the device may not offer any.
+//! Operations and events cross as descriptors ([`abi::layout`]) through a [`DescriptorChannel`],
+//! with payload inline or beside them. A frame is copied to the channel and out of it, so that no
+//! buffer crosses: each end returns the buffers to the pool that they are from. Registered buffers
+//! lie in a region that both ends have (`bounce.rs`), or in memory of the device alone; without
+//! either the device may not offer any.
 //!
 //! The other end is hostile. The first descriptor that is none, and the first fault of the channel,
 //! is a [`CarrierFault`] after which the end neither sends nor receives; its owner detaches.
@@ -13,92 +13,30 @@
 //! owner creates another one, and tells the host by [`Event::Reset`] that the state is lost.
 
 use abi::layout::{
-    DecodeMemory, EncodeMemory, LayoutFault, MemoryRange, clear_keys, decode_event, decode_op,
-    encode_event, encode_op,
+    DESCRIPTOR_BYTES_MAX, DecodeMemory, EncodeFault, EncodeMemory, LayoutFault, MemoryRange,
+    PAYLOAD_ALIGNMENT, clear_keys, decode_event, decode_op, encode_event, encode_op,
 };
 use abi::link::RxFrame;
 use abi::region::{RegionRange, SharedRegion};
 use abi::{Event, Op, PacketBuf, PacketPool};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
-use alloc::rc::Rc;
 use alloc::sync::Arc;
+use alloc::vec;
 use alloc::vec::Vec;
-use core::cell::RefCell;
+use core::ops::Range;
 
 use base::internal_error;
+use bytes::Bytes;
 
 use crate::bounce::{BounceBuffers, PlacedData};
+use crate::channel::{CarrierFault, DescriptorChannel, SentPayload};
 
 /// Bytes of held segments that a pair of spliced connections takes to the device. Segments beyond
 /// are not acknowledged yet, so their senders send them again.
 const SPLICE_BYTES_MAX: usize = 512 << 10;
 /// Free buffers of each size that an end keeps.
 const POOL_BUFFERS: usize = 512;
-
-/// Moves descriptors to another process or machine, and back, in order.
-pub trait DescriptorChannel {
-    /// Returns whether a descriptor of any length can be sent.
-    ///
-    /// # Errors
-    /// The other side violated the rules of the channel.
-    fn has_room(&mut self) -> Result<bool, CarrierFault>;
-
-    /// Sends a descriptor; the caller has asked for room.
-    ///
-    /// # Errors
-    /// As [`Self::has_room`].
-    fn push(&mut self, descriptor: &[u8]) -> Result<(), CarrierFault>;
-
-    /// Makes the descriptors that were sent visible, and wakes the other side if it sleeps.
-    fn publish(&mut self);
-
-    /// Moves the next descriptor to `out`, whose content it replaces; returns false if there is
-    /// none.
-    ///
-    /// # Errors
-    /// As [`Self::has_room`].
-    fn pop(&mut self, out: &mut Vec<u8>) -> Result<bool, CarrierFault>;
-}
-
-/// An end of a channel in the memory of one thread, for tests and the simulator.
-#[derive(Debug)]
-pub struct MemoryChannel {
-    out: DescriptorQueue,
-    into: DescriptorQueue,
-    descriptors_max: usize,
-}
-
-type DescriptorQueue = Rc<RefCell<VecDeque<Vec<u8>>>>;
-
-impl MemoryChannel {
-    /// Returns both ends of a channel with room for this many descriptors in each direction.
-    #[must_use]
-    pub fn pair(descriptors_max: usize) -> (Self, Self) {
-        let (one, other) = (DescriptorQueue::default(), DescriptorQueue::default());
-        let far = Self { out: Rc::clone(&other), into: Rc::clone(&one), descriptors_max };
-        (Self { out: one, into: other, descriptors_max }, far)
-    }
-}
-
-impl DescriptorChannel for MemoryChannel {
-    fn has_room(&mut self) -> Result<bool, CarrierFault> {
-        Ok(self.out.borrow().len() < self.descriptors_max)
-    }
-
-    fn push(&mut self, descriptor: &[u8]) -> Result<(), CarrierFault> {
-        self.out.borrow_mut().push_back(descriptor.to_vec());
-        Ok(())
-    }
-
-    fn publish(&mut self) {}
-
-    fn pop(&mut self, out: &mut Vec<u8>) -> Result<bool, CarrierFault> {
-        let Some(next) = self.into.borrow_mut().pop_front() else { return Ok(false) };
-        *out = next;
-        Ok(true)
-    }
-}
 
 /// Memory in which a device places data for registered buffers, as its program knows it.
 #[derive(Clone, Debug)]
@@ -112,36 +50,16 @@ pub enum CarrierRegion {
     OfDevice(usize),
 }
 
-/// A violation of the rules by the other side.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CarrierFault {
-    /// An index or a length of the channel is impossible.
-    Channel,
-    /// Bytes that are no descriptor.
-    Descriptor(LayoutFault),
-}
-
-impl core::fmt::Display for CarrierFault {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        match self {
-            Self::Channel => f.write_str("an index or length outside of the ring"),
-            Self::Descriptor(fault) => write!(f, "invalid descriptor: {fault}"),
-        }
-    }
-}
-
-impl core::error::Error for CarrierFault {}
-
 base::counters! {
     /// Counters of an end of a carrier.
     pub struct CarrierCounters {
         /// Descriptors sent to the other side.
         carrier_sent,
-        /// Bytes of these descriptors.
+        /// Bytes of these descriptors, and of the payload beside them.
         carrier_sent_bytes,
         /// Descriptors received.
         carrier_received,
-        /// Bytes of these descriptors.
+        /// Bytes of these descriptors, and of the payload beside them.
         carrier_received_bytes,
         /// Held segments that were not passed on with a spliced pair.
         carrier_splice_frames_dropped,
@@ -150,23 +68,97 @@ base::counters! {
     }
 }
 
-/// Collects the buffers of frames that were copied into descriptors.
-#[derive(Debug, Default)]
-struct CopiedFrames(Vec<PacketBuf>);
+/// Payload of the descriptor that is being sent, and buffers of frames that were copied.
+#[derive(Debug)]
+struct OutgoingMemory {
+    /// Shortest payload that crosses beside the descriptor.
+    payload_bytes_min: usize,
+    payload: Vec<SentPayload>,
+    /// Length of the payload with its padding.
+    payload_len: usize,
+    copied: Vec<PacketBuf>,
+}
 
-impl EncodeMemory for CopiedFrames {
-    fn take_copied(&mut self, frame: PacketBuf) {
-        self.0.push(frame);
+impl OutgoingMemory {
+    /// Returns the range of the next payload of this length; `None` if it crosses in the
+    /// descriptor.
+    fn next_range(&mut self, len: usize) -> Option<MemoryRange> {
+        let range_len = u32::try_from(len).ok().filter(|_| len >= self.payload_bytes_min)?;
+        let offset = self.payload_len as u64;
+        self.payload_len += len.next_multiple_of(PAYLOAD_ALIGNMENT);
+        Some(MemoryRange { region: MemoryRange::PAYLOAD, offset, len: range_len })
+    }
+
+    /// Ends a descriptor: the buffers of its frames were copied, or are not needed.
+    fn finish(&mut self) {
+        self.payload_len = 0;
+        for payload in self.payload.drain(..) {
+            if let SentPayload::Frame(frame) = payload {
+                self.copied.push(frame);
+            }
+        }
     }
 }
 
-/// Memory of received descriptors: a pool to whose buffers frames are copied, and the region.
-struct ReceiveMemory<'a> {
+impl EncodeMemory for OutgoingMemory {
+    fn name_bytes(&mut self, bytes: Bytes) -> Result<MemoryRange, Bytes> {
+        let Some(range) = self.next_range(bytes.len()) else { return Err(bytes) };
+        self.payload.push(SentPayload::Bytes(bytes));
+        Ok(range)
+    }
+
+    fn name_frame(&mut self, frame: PacketBuf) -> Result<MemoryRange, PacketBuf> {
+        let Some(range) = self.next_range(frame.len()) else { return Err(frame) };
+        self.payload.push(SentPayload::Frame(frame));
+        Ok(range)
+    }
+
+    fn take_copied(&mut self, frame: PacketBuf) {
+        self.copied.push(frame);
+    }
+}
+
+/// Memory of received descriptors: the payload beside them, a pool to whose buffers frames are
+/// copied, and the region.
+struct ReceiveMemory<'a, C> {
+    channel: &'a C,
+    /// The part of the payload that no buffer has named yet.
+    payload: Range<usize>,
     pool: &'a mut PacketPool,
     region: Option<&'a Arc<dyn SharedRegion>>,
 }
 
-impl DecodeMemory for ReceiveMemory<'_> {
+impl<C: DescriptorChannel> ReceiveMemory<'_, C> {
+    /// Returns the position and the length of the next payload, which `range` must name: buffers
+    /// name all of the payload in its order, so that a descriptor has one encoding and no byte is
+    /// copied twice.
+    fn claim(&mut self, range: MemoryRange) -> Option<(usize, usize)> {
+        let (at, len) = (self.payload.start, usize::try_from(range.len).ok()?);
+        let end = at.checked_add(len)?.checked_next_multiple_of(PAYLOAD_ALIGNMENT)?;
+        let is_next = range.region == MemoryRange::PAYLOAD && range.offset == at as u64;
+        if !is_next || len == 0 || end > self.payload.end {
+            return None;
+        }
+        self.payload.start = end;
+        Some((at, len))
+    }
+}
+
+impl<C: DescriptorChannel> DecodeMemory for ReceiveMemory<'_, C> {
+    fn bytes(&mut self, range: MemoryRange) -> Option<Bytes> {
+        let (at, len) = self.claim(range)?;
+        let mut bytes = vec![0; len];
+        self.channel.copy_payload(at, &mut bytes);
+        Some(bytes.into())
+    }
+
+    fn frame(&mut self, range: MemoryRange) -> Option<PacketBuf> {
+        let (at, len) = self.claim(range)?;
+        let mut frame = self.pool.take(len)?;
+        self.channel.copy_payload(at, frame.as_mut_slice());
+        Some(frame)
+    }
+
     fn copy_frame(&mut self, bytes: &[u8]) -> Option<PacketBuf> {
         self.pool.copy(bytes)
     }
@@ -183,7 +175,7 @@ pub struct CarrierEnd<C> {
     channel: C,
     /// Memory that both ends have, or of the device's end.
     region: Option<Arc<dyn SharedRegion>>,
-    copied: CopiedFrames,
+    outgoing: OutgoingMemory,
     /// The descriptor that is being sent, and the one that was received.
     sent: Vec<u8>,
     received: Vec<u8>,
@@ -193,9 +185,11 @@ pub struct CarrierEnd<C> {
 
 impl<C: DescriptorChannel> CarrierEnd<C> {
     fn new(channel: C, region: Option<Arc<dyn SharedRegion>>) -> Self {
-        let (copied, counters) = (CopiedFrames::default(), CarrierCounters::default());
-        let (sent, received) = (Vec::new(), Vec::new());
-        Self { channel, region, copied, sent, received, fault: None, counters }
+        let payload_bytes_min = channel.payload_bytes_min().unwrap_or(usize::MAX);
+        let (payload, copied) = (Vec::new(), Vec::new());
+        let outgoing = OutgoingMemory { payload_bytes_min, payload, payload_len: 0, copied };
+        let (sent, received, counters) = (Vec::new(), Vec::new(), CarrierCounters::default());
+        Self { channel, region, outgoing, sent, received, fault: None, counters }
     }
 
     fn has_room(&mut self) -> bool {
@@ -203,14 +197,24 @@ impl<C: DescriptorChannel> CarrierEnd<C> {
         self.fault.is_none() && self.checked(room).unwrap_or(false)
     }
 
-    /// Sends `self.sent`.
-    fn send(&mut self) {
-        self.counters.carrier_sent += 1;
-        self.counters.carrier_sent_bytes += self.sent.len() as u64;
-        let pushed = self.channel.push(&self.sent);
-        self.checked(pushed);
+    /// Sends a descriptor.
+    fn send(
+        &mut self,
+        encode: impl FnOnce(&mut dyn EncodeMemory, &mut Vec<u8>) -> Result<(), EncodeFault>,
+    ) {
+        let encoded = encode(&mut self.outgoing, &mut self.sent);
+        let bytes = self.sent.len().next_multiple_of(PAYLOAD_ALIGNMENT) + self.outgoing.payload_len;
+        if encoded.is_ok() && bytes <= DESCRIPTOR_BYTES_MAX {
+            self.counters.carrier_sent += 1;
+            self.counters.carrier_sent_bytes += bytes as u64;
+            let pushed = self.channel.push(&self.sent, &self.outgoing.payload);
+            self.checked(pushed);
+        } else {
+            internal_error!(self.counters.carrier_internal_errors, "it has no descriptor");
+        }
         clear_keys(&mut self.sent);
         self.sent.clear();
+        self.outgoing.finish();
     }
 
     /// Receives the next descriptor, and decodes it with buffers of `pool`.
@@ -227,11 +231,17 @@ impl<C: DescriptorChannel> CarrierEnd<C> {
             return None;
         }
         self.counters.carrier_received += 1;
-        self.counters.carrier_received_bytes += self.received.len() as u64;
-        let mut memory = ReceiveMemory { pool, region: self.region.as_ref() };
-        let decoded = decode(&self.received, &mut memory).map_err(CarrierFault::Descriptor);
+        let payload = 0..self.channel.payload_len();
+        let bytes = self.received.len().next_multiple_of(PAYLOAD_ALIGNMENT) + payload.end;
+        self.counters.carrier_received_bytes += bytes as u64;
+        let (channel, region) = (&self.channel, self.region.as_ref());
+        let mut memory = ReceiveMemory { channel, payload, pool, region };
+        let mut decoded = decode(&self.received, &mut memory);
+        if decoded.is_ok() && !memory.payload.is_empty() {
+            decoded = Err(LayoutFault::Trailing);
+        }
         clear_keys(&mut self.received);
-        self.checked(decoded)
+        self.checked(decoded.map_err(CarrierFault::Descriptor))
     }
 
     /// Records the fault of a failed call.
@@ -383,14 +393,9 @@ impl<C: DescriptorChannel> RemoteHostEnd<C> {
                 }
             };
         }
-        match encode_op(op, &mut end.copied, &mut end.sent) {
-            Ok(()) => end.send(),
-            Err(_) => {
-                internal_error!(end.counters.carrier_internal_errors, "an operation has no layout");
-            }
-        }
+        end.send(|memory, out| encode_op(op, memory, out));
         // Frames in operations were received before.
-        while let Some(frame) = end.copied.0.pop() {
+        while let Some(frame) = end.outgoing.copied.pop() {
             self.pool.put(frame);
         }
     }
@@ -436,18 +441,13 @@ impl<C: DescriptorChannel> RemoteDeviceEnd<C> {
         if end.fault.is_some() {
             return Ok(());
         }
-        match encode_event(event, &mut end.copied, &mut end.sent) {
-            Ok(()) => end.send(),
-            Err(_) => {
-                internal_error!(end.counters.carrier_internal_errors, "an event has no layout");
-            }
-        }
+        end.send(|memory, out| encode_event(event, memory, out));
         Ok(())
     }
 
     /// Returns the next buffer whose frame has been sent to the host.
     pub fn pop_recycled(&mut self) -> Option<PacketBuf> {
-        self.0.copied.0.pop()
+        self.0.outgoing.copied.pop()
     }
 
     /// Makes the events visible to the host, and wakes it if it sleeps.
@@ -497,13 +497,14 @@ mod tests {
     use abi::{Checksum, FlowId, ReceivedFrame};
 
     use super::*;
+    use crate::channel::{MemoryChannel, QueuedDescriptor, QueuedDescriptors};
 
     type Ends = (RemoteHostEnd<MemoryChannel>, RemoteDeviceEnd<MemoryChannel>);
 
     /// Returns both ends, and the queue of operations.
-    fn ends() -> (Ends, DescriptorQueue) {
+    fn ends() -> (Ends, QueuedDescriptors) {
         let (of_host, of_device) = MemoryChannel::pair(4);
-        let ops = Rc::clone(&of_host.out);
+        let ops = of_host.out.clone();
         (
             (
                 RemoteHostEnd::new(of_host, CarrierRegion::Absent),
@@ -558,11 +559,71 @@ mod tests {
         assert_eq!((packets.len(), host.counters().carrier_splice_frames_dropped), (8, 12));
     }
 
+    /// A payload of 256 bytes or more crosses beside its descriptor.
+    #[test]
+    fn payload_crosses_beside_its_descriptor() {
+        let (of_host, of_device) = MemoryChannel::pair(4);
+        let events = of_device.out.clone();
+        let mut host = RemoteHostEnd::new(of_host, CarrierRegion::Absent);
+        let mut device = RemoteDeviceEnd::new(of_device, None);
+        let mut pool = PacketPool::new(4);
+        for (len, beside) in [(255, 0), (256, 256), (1449, 1456), (60_000, 60_000)] {
+            let frame: Vec<u8> = (0..len).map(|n: usize| n.to_le_bytes()[0]).collect();
+            let received = ReceivedFrame::new(pool.copy(&frame).unwrap(), Checksum::Good, 3, 0);
+            assert!(device.push_event(Event::Received(received)).is_ok());
+            assert_eq!(events.borrow()[0].payload.len(), beside);
+            pool.put(device.pop_recycled().unwrap());
+            let Some(Event::Received(received)) = host.pop_event() else { panic!() };
+            assert_eq!(received.packet.as_slice(), frame);
+        }
+        assert_eq!(
+            host.counters().carrier_received_bytes,
+            device.counters().carrier_sent_bytes,
+            "both count descriptors and payload"
+        );
+    }
+
+    /// Buffers name all of the payload, in its order, and nothing else.
+    #[test]
+    fn other_ranges_of_the_payload_are_refused() {
+        let payload = |offset, len| MemoryRange { region: MemoryRange::PAYLOAD, offset, len };
+        let cases: &[(usize, &[MemoryRange], bool)] = &[
+            (16, &[payload(0, 9)], true),
+            (24, &[payload(0, 9), payload(16, 8)], true),
+            (16, &[payload(0, 17)], false),
+            (16, &[payload(8, 8)], false),
+            (16, &[payload(0, 0)], false),
+            (16, &[payload(0, u32::MAX)], false),
+            (16, &[payload(u64::MAX, 8)], false),
+            (24, &[payload(0, 9), payload(9, 8)], false),
+            (24, &[payload(0, 9), payload(0, 9)], false),
+            (16, &[MemoryRange { region: 2, ..payload(0, 16) }], false),
+            (16, &[MemoryRange { region: MemoryRange::REGISTERED, ..payload(0, 16) }], false),
+            (16, &[payload(0, 8)], false),
+            (8, &[], false),
+        ];
+        for (len, ranges, accepted) in cases {
+            let (mut other, channel) = MemoryChannel::pair(1);
+            let parts = [SentPayload::Bytes(vec![7; *len].into())];
+            other.push(&[1], &parts).unwrap();
+            let mut end = CarrierEnd::new(channel, None);
+            let received = end.receive(&mut PacketPool::new(1), |_, memory| {
+                for range in *ranges {
+                    let bytes = memory.bytes(*range).ok_or(LayoutFault::BadMemory)?;
+                    assert_eq!(bytes, vec![7; range.len as usize]);
+                }
+                Ok(())
+            });
+            assert_eq!(received.is_some(), *accepted, "{len} bytes, {ranges:?}");
+            assert_eq!(end.fault.is_none(), *accepted);
+        }
+    }
+
     #[test]
     fn an_end_is_of_no_use_after_a_fault() {
         let ((mut host, mut device), ops) = ends();
         host.push_op(Op::Quiesce);
-        ops.borrow_mut().push_front(vec![99]);
+        ops.borrow_mut().push_front(QueuedDescriptor { bytes: vec![99], payload: vec![] });
         assert!(device.pop_op(&mut PacketPool::new(1)).is_none());
         let fault = CarrierFault::Descriptor(LayoutFault::UnknownTag);
         assert_eq!(device.fault(), Some(fault));
@@ -580,7 +641,7 @@ mod tests {
         let ((mut host, mut device), ops) = ends();
         let keys = QuicKeys { phase: false, key: [0x5e; 32].into(), iv: [0x5e; 12] };
         host.push_op(Op::QuicRekey(Box::new(QuicRekey { quic: QuicId(1), keys })));
-        assert!(ops.borrow()[0].windows(32).any(|bytes| bytes == [0x5e; 32]));
+        assert!(ops.borrow()[0].bytes.windows(32).any(|bytes| bytes == [0x5e; 32]));
         assert!(matches!(device.pop_op(&mut PacketPool::new(1)), Some(Op::QuicRekey(_))));
         let capacity = host.end.sent.capacity();
         assert!(capacity > 32 && host.end.sent.is_empty());

@@ -11,8 +11,8 @@ use std::rc::Rc;
 
 use abi::link::TxFrame;
 use base::{Duration, Instant, Prng};
+use node::channel::{CarrierFault, DescriptorChannel, MemoryChannel, SentPayload};
 use node::ethernet::{EthernetSession, SessionIdentity, SessionRole};
-use node::remote::{CarrierFault, DescriptorChannel, MemoryChannel};
 
 /// Probabilities of the faults of a frame.
 const LOST: f64 = 0.05;
@@ -57,6 +57,13 @@ impl SimChannel {
 }
 
 impl DescriptorChannel for SimChannel {
+    fn payload_bytes_min(&self) -> Option<usize> {
+        match self {
+            Self::Memory(channel) => channel.payload_bytes_min(),
+            Self::Ethernet(_) => None,
+        }
+    }
+
     fn has_room(&mut self) -> Result<bool, CarrierFault> {
         match self {
             Self::Memory(channel) => channel.has_room(),
@@ -64,9 +71,9 @@ impl DescriptorChannel for SimChannel {
         }
     }
 
-    fn push(&mut self, descriptor: &[u8]) -> Result<(), CarrierFault> {
+    fn push(&mut self, descriptor: &[u8], payload: &[SentPayload]) -> Result<(), CarrierFault> {
         match self {
-            Self::Memory(channel) => channel.push(descriptor),
+            Self::Memory(channel) => channel.push(descriptor, payload),
             Self::Ethernet(end) => {
                 end.link.borrow_mut().ends[end.side].push(descriptor);
                 Ok(())
@@ -80,6 +87,20 @@ impl DescriptorChannel for SimChannel {
         match self {
             Self::Memory(channel) => channel.pop(out),
             Self::Ethernet(end) => end.link.borrow_mut().pop(end.side, out),
+        }
+    }
+
+    fn payload_len(&self) -> usize {
+        match self {
+            Self::Memory(channel) => channel.payload_len(),
+            Self::Ethernet(_) => 0,
+        }
+    }
+
+    fn copy_payload(&self, at: usize, to: &mut [u8]) {
+        match self {
+            Self::Memory(channel) => channel.copy_payload(at, to),
+            Self::Ethernet(_) => unreachable!("all payload is inline"),
         }
     }
 }
@@ -188,12 +209,12 @@ mod tests {
             let mut out = Vec::new();
             for n in 0..200 {
                 let descriptor = vec![n; 1 + usize::from(n) * 40];
-                host.push(&descriptor).unwrap();
+                host.push(&descriptor, &[]).unwrap();
                 assert!(device.pop(&mut out).unwrap());
                 assert_eq!(out, descriptor, "seed {seed}");
                 assert!(!device.pop(&mut out).unwrap());
-                device.push(&[n; 10]).unwrap();
-                device.push(&[n; 9000]).unwrap();
+                device.push(&[n; 10], &[]).unwrap();
+                device.push(&[n; 9000], &[]).unwrap();
                 assert!(host.pop(&mut out).unwrap() && host.pop(&mut out).unwrap());
                 assert_eq!(out, [n; 9000]);
             }

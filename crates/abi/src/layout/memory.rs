@@ -28,9 +28,15 @@ pub struct MemoryRange {
 impl MemoryRange {
     /// Number of the region that a program registers when it attaches.
     pub const REGISTERED: u32 = 0;
+    /// Number of the bytes that cross beside the descriptor, if the carrier can do that. Buffers
+    /// name all of them in their order; each begins at the next multiple of [`PAYLOAD_ALIGNMENT`].
+    pub const PAYLOAD: u32 = 1;
     /// Region number that marks inline bytes.
     pub const INLINE: u32 = u32::MAX;
 }
+
+/// Alignment in bytes of the buffers beside a descriptor ([`MemoryRange::PAYLOAD`]).
+pub const PAYLOAD_ALIGNMENT: usize = 8;
 
 /// Names the buffers of outgoing descriptors. Each function returns the buffer if it has no name;
 /// its bytes are then copied into the descriptor. By default nothing has a name.

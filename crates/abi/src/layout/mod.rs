@@ -41,7 +41,7 @@ pub use attach::{
     encode_attach_reply, encode_attach_request,
 };
 pub use codec::{Decoder, DescriptorCodec, EncodeFault, Encoder, LayoutFault};
-pub use memory::{DecodeMemory, EncodeMemory, InlineMemory, MemoryRange};
+pub use memory::{DecodeMemory, EncodeMemory, InlineMemory, MemoryRange, PAYLOAD_ALIGNMENT};
 pub use table::LayoutTable;
 
 use crate::attach::{AttachReply, AttachRequest};
@@ -49,7 +49,7 @@ use crate::{Event, Op};
 
 /// Version of the layout. Both sides compare it, and [`LayoutTable::fingerprint`], before the first
 /// descriptor; it changes with every change of the table, and of the rings in shared memory.
-pub const LAYOUT_VERSION: u16 = 6;
+pub const LAYOUT_VERSION: u16 = 7;
 
 /// Largest descriptor in bytes: a registered buffer of 1 MiB inline, or a merged frame of 64 KiB.
 pub const DESCRIPTOR_BYTES_MAX: usize = (1 << 20) + (64 << 10);

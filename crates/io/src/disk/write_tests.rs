@@ -236,8 +236,14 @@ impl Drop for CleanupCommand {
     }
 }
 
+/// Returns the options of a cleanup command. A file system is removed when the kernel has closed
+/// its last file, which it may do after the end of an `io_uring`.
 fn cleanup_args(program: &str) -> &'static [&'static str] {
-    if program == "losetup" { &["-d"] } else { &[] }
+    match program {
+        "losetup" => &["-d"],
+        "umount" => &["--lazy"],
+        _ => &[],
+    }
 }
 
 /// Mounts a file system of 256 KiB that cannot zero ranges itself; returns why if that fails.

@@ -145,6 +145,55 @@ fn only_sealed_files_of_the_right_length_are_mapped() {
     }
 }
 
+/// Returns the next descriptor and its payload.
+fn pop_all(rx: &mut SharedRingConsumer) -> Option<(Vec<u8>, Vec<u8>)> {
+    let mut descriptor = vec![];
+    if !rx.pop(&mut descriptor).unwrap() {
+        return None;
+    }
+    let mut payload = vec![9; rx.payload_len()];
+    rx.copy_payload(0, &mut payload);
+    Some((descriptor, payload))
+}
+
+/// Payload is there until the next call, also where it continues at the start of the circle; only
+/// then is its room given back.
+#[test]
+fn payload_lies_beside_a_descriptor() {
+    let (mut tx, mut rx, _) = rings(CAPACITY_MIN);
+    for n in 0..200 {
+        let (one, other) = (vec![1 + n % 250; 300 + usize::from(n)], vec![2; 1 + usize::from(n)]);
+        let parts = [&one[..], &other].into_iter();
+        assert_eq!(tx.push_with_payload(&[n; 13], parts), Ok(RingPush::Written));
+        assert_eq!(tx.push(&[n; 5]), Ok(RingPush::Written));
+        let _ = tx.publish();
+        let (descriptor, payload) = pop_all(&mut rx).unwrap();
+        let second = one.len().next_multiple_of(8);
+        assert_eq!(descriptor, [n; 13]);
+        assert_eq!(payload.len(), second + other.len().next_multiple_of(8));
+        assert_eq!(payload[..one.len()], one);
+        assert_eq!(payload[second..second + other.len()], other);
+        let mut part = vec![0; other.len()];
+        rx.copy_payload(second, &mut part);
+        assert_eq!(part, other);
+        assert_eq!(pop_all(&mut rx), Some((vec![n; 5], vec![])));
+    }
+    // Word, descriptor and payload fill the ring.
+    let most = vec![7; CAPACITY_MIN as usize - 16];
+    let push = |tx: &mut SharedRingProducer| tx.push_with_payload(&[1], [&most[..]].into_iter());
+    assert_eq!(push(&mut tx), Ok(RingPush::Written));
+    let _ = tx.publish();
+    assert_eq!(pop_all(&mut rx).unwrap().1, most);
+    assert_eq!(tx.push(&[1]), Ok(RingPush::Full), "the payload may still be copied");
+    assert_eq!(rx.is_empty(), Ok(true));
+    assert_eq!((rx.payload_len(), push(&mut tx)), (0, Ok(RingPush::Written)));
+    let more = vec![7; CAPACITY_MIN as usize - 8];
+    let parts = [&more[..]].into_iter();
+    assert_eq!(tx.push_with_payload(&[1], parts), Ok(RingPush::DoesNotFit));
+    assert_eq!(tx.push_with_payload(&[1], [].into_iter()), Ok(RingPush::DoesNotFit));
+    assert_eq!(tx.push_with_payload(&[], [&[1][..]].into_iter()), Ok(RingPush::DoesNotFit));
+}
+
 /// Short descriptors that are received at once stay in the first lines of a ring.
 #[test]
 fn an_empty_ring_is_rewound() {
@@ -202,6 +251,34 @@ fn a_consumer_refuses_what_a_hostile_producer_writes() {
         attacker.control(TAIL_AT).store(tail, Ordering::Relaxed);
         assert_eq!(pop(&mut rx), Err(PeerFault::BadLength), "length {len}, tail {tail}");
     }
+}
+
+/// Lengths of a payload that its producer cannot have written.
+#[test]
+fn a_consumer_refuses_payload_of_impossible_length() {
+    let flagged = |len: u32, payload: u32| u64::from(len | HAS_PAYLOAD) | u64::from(payload) << 32;
+    let most = CAPACITY_MIN - 16;
+    for (len, payload, tail) in [
+        (0, 8, 24),
+        (1, 0, 24),
+        (1, 4, 24),
+        (1, 16, 24),
+        (9, 8, 24),
+        (1, most + 8, CAPACITY_MIN),
+        (1, u32::MAX, CAPACITY_MIN),
+        (1, u32::MAX - 7, CAPACITY_MIN),
+        (u32::MAX >> 1, 8, CAPACITY_MIN),
+    ] {
+        let (_, mut rx, attacker) = rings(CAPACITY_MIN);
+        attacker.words()[0].store(flagged(len, payload), Ordering::Relaxed);
+        attacker.control(TAIL_AT).store(tail, Ordering::Relaxed);
+        assert_eq!(pop(&mut rx), Err(PeerFault::BadLength), "{len}, {payload}, tail {tail}");
+        assert_eq!(rx.payload_len(), 0);
+    }
+    let (_, mut rx, attacker) = rings(CAPACITY_MIN);
+    attacker.words()[0].store(flagged(1, most), Ordering::Relaxed);
+    attacker.control(TAIL_AT).store(CAPACITY_MIN, Ordering::Relaxed);
+    assert_eq!(pop_all(&mut rx).map(|(_, payload)| payload.len()), Some(most as usize));
 }
 
 #[test]
@@ -292,27 +369,46 @@ proptest! {
     #[test]
     fn behaves_like_a_queue(
         capacity in (12_u32..16).prop_map(|bits| 1 << bits),
-        steps in proptest::collection::vec((any::<bool>(), 1_usize..1500), 1..300),
+        steps in proptest::collection::vec(
+            (any::<bool>(), 1_usize..1500, prop_oneof![Just(0), 1_usize..1500]), 1..300,
+        ),
     ) {
         let (mut tx, mut rx, _) = rings(capacity);
-        let mut model: VecDeque<Vec<u8>> = VecDeque::new();
-        let mut used = 0;
-        for (n, (push, len)) in steps.into_iter().enumerate() {
+        let mut model: VecDeque<(Vec<u8>, Vec<u8>, usize)> = VecDeque::new();
+        let (mut used, mut held) = (0, 0);
+        for (n, (push, len, payload_len)) in steps.into_iter().enumerate() {
             if push {
-                let bytes: Vec<u8> = (0..len).map(|at| (at + n).to_le_bytes()[0]).collect();
-                let room = (len + 4).next_multiple_of(8);
+                let bytes = |len| (0..len).map(|at: usize| (at + n).to_le_bytes()[0]).collect();
+                let [descriptor, mut payload]: [Vec<u8>; 2] = [bytes(len), bytes(payload_len)];
+                let padded = payload_len.next_multiple_of(8);
+                let (room, pushed) = if payload.is_empty() {
+                    ((len + 4).next_multiple_of(8), tx.push(&descriptor))
+                } else {
+                    let parts = [&payload[..]].into_iter();
+                    let pushed = tx.push_with_payload(&descriptor, parts);
+                    (8 + len.next_multiple_of(8) + padded, pushed)
+                };
                 let fits = used + room <= capacity as usize;
-                let expected = if fits { RingPush::Written } else { RingPush::Full };
-                prop_assert_eq!(tx.push(&bytes), Ok(expected));
+                prop_assert_eq!(pushed, Ok(if fits { RingPush::Written } else { RingPush::Full }));
                 let _ = tx.publish();
                 if fits {
                     used += room;
-                    model.push_back(bytes);
+                    payload.resize(padded, 0);
+                    model.push_back((descriptor, payload, room));
                 }
             } else {
-                let expected = model.pop_front();
-                used -= expected.as_ref().map_or(0, |bytes| (bytes.len() + 4).next_multiple_of(8));
-                prop_assert_eq!(pop(&mut rx), Ok(expected));
+                used -= held;
+                held = 0;
+                let expected = model.pop_front().map(|(descriptor, payload, room)| {
+                    // The consumer keeps the room of a payload until its next call.
+                    if payload.is_empty() {
+                        used -= room;
+                    } else {
+                        held = room;
+                    }
+                    (descriptor, payload)
+                });
+                prop_assert_eq!(pop_all(&mut rx), expected);
             }
         }
     }
@@ -326,13 +422,14 @@ proptest! {
         let (_, mut rx, attacker) = rings(CAPACITY_MIN);
         for (index, word) in attacker.words().iter().enumerate() {
             // Short lengths, so that several descriptors follow each other.
-            word.store(content[index % 64] & 0xffff_ffff_0000_007f, Ordering::Relaxed);
+            word.store(content[index % 64] & 0x0000_01f8_8000_007f, Ordering::Relaxed);
         }
         attacker.control(BASE_AT).store(base & !7, Ordering::Relaxed);
         attacker.control(TAIL_AT).store((tail % (CAPACITY_MIN * 2)) & !7, Ordering::Relaxed);
         let mut out = vec![];
         let mut popped = 0;
         while let Ok(true) = rx.pop(&mut out) {
+            rx.copy_payload(0, &mut vec![0; rx.payload_len()]);
             popped += 1;
             prop_assert!(!out.is_empty() && popped <= CAPACITY_MIN / 8);
         }

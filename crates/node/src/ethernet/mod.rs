@@ -32,7 +32,7 @@ use base::{Duration, Instant};
 
 pub use header::{CarrierFrameKind, ETHER_TYPE, KIND_OFFSET, SESSION_OFFSET};
 
-use crate::remote::CarrierFault;
+use crate::channel::CarrierFault;
 use header::{CarrierHeader, ETHERNET_BYTES, HEADER_BYTES};
 use receiver::FrameReceiver;
 use sender::{FrameSender, FrameToSend};

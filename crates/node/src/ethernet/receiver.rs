@@ -8,7 +8,7 @@ use base::{Duration, Instant, SeqNum};
 
 use super::header::ReceivedFrames;
 use super::{EthernetCounters, LENGTH_BYTES, WINDOW_FRAMES};
-use crate::remote::CarrierFault;
+use crate::channel::CarrierFault;
 
 /// Frames after which an acknowledgment is sent, even if more are about to be received.
 const UNACKNOWLEDGED_MAX: u32 = 32;

@@ -14,7 +14,7 @@ use tcp_rules::round_trip::RoundTripEstimator;
 
 use super::header::ReceivedFrames;
 use super::{EthernetCounters, LENGTH_BYTES, WINDOW_FRAMES};
-use crate::remote::CarrierFault;
+use crate::channel::CarrierFault;
 
 /// Frames that were sent later and have arrived when a frame counts as lost.
 const REORDERED_MAX: u64 = 3;

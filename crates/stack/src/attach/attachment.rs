@@ -6,8 +6,9 @@ use std::os::fd::AsRawFd;
 use base::Duration;
 use cli::Failure;
 use io::notify::{Notifier, Poller};
+use node::channel::CarrierFault;
 use node::ethernet::EthernetCounters;
-use node::remote::{CarrierCounters, CarrierFault, RemoteEnd};
+use node::remote::{CarrierCounters, RemoteEnd};
 
 use super::channel::AttachedChannel;
 use crate::threads::CarrierSleeper;

@@ -4,8 +4,8 @@
 use std::os::fd::RawFd;
 
 use base::Duration;
+use node::channel::{CarrierFault, DescriptorChannel, SentPayload};
 use node::ethernet::EthernetCounters;
-use node::remote::{CarrierFault, DescriptorChannel};
 
 use super::ethernet_channel::EthernetChannel;
 use super::shared_channel::SharedMemoryChannel;
@@ -88,6 +88,13 @@ impl AttachedChannel {
 }
 
 impl DescriptorChannel for AttachedChannel {
+    fn payload_bytes_min(&self) -> Option<usize> {
+        match self {
+            Self::Shared(channel) => channel.payload_bytes_min(),
+            Self::Ethernet(channel) => channel.payload_bytes_min(),
+        }
+    }
+
     #[inline]
     fn has_room(&mut self) -> Result<bool, CarrierFault> {
         match self {
@@ -97,10 +104,10 @@ impl DescriptorChannel for AttachedChannel {
     }
 
     #[inline]
-    fn push(&mut self, descriptor: &[u8]) -> Result<(), CarrierFault> {
+    fn push(&mut self, descriptor: &[u8], payload: &[SentPayload]) -> Result<(), CarrierFault> {
         match self {
-            Self::Shared(channel) => channel.push(descriptor),
-            Self::Ethernet(channel) => channel.push(descriptor),
+            Self::Shared(channel) => channel.push(descriptor, payload),
+            Self::Ethernet(channel) => channel.push(descriptor, payload),
         }
     }
 
@@ -117,6 +124,22 @@ impl DescriptorChannel for AttachedChannel {
         match self {
             Self::Shared(channel) => channel.pop(out),
             Self::Ethernet(channel) => channel.pop(out),
+        }
+    }
+
+    #[inline]
+    fn payload_len(&self) -> usize {
+        match self {
+            Self::Shared(channel) => channel.payload_len(),
+            Self::Ethernet(channel) => channel.payload_len(),
+        }
+    }
+
+    #[inline]
+    fn copy_payload(&self, at: usize, to: &mut [u8]) {
+        match self {
+            Self::Shared(channel) => channel.copy_payload(at, to),
+            Self::Ethernet(channel) => channel.copy_payload(at, to),
         }
     }
 }

@@ -10,11 +10,11 @@ use base::{Duration, Instant};
 use io::carrier_socket::{CarrierSocket, CarrierSockets, FrameCondition};
 use io::clock::{self, MonotonicClock};
 use io::notify::Poller;
+use node::channel::{CarrierFault, DescriptorChannel, SentPayload};
 use node::ethernet::{
     CarrierFrameKind, EthernetCounters, EthernetSession, KIND_OFFSET, SESSION_OFFSET,
     SessionIdentity, SessionRole,
 };
-use node::remote::{CarrierFault, DescriptorChannel};
 
 use super::ethernet_sessions::SessionRegistration;
 
@@ -193,7 +193,7 @@ impl DescriptorChannel for EthernetChannel {
         }
     }
 
-    fn push(&mut self, descriptor: &[u8]) -> Result<(), CarrierFault> {
+    fn push(&mut self, descriptor: &[u8], _: &[SentPayload]) -> Result<(), CarrierFault> {
         self.session.push(descriptor);
         Ok(())
     }

@@ -394,7 +394,8 @@ mod tests {
     use abi::Refusal;
     use abi::attach::{AddressClaim, PortClaim, PortRange};
     use abi::layout::{ATTACH_MAGIC, LayoutFault};
-    use node::remote::{CarrierFault, RemoteHostEnd};
+    use node::channel::CarrierFault;
+    use node::remote::RemoteHostEnd;
     use tempfile::TempDir;
 
     use super::super::attachment::{Attachment, AttachmentLoss};

@@ -13,7 +13,7 @@ use base::{Duration, Instant};
 use io::attachment::{AttachedPeer, AttachmentSocket};
 use io::clock::MonotonicClock;
 use io::shared_ring::{PeerFault, RingPush, SharedRingConsumer, SharedRingProducer};
-use node::remote::{CarrierFault, DescriptorChannel};
+use node::channel::{CarrierFault, DescriptorChannel, PAYLOAD_BYTES_MIN, SentPayload};
 
 /// Capacity of each ring in bytes: twice the longest descriptor.
 pub(super) const RING_BYTES: u32 = 2 << 20;
@@ -133,6 +133,10 @@ impl SharedMemoryChannel {
 }
 
 impl DescriptorChannel for SharedMemoryChannel {
+    fn payload_bytes_min(&self) -> Option<usize> {
+        Some(PAYLOAD_BYTES_MIN)
+    }
+
     #[inline]
     fn has_room(&mut self) -> Result<bool, CarrierFault> {
         // Descriptors for a process that is gone are dropped, so that its own can be received.
@@ -141,11 +145,16 @@ impl DescriptorChannel for SharedMemoryChannel {
     }
 
     #[inline]
-    fn push(&mut self, descriptor: &[u8]) -> Result<(), CarrierFault> {
+    fn push(&mut self, descriptor: &[u8], payload: &[SentPayload]) -> Result<(), CarrierFault> {
         if self.peer == AttachedPeer::Gone {
             return Ok(());
         }
-        let pushed = self.out.push(descriptor).map_err(fault)?;
+        let pushed = if payload.is_empty() {
+            self.out.push(descriptor)
+        } else {
+            self.out.push_with_payload(descriptor, payload.iter().map(SentPayload::as_slice))
+        };
+        let pushed = pushed.map_err(fault)?;
         debug_assert_eq!(pushed, RingPush::Written, "the caller asked for room");
         Ok(())
     }
@@ -162,6 +171,16 @@ impl DescriptorChannel for SharedMemoryChannel {
     #[inline]
     fn pop(&mut self, out: &mut Vec<u8>) -> Result<bool, CarrierFault> {
         self.into.pop(out).map_err(fault)
+    }
+
+    #[inline]
+    fn payload_len(&self) -> usize {
+        self.into.payload_len()
+    }
+
+    #[inline]
+    fn copy_payload(&self, at: usize, to: &mut [u8]) {
+        self.into.copy_payload(at, to);
     }
 }
 
@@ -218,7 +237,7 @@ mod tests {
         for round in 1..=100 {
             other.prepare_sleep();
             assert!(!other.has_work());
-            one.push(&[7; 10]).unwrap();
+            one.push(&[7; 10], &[]).unwrap();
             one.publish();
             one.prepare_sleep();
             assert_eq!(one.doorbells, round, "once in each round");
@@ -233,9 +252,9 @@ mod tests {
     #[test]
     fn nothing_that_was_sent_is_lost_with_the_other_process() {
         let [mut one, mut other] = channels();
-        one.push(&[7; 10]).unwrap();
+        one.push(&[7; 10], &[]).unwrap();
         one.publish();
-        one.push(&[8; 10]).unwrap();
+        one.push(&[8; 10], &[]).unwrap();
         drop(one);
         other.finish_sleep(true);
         let mut received = Vec::new();
@@ -245,7 +264,7 @@ mod tests {
         for _ in 0..RING_BYTES / 1024 {
             // There is no consumer, and yet room.
             assert_eq!(other.has_room(), Ok(true));
-            assert_eq!(other.push(&[0; 2048]), Ok(()));
+            assert_eq!(other.push(&[0; 2048], &[]), Ok(()));
             other.publish();
         }
     }
@@ -257,7 +276,7 @@ mod tests {
         let mut received = Vec::new();
         for round in 1..=20 {
             other.prepare_sleep();
-            one.push(&[7; 10]).unwrap();
+            one.push(&[7; 10], &[]).unwrap();
             one.publish();
             while one.doorbells < round {
                 assert!(!one.advance());
