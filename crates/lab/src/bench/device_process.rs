@@ -11,6 +11,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use clap::Args;
 use serde_json::{Map, Value, json};
@@ -44,10 +45,11 @@ pub(crate) struct DeviceProcessArgs {
     rows: Vec<LoadRow>,
 }
 
-const ROWS: [LoadRow; 6] = [
+const ROWS: [LoadRow; 7] = [
     LoadRow::new("one-64", 64, 1),
     LoadRow::new("64", 64, 64),
     LoadRow::new("300k", 300 << 10, 64),
+    LoadRow { upload: true, ..LoadRow::new("upload-300k", 300 << 10, 16) },
     LoadRow { close: true, ..LoadRow::new("close", 64, 64) },
     LoadRow::over_tls("https-64", 64, 64),
     LoadRow::over_tls("https-300k", 300 << 10, 64),
@@ -88,12 +90,18 @@ impl Benchmark for DeviceProcessArgs {
         let tls = ["--tls", "--tls-cert", &cert, "--tls-key", &key].map(str::to_owned);
         let threads = ["--threads", if self.host_cpu { "two" } else { "auto" }].map(str::to_owned);
         let together = BothSchemes {
-            plain: start_together(&bed, "together", &threads)?,
+            plain: {
+                let uploads = upload_options(&bed.uploads("together")?);
+                start_together(&bed, "together", &[&threads[..], &uploads].concat())?
+            },
             secure: start_together(&bed, "together-tls", &[&tls[..], &threads].concat())?,
         };
         let apart = BothSchemes {
-            plain: start_apart(&bed, APART, self.carrier, &[])?,
-            secure: start_apart(&bed, APART_TLS, self.carrier, &tls)?,
+            plain: {
+                let uploads = bed.uploads(APART)?;
+                start_apart(&bed, APART, self.carrier, &upload_options(&uploads), Some(&uploads))?
+            },
+            secure: start_apart(&bed, APART_TLS, self.carrier, &tls, None)?,
         };
         let crossings = RefCell::new(BTreeMap::<&str, Crossings>::new());
         let measured = self.rounds.compare(&self.rows, |row, arrangement, seconds, _| {
@@ -213,11 +221,17 @@ fn start_apart(
     name: &str,
     carrier: LiveCarrier,
     options: &[String],
+    uploads: Option<&Path>,
 ) -> Result<LiveServer, Failure> {
-    let (process, nic) = start_nic(bed, &nic_name(name), carrier)?;
+    let (process, nic) = start_nic(bed, &nic_name(name), carrier, uploads)?;
     let addr = OUTBOARD.server;
     let serve = start_attached(bed, (&process, &nic), (name, addr), options)?;
     Ok(LiveServer { process, others: vec![serve], addr, client: None })
+}
+
+/// Returns the options of a server that accepts uploads.
+fn upload_options(folder: &Path) -> [String; 2] {
+    ["--upload-dir".to_owned(), folder.to_string_lossy().into_owned()]
 }
 
 /// Returns the name of the control socket of a program's device.

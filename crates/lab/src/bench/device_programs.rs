@@ -95,7 +95,7 @@ impl Benchmark for DeviceProgramsArgs {
 impl ProgramGroup {
     /// Starts a device process, and programs that are attached to it, on the same cores.
     fn start(bed: &LiveTestbed, name: &'static str, programs: u32) -> Result<Self, Failure> {
-        let (process, nic) = start_nic(bed, name, LiveCarrier::Shared)?;
+        let (process, nic) = start_nic(bed, name, LiveCarrier::Shared, None)?;
         let server =
             LiveServer { process, others: Vec::new(), addr: OUTBOARD.server, client: None };
         let mut group = Self { server, name, nic };

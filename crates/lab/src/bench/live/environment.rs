@@ -29,12 +29,20 @@ pub(crate) const KEY: &str = "key.pem";
 /// Polling interval of [`wait_until`].
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Lua script for wrk that does nothing during the run and prints one line of numbers at its end.
-const WRK_SCRIPT: &str = r#"done = function(s, l)
+const WRK_SCRIPT: &str = r#"local upload = os.getenv("UPLOADED_FILE")
+if upload then
+  wrk.method = "PUT"
+  wrk.body = io.open(upload, "rb"):read("*a")
+end
+done = function(s, l)
   local e = s.errors
   io.write(string.format("numbers %d %d %d %d %d %d %d %d %d %d\n", s.duration, s.requests, s.bytes,
     e.connect, e.read, e.write, e.status, e.timeout, l:percentile(50), l:percentile(99)))
 end
 "#;
+
+/// Environment variable of the script with the path of the file that the client sends, if any.
+pub(crate) const UPLOAD_VARIABLE: &str = "UPLOADED_FILE";
 
 /// A process that is killed when this is dropped.
 pub(crate) struct Process(pub(crate) Child);
@@ -140,6 +148,13 @@ impl LiveTestbed {
     /// Returns the folder of the served files.
     pub(crate) fn site(&self) -> PathBuf {
         self.folder.0.join("site")
+    }
+
+    /// Creates the folder for uploads of a server of this name, and returns its path.
+    pub(crate) fn uploads(&self, name: &str) -> Result<PathBuf, Failure> {
+        let path = self.folder.0.join(format!("uploads-{name}"));
+        fs::create_dir(&path).map_err(|e| cannot_write(&path, &e))?;
+        Ok(path)
     }
 
     /// Returns the path of the script for wrk.

@@ -8,7 +8,9 @@ use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
 
 use super::LoadRow;
-use super::environment::{CoreList, LiveServer, LiveTestbed, command_in_namespace};
+use super::environment::{
+    CoreList, LiveServer, LiveTestbed, UPLOAD_VARIABLE, command_in_namespace,
+};
 use super::tools::output;
 use cli::Failure;
 
@@ -136,6 +138,9 @@ fn wrk(
     wrk.arg("wrk").arg("--threads").arg(threads.to_string());
     wrk.arg("--connections").arg(row.connections.saturating_mul(threads).to_string());
     wrk.arg("--duration").arg(format!("{seconds}s")).arg("--script").arg(bed.script());
+    if row.upload {
+        wrk.env(UPLOAD_VARIABLE, bed.site().join(row.name));
+    }
     if row.close {
         wrk.args(["--header", "Connection: close"]);
     }
@@ -177,7 +182,7 @@ fn parse_wrk(said: &str, row: LoadRow) -> Option<LoadRun> {
     if requests == 0.0 {
         errors.push("no responses".to_owned());
     }
-    if bytes < requests * row.bytes as f64 {
+    if bytes < requests * row.response_bytes() as f64 {
         errors.push("truncated responses".to_owned());
     }
     Some(LoadRun {

@@ -18,7 +18,7 @@ use std::fmt::{self, Display};
 pub(crate) struct LoadRow {
     /// Name on the command line and in the report, and the name of the file.
     pub(crate) name: &'static str,
-    /// Size of the file in bytes.
+    /// Size of the file in bytes, or of the content of an upload.
     pub(crate) bytes: u64,
     /// Concurrent connections.
     pub(crate) connections: u32,
@@ -26,6 +26,8 @@ pub(crate) struct LoadRow {
     pub(crate) close: bool,
     /// Use TLS.
     pub(crate) tls: bool,
+    /// The client sends the file (PUT) instead of fetching it.
+    pub(crate) upload: bool,
     /// Concurrent requests on a connection; more than one with HTTP/3 only.
     pub(crate) streams: u32,
 }
@@ -33,12 +35,17 @@ pub(crate) struct LoadRow {
 impl LoadRow {
     /// Returns a row over plain TCP with keep-alive.
     pub(crate) const fn new(name: &'static str, bytes: u64, connections: u32) -> Self {
-        Self { name, bytes, connections, close: false, tls: false, streams: 1 }
+        Self { name, bytes, connections, close: false, tls: false, upload: false, streams: 1 }
     }
 
     /// Returns a row over TLS.
     pub(crate) const fn over_tls(name: &'static str, bytes: u64, connections: u32) -> Self {
         Self { tls: true, ..Self::new(name, bytes, connections) }
+    }
+
+    /// Returns the bytes of a response's content at least.
+    pub(crate) const fn response_bytes(&self) -> u64 {
+        if self.upload { 0 } else { self.bytes }
     }
 }
 

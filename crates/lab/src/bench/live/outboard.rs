@@ -153,12 +153,17 @@ pub(crate) fn start_nic(
     bed: &LiveTestbed,
     name: &str,
     carrier: LiveCarrier,
+    uploads: Option<&Path>,
 ) -> Result<(Process, String), Failure> {
     let namespace = hold_namespace(bed)?;
     let holder = namespace.0.id();
     let mut device = in_namespace_of(holder, &bed.server_cores, &outboard_path()?);
     device.args(["nic", "--link", LiveLink::Tap.argument(), "--root"]);
     device.arg(format!("site={}", bed.site().display()));
+    // Over Ethernet a program names a root by the last part of the path.
+    if let Some((path, name)) = uploads.and_then(|path| Some((path, path.file_name()?))) {
+        device.arg("--root").arg(format!("{}={}", name.to_string_lossy(), path.display()));
+    }
     let address = match carrier {
         LiveCarrier::Shared => {
             let path = bed.path().join(format!("{name}-socket"));
