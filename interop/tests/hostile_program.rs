@@ -14,8 +14,8 @@ use std::thread;
 
 use abi::attach::{AddressClaim, AttachReply, AttachRequest, PortClaim, PortRange, RootIdentity};
 use abi::layout::{
-    ATTACH_BYTES_MAX, DESCRIPTOR_BYTES_MAX, InlineMemory, decode_attach_reply,
-    encode_attach_request, encode_op,
+    ATTACH_BYTES_MAX, DESCRIPTOR_BYTES_MAX, EncodeMemory, InlineMemory, MemoryRange,
+    decode_attach_reply, encode_attach_request, encode_op,
 };
 use abi::{FlowId, Op, PacketHeader, PacketPool, Transmit, TransmitPart, TransmitParts};
 use base::Duration;
@@ -171,8 +171,35 @@ impl HostileProgram {
         self.publish((4 + u32::try_from(bytes.len()).expect("short")).next_multiple_of(8));
     }
 
+    /// Sends the first descriptor of the ring beside 16 bytes of payload, which has this length in
+    /// front.
+    fn send_with_payload(&self, payload: u32, descriptor: &[u8]) {
+        let mut bytes = payload.to_le_bytes().to_vec();
+        bytes.extend_from_slice(descriptor);
+        bytes.resize(4 + descriptor.len().next_multiple_of(8), 0);
+        bytes.extend_from_slice(&[7; 16]);
+        self.send(1 << 31 | u32::try_from(descriptor.len()).expect("short"), &bytes);
+    }
+
+    /// Sends a transmit that names this range of its 16 bytes of payload.
+    fn send_named(&self, offset: u64, len: u32) {
+        let mut memory = NamedPayload(MemoryRange { region: MemoryRange::PAYLOAD, offset, len });
+        let mut bytes = vec![];
+        encode_op(transmit(), &mut memory, &mut bytes).expect("it has a layout");
+        self.send_with_payload(16, &bytes);
+    }
+
     fn send_descriptor(&self, bytes: &[u8]) {
         self.send(u32::try_from(bytes.len()).expect("short"), bytes);
+    }
+}
+
+/// Names any payload as one range.
+struct NamedPayload(MemoryRange);
+
+impl EncodeMemory for NamedPayload {
+    fn name_bytes(&mut self, _: Bytes) -> Result<MemoryRange, Bytes> {
+        Ok(self.0)
     }
 }
 
@@ -346,6 +373,24 @@ fn abuses_of_rings() -> Vec<RingAbuse> {
     ]
 }
 
+/// Payload beside the first descriptor, 16 bytes of it, that is refused.
+fn abuses_of_payload() -> Vec<RingAbuse> {
+    vec![
+        ("payload that nothing names", |program| program.send_with_payload(16, &[27])),
+        ("payload of no bytes", |program| program.send_with_payload(0, &[27])),
+        ("payload of four bytes", |program| program.send_with_payload(4, &[27])),
+        ("payload beyond what was published", |program| program.send_with_payload(4096, &[27])),
+        ("payload of 4 GiB", |program| program.send_with_payload(u32::MAX - 7, &[27])),
+        ("an empty descriptor beside payload", |program| program.send_with_payload(16, &[])),
+        ("payload named from its middle on", |program| program.send_named(8, 8)),
+        ("payload named before its start", |program| program.send_named(u64::MAX - 7, 16)),
+        ("payload named behind its end", |program| program.send_named(16, 8)),
+        ("more payload named than there is", |program| program.send_named(0, 17)),
+        ("a part of the payload named", |program| program.send_named(0, 8)),
+        ("no byte of the payload named", |program| program.send_named(0, 0)),
+    ]
+}
+
 /// Returns a transmit of a frame without payload.
 fn frame(bytes: &[u8]) -> Op {
     let Op::Transmit(transmit) = transmit() else { unreachable!("it is one") };
@@ -455,7 +500,7 @@ fn rings_and_descriptors_are_checked() {
             fixture.wait_for("programs_attached_now", 1, abuse);
             drop(program);
         };
-        for (abuse, act) in abuses_of_rings() {
+        for (abuse, act) in abuses_of_rings().into_iter().chain(abuses_of_payload()) {
             let program = HostileProgram::attach(&fixture.socket());
             act(&program);
             expect(abuse, program);
