@@ -4,10 +4,12 @@
 //! One thread is both sides, in batches, so that the cost of the code is measured and not that of
 //! moving cache lines between cores, which all carriers have. `send` is the encoding and the write
 //! to the ring, `receive` the read and the decoding. `ring` moves Rust values ([`abi::ring`]);
-//! `shared, inline` carries descriptors with their payload ([`abi::layout`], [`io::shared_ring`]);
-//! `shared, named` names payload in a registered region. `ethernet` has the frames of both ends of
-//! a session ([`node::ethernet`]), acknowledgments included, and a copy for the link, which is
-//! memory: the kernel's cost of sending and receiving a frame is not in it.
+//! `shared` has the ends that a program and its device have ([`node::remote`]), with payload beside
+//! its descriptor unless it is short; `shared, inline` and `shared, named` are the codec and the
+//! ring alone ([`abi::layout`], [`io::shared_ring`]), with payload in the descriptor, or in memory
+//! that both sides have, without a copy. `ethernet` has the frames of both ends of a session
+//! ([`node::ethernet`]), acknowledgments included, and a copy for the link, which is memory: the
+//! kernel's cost of sending and receiving a frame is not in it.
 //!
 //! These are costs of the parts; `bench device-process` measures the system.
 
@@ -28,7 +30,11 @@ use bytes::Bytes;
 use clap::Args;
 use io::clock::cycles;
 use io::shared_ring::{RingPush, SharedRingConsumer, SharedRingMemory, SharedRingProducer};
+use node::channel::{CarrierFault, DescriptorChannel, PAYLOAD_BYTES_MIN, SentPayload};
 use node::ethernet::{EthernetSession, SessionIdentity, SessionRole};
+use node::remote::{
+    CarrierCounters, CarrierRegion, RemoteDeviceEnd, RemoteEnd as _, RemoteHostEnd,
+};
 use serde_json::{Map, Value};
 
 use super::experiment::{BenchReport, Benchmark, Experiment, Fields, find_figures, median_by};
@@ -38,6 +44,8 @@ use cli::Failure;
 const BATCH: usize = 32;
 /// Bytes of a shared ring: a batch of frames with room to spare.
 const RING_BYTES: u32 = 256 << 10;
+/// Bytes of a ring between a program and its device, as attached programs have them.
+const ENDS_RING_BYTES: u32 = 2 << 20;
 /// Batches in a run, and runs of a row.
 const BATCHES: usize = 2000;
 const ROUNDS: usize = 9;
@@ -57,6 +65,7 @@ pub(crate) struct CarriersArgs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CarrierKind {
     Values,
+    Shared,
     SharedInline,
     SharedNamed,
     Ethernet,
@@ -94,6 +103,7 @@ impl Benchmark for CarriersArgs {
         let group = |carried| {
             [
                 CarrierKind::Values,
+                CarrierKind::Shared,
                 CarrierKind::SharedInline,
                 CarrierKind::SharedNamed,
                 CarrierKind::Ethernet,
@@ -125,8 +135,8 @@ impl Benchmark for CarriersArgs {
                 let of = |s: &CarrierSetting| s.carrier == carrier && s.carried == carried;
                 find_figures(&rows, of).map(|f: &CarrierFigures| f.send + f.receive)
             };
-            let (values, named) = (cost(CarrierKind::Values), cost(CarrierKind::SharedNamed));
-            let added = named.zip(values).map(|(named, values)| named - values);
+            let (values, shared) = (cost(CarrierKind::Values), cost(CarrierKind::Shared));
+            let added = shared.zip(values).map(|(shared, values)| shared - values);
             headline.insert(format!("added_cycles_{}", carried.key()), added.into());
         }
         report.set("headline", Value::Object(headline));
@@ -138,6 +148,7 @@ impl CarrierKind {
     const fn name(self) -> &'static str {
         match self {
             Self::Values => "ring",
+            Self::Shared => "shared",
             Self::SharedInline => "shared, inline",
             Self::SharedNamed => "shared, named",
             Self::Ethernet => "ethernet",
@@ -186,9 +197,13 @@ fn run_over<T: Carried + Send>(
     codec: DescriptorCoder<T>,
     source: &mut DescriptorSource,
     make: impl Fn(&mut DescriptorSource) -> T,
-) -> Result<CarrierFigures, Failure> {
+) -> Result<CarrierFigures, Failure>
+where
+    SharedEnds: BenchCarrier<T>,
+{
     match carrier {
         CarrierKind::Values => run(&mut ValueCarrier::new(), source, make),
+        CarrierKind::Shared => run(&mut SharedEnds::new()?, source, make),
         CarrierKind::SharedInline | CarrierKind::SharedNamed => {
             run(&mut SharedCarrier::new(codec)?, source, make)
         }
@@ -258,7 +273,7 @@ trait BenchCarrier<T> {
     fn receive(&mut self) -> Option<T>;
     /// Returns a received buffer to the pool that it comes from.
     fn recycle(&mut self, buffer: PacketBuf, source: &mut PacketPool);
-    /// Returns the length of the last descriptor.
+    /// Returns the length of a descriptor, with the payload beside it.
     fn bytes(&self) -> usize;
 }
 
@@ -340,16 +355,18 @@ struct SharedCarrier<T> {
 
 impl<T> SharedCarrier<T> {
     fn new(codec: DescriptorCoder<T>) -> Result<Self, Failure> {
-        let failed = |e: &dyn Display| Failure::System(format!("cannot create a ring: {e}"));
-        let ring = SharedRingMemory::create(RING_BYTES).map_err(|e| failed(&e))?;
-        let other = ring.as_fd().try_clone_to_owned().map_err(|e| failed(&e))?;
-        let other = SharedRingMemory::attach(other, RING_BYTES).map_err(|e| failed(&e))?;
-        Ok(Self {
-            producer: SharedRingProducer::new(ring),
-            consumer: SharedRingConsumer::new(other),
-            codec,
-        })
+        let (producer, consumer) = shared_ring(RING_BYTES)?;
+        Ok(Self { producer, consumer, codec })
     }
+}
+
+/// Creates both ends of a ring.
+fn shared_ring(bytes: u32) -> Result<(SharedRingProducer, SharedRingConsumer), Failure> {
+    let failed = |e: &dyn Display| Failure::System(format!("cannot create a ring: {e}"));
+    let ring = SharedRingMemory::create(bytes).map_err(|e| failed(&e))?;
+    let other = ring.as_fd().try_clone_to_owned().map_err(|e| failed(&e))?;
+    let other = SharedRingMemory::attach(other, bytes).map_err(|e| failed(&e))?;
+    Ok((SharedRingProducer::new(ring), SharedRingConsumer::new(other)))
 }
 
 impl<T> BenchCarrier<T> for SharedCarrier<T> {
@@ -374,6 +391,123 @@ impl<T> BenchCarrier<T> for SharedCarrier<T> {
 
     fn bytes(&self) -> usize {
         self.codec.incoming.len()
+    }
+}
+
+/// The ends of a program and its device, over two rings.
+struct SharedEnds {
+    host: RemoteHostEnd<RingChannel>,
+    device: RemoteDeviceEnd<RingChannel>,
+    /// Buffers of the device for frames of the host.
+    pool: PacketPool,
+}
+
+/// A ring for each direction.
+struct RingChannel {
+    producer: SharedRingProducer,
+    consumer: SharedRingConsumer,
+}
+
+impl SharedEnds {
+    fn new() -> Result<Self, Failure> {
+        let ((ops, from_host), (events, from_device)) =
+            (shared_ring(ENDS_RING_BYTES)?, shared_ring(ENDS_RING_BYTES)?);
+        let host = RingChannel { producer: ops, consumer: from_device };
+        let device = RingChannel { producer: events, consumer: from_host };
+        Ok(Self {
+            host: RemoteHostEnd::new(host, CarrierRegion::Absent),
+            device: RemoteDeviceEnd::new(device, None),
+            pool: PacketPool::new(BATCH),
+        })
+    }
+}
+
+impl DescriptorChannel for RingChannel {
+    fn payload_bytes_min(&self) -> Option<usize> {
+        Some(PAYLOAD_BYTES_MIN)
+    }
+
+    fn has_room(&mut self) -> Result<bool, CarrierFault> {
+        self.producer.has_room_for_any().map_err(|_| CarrierFault::Channel)
+    }
+
+    fn push(&mut self, descriptor: &[u8], payload: &[SentPayload]) -> Result<(), CarrierFault> {
+        let pushed = if payload.is_empty() {
+            self.producer.push(descriptor)
+        } else {
+            self.producer.push_with_payload(descriptor, payload.iter().map(SentPayload::as_slice))
+        };
+        pushed.map(|_| ()).map_err(|_| CarrierFault::Channel)
+    }
+
+    fn publish(&mut self) {
+        let _awake = self.producer.publish();
+    }
+
+    fn pop(&mut self, out: &mut Vec<u8>) -> Result<bool, CarrierFault> {
+        self.consumer.pop(out).map_err(|_| CarrierFault::Channel)
+    }
+
+    fn payload_len(&self) -> usize {
+        self.consumer.payload_len()
+    }
+
+    fn copy_payload(&self, at: usize, to: &mut [u8]) {
+        self.consumer.copy_payload(at, to);
+    }
+}
+
+/// Returns the mean length of the descriptors that an end has sent.
+fn mean_bytes(counters: &CarrierCounters) -> usize {
+    let mean = counters.carrier_sent_bytes.checked_div(counters.carrier_sent);
+    mean.and_then(|mean| mean.try_into().ok()).unwrap_or(0)
+}
+
+impl BenchCarrier<Op> for SharedEnds {
+    fn send(&mut self, op: Op) {
+        self.host.push_op(op);
+    }
+
+    fn publish(&mut self) {
+        self.host.publish();
+    }
+
+    fn receive(&mut self) -> Option<Op> {
+        self.device.pop_op(&mut self.pool)
+    }
+
+    fn recycle(&mut self, buffer: PacketBuf, _: &mut PacketPool) {
+        self.pool.put(buffer);
+    }
+
+    fn bytes(&self) -> usize {
+        mean_bytes(self.host.counters())
+    }
+}
+
+impl BenchCarrier<Event> for SharedEnds {
+    fn send(&mut self, event: Event) {
+        // The ring has room for a batch; `run` counts what arrives.
+        let _full = self.device.push_event(event);
+    }
+
+    fn publish(&mut self) {
+        self.device.publish();
+    }
+
+    fn receive(&mut self) -> Option<Event> {
+        self.host.pop_event()
+    }
+
+    fn recycle(&mut self, buffer: PacketBuf, source: &mut PacketPool) {
+        self.host.recycle(buffer);
+        while let Some(sent) = self.device.pop_recycled() {
+            source.put(sent);
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        mean_bytes(self.device.counters())
     }
 }
 
