@@ -13,11 +13,11 @@ pub fn run(data: &[u8]) {
     let mut memory = InlineMemory { pool: PacketPool::new(1), patterns: vec![] };
     let mut again = vec![];
     let encoded = if is_op {
-        let Ok(op) = layout::decode_op(input.0, &mut memory) else { return };
-        layout::encode_op(op, &mut memory, &mut again)
+        let Ok(mut op) = layout::decode_op(input.0, &mut memory) else { return };
+        layout::encode_op(&mut op, &mut memory, &mut again)
     } else {
-        let Ok(event) = layout::decode_event(input.0, &mut memory) else { return };
-        layout::encode_event(event, &mut memory, &mut again)
+        let Ok(mut event) = layout::decode_event(input.0, &mut memory) else { return };
+        layout::encode_event(&mut event, &mut memory, &mut again)
     };
     assert_eq!(encoded, Ok(()), "everything that decodes is portable");
     assert_eq!(again, input.0, "one encoding");

@@ -157,10 +157,10 @@ impl HostileProgram {
     }
 
     /// Sends the operation `op` as the first descriptor.
-    fn send_op(&self, op: Op) {
+    fn send_op(&self, mut op: Op) {
         let mut memory = InlineMemory { pool: PacketPool::new(1), patterns: vec![] };
         let mut bytes = vec![];
-        encode_op(op, &mut memory, &mut bytes).expect("it has a layout");
+        encode_op(&mut op, &mut memory, &mut bytes).expect("it has a layout");
         self.send_descriptor(&bytes);
     }
 
@@ -185,7 +185,7 @@ impl HostileProgram {
     fn send_named(&self, offset: u64, len: u32) {
         let mut memory = NamedPayload(MemoryRange { region: MemoryRange::PAYLOAD, offset, len });
         let mut bytes = vec![];
-        encode_op(transmit(), &mut memory, &mut bytes).expect("it has a layout");
+        encode_op(&mut transmit(), &mut memory, &mut bytes).expect("it has a layout");
         self.send_with_payload(16, &bytes);
     }
 
@@ -288,9 +288,9 @@ fn abusive_claims() -> Vec<(&'static str, AttachRequest)> {
 /// Descriptors that are refused, with their names.
 fn abusive_descriptors() -> Vec<(String, Vec<u8>)> {
     let mut memory = InlineMemory { pool: PacketPool::new(1), patterns: vec![] };
-    let mut encoded = |op: Op| {
+    let mut encoded = |mut op: Op| {
         let mut bytes = vec![];
-        encode_op(op, &mut memory, &mut bytes).expect("it has a layout");
+        encode_op(&mut op, &mut memory, &mut bytes).expect("it has a layout");
         bytes
     };
     let cancel = encoded(Op::Cancel { flow: FlowId(1) });
@@ -559,7 +559,7 @@ fn storms_end_with_their_program() {
         let program = HostileProgram::attach(&fixture.socket());
         let mut bytes = vec![];
         let mut memory = InlineMemory { pool: PacketPool::new(1), patterns: vec![] };
-        encode_op(transmit(), &mut memory, &mut bytes).expect("it has a layout");
+        encode_op(&mut transmit(), &mut memory, &mut bytes).expect("it has a layout");
         thread::scope(|scope| {
             let (program, bytes) = (&program, &bytes);
             scope.spawn(move || {

@@ -393,7 +393,7 @@ impl<C: DescriptorChannel> RemoteHostEnd<C> {
                 }
             };
         }
-        end.send(|memory, out| encode_op(op, memory, out));
+        end.send(|memory, out| encode_op(&mut op, memory, out));
         // Frames in operations were received before.
         while let Some(frame) = end.outgoing.copied.pop() {
             self.pool.put(frame);
@@ -433,7 +433,7 @@ impl<C: DescriptorChannel> RemoteDeviceEnd<C> {
     /// # Errors
     /// Returns the event if there is no room for it. After a fault it is dropped.
     #[expect(clippy::result_large_err, reason = "the event comes back as it is")]
-    pub fn push_event(&mut self, event: Event) -> Result<(), Event> {
+    pub fn push_event(&mut self, mut event: Event) -> Result<(), Event> {
         let end = &mut self.0;
         if end.fault.is_none() && !end.has_room() && end.fault.is_none() {
             return Err(event);
@@ -441,7 +441,7 @@ impl<C: DescriptorChannel> RemoteDeviceEnd<C> {
         if end.fault.is_some() {
             return Ok(());
         }
-        end.send(|memory, out| encode_event(event, memory, out));
+        end.send(|memory, out| encode_event(&mut event, memory, out));
         Ok(())
     }
 

@@ -76,11 +76,11 @@ pub fn decode_attach_reply(bytes: &[u8]) -> Result<AttachReply, AttachFault> {
     from_bytes(bytes)
 }
 
-fn to_bytes<T: DescriptorCodec>(message: T) -> Vec<u8> {
+fn to_bytes<T: DescriptorCodec>(mut message: T) -> Vec<u8> {
     let mut out = Vec::from(ATTACH_MAGIC);
     out.extend(LAYOUT_VERSION.to_le_bytes());
     out.extend(layout_table().fingerprint().to_le_bytes());
-    let encoded = encode(message, &mut no_memory(), &mut out);
+    let encoded = encode(&mut message, &mut no_memory(), &mut out);
     debug_assert_eq!(encoded, Ok(()), "the messages have short lists and no buffers");
     out
 }

@@ -54,12 +54,13 @@ pub const LAYOUT_VERSION: u16 = 7;
 /// Largest descriptor in bytes: a registered buffer of 1 MiB inline, or a merged frame of 64 KiB.
 pub const DESCRIPTOR_BYTES_MAX: usize = (1 << 20) + (64 << 10);
 
-/// Appends the descriptor of an operation to `out`. Buffers move to `memory`, or into `out`.
+/// Appends the descriptor of an operation to `out`. Its buffers move to `memory`, or into `out`, so
+/// that empty ones remain; the operation is not moved, because it is large.
 ///
 /// # Errors
 /// The operation cannot leave the process. `out` is unchanged.
 pub fn encode_op(
-    op: Op,
+    op: &mut Op,
     memory: &mut dyn EncodeMemory,
     out: &mut Vec<u8>,
 ) -> Result<(), EncodeFault> {
@@ -79,7 +80,7 @@ pub fn decode_op(bytes: &[u8], memory: &mut dyn DecodeMemory) -> Result<Op, Layo
 /// # Errors
 /// As [`encode_op`].
 pub fn encode_event(
-    event: Event,
+    event: &mut Event,
     memory: &mut dyn EncodeMemory,
     out: &mut Vec<u8>,
 ) -> Result<(), EncodeFault> {
@@ -122,7 +123,7 @@ pub fn layout_table() -> LayoutTable {
 }
 
 fn encode<T: DescriptorCodec>(
-    mut descriptor: T,
+    descriptor: &mut T,
     memory: &mut dyn EncodeMemory,
     out: &mut Vec<u8>,
 ) -> Result<(), EncodeFault> {

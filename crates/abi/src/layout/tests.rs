@@ -162,8 +162,8 @@ fn split_top(list: &str) -> Vec<&str> {
 fn again(of: &str, bytes: &[u8]) -> Result<Vec<u8>, LayoutFault> {
     let (mut memory, mut out) = (memory(), vec![]);
     match of {
-        "Op" => encode_op(decode_op(bytes, &mut memory)?, &mut memory, &mut out),
-        _ => encode_event(decode_event(bytes, &mut memory)?, &mut memory, &mut out),
+        "Op" => encode_op(&mut decode_op(bytes, &mut memory)?, &mut memory, &mut out),
+        _ => encode_event(&mut decode_event(bytes, &mut memory)?, &mut memory, &mut out),
     }
     .expect("what was decoded is portable");
     Ok(out)
@@ -231,7 +231,7 @@ fn values_survive() {
         retransmission: true,
         quic: None,
     };
-    encode_op(Op::Transmit(transmit), &mut memory, &mut out).unwrap();
+    encode_op(&mut Op::Transmit(transmit), &mut memory, &mut out).unwrap();
     let mut expected = vec![1, 8, 7, 6, 5, 4, 3, 2, 1, 54, 14, 34];
     expected.extend_from_slice(&[7; 54]);
     expected.extend_from_slice(&[0xa8, 0x05, 1, 0, 1, 0xff, 0xff, 0xff, 0xff, 7, 0, 0, 0]);
@@ -274,7 +274,7 @@ fn payload_in_a_region_is_named_and_not_copied() {
     let region = Bytes::from(vec![5; 1000]);
     let mut memory = NamedPayload(region.clone());
     let mut out = vec![];
-    encode(region.slice(100..300), &mut memory, &mut out).unwrap();
+    encode(&mut region.slice(100..300), &mut memory, &mut out).unwrap();
     assert_eq!(out, [3, 0, 0, 0, 200, 0, 0, 0, 100, 0, 0, 0, 0, 0, 0, 0]);
     let got: Bytes = decode(&out, &mut memory).unwrap();
     assert_eq!((got.as_ptr(), got.len()), (region[100..].as_ptr(), 200));
@@ -290,7 +290,7 @@ fn payload_in_a_region_is_named_and_not_copied() {
 #[test]
 fn registered_buffers_consist_of_pages() {
     let (mut memory, mut out) = (memory(), vec![]);
-    encode(DdpBuffer::Pages(AlignedBuf::new(2)), &mut memory, &mut out).unwrap();
+    encode(&mut DdpBuffer::Pages(AlignedBuf::new(2)), &mut memory, &mut out).unwrap();
     assert_eq!(decode::<DdpBuffer>(&out, &mut memory).unwrap().len(), 2 * PAGE_BYTES);
     for len in [0, 1, PAGE_BYTES - 1, PAGE_BYTES + 1] {
         let mut bytes = vec![0xff; 4];
@@ -327,7 +327,7 @@ fn registered_buffers_in_a_region_are_named() {
     let mut memory = Region(Arc::new(HeapRegion::new(3 * PAGE_BYTES)));
     let range = RegionRange::new(&memory.0, 4096, 2 * PAGE_BYTES).unwrap();
     let mut out = vec![];
-    encode(DdpBuffer::Shared(range), &mut memory, &mut out).unwrap();
+    encode(&mut DdpBuffer::Shared(range), &mut memory, &mut out).unwrap();
     assert_eq!(out, [0, 0, 0, 0, 0, 32, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0]);
     let mut crossed: DdpBuffer = decode(&out, &mut memory).unwrap();
     assert!(crossed.write(8191, &[7]) && !crossed.write(8191, &[7, 7]));
@@ -343,13 +343,13 @@ fn registered_buffers_in_a_region_are_named() {
 #[test]
 fn what_is_not_portable_is_refused_whole() {
     let (mut memory, mut out) = (memory(), vec![1, 2, 3]);
-    let unknown = Arc::new(PatternSet::new(&["other"]).unwrap());
-    let refused = encode(unknown, &mut memory, &mut out);
+    let mut unknown = Arc::new(PatternSet::new(&["other"]).unwrap());
+    let refused = encode(&mut unknown, &mut memory, &mut out);
     assert_eq!(refused, Err(EncodeFault::NotPortable));
-    let long: Box<[u8]> = vec![0; 1 << 16].into();
-    assert_eq!(encode(long, &mut memory, &mut out), Err(EncodeFault::TooLong));
-    let huge = DdpBuffer::Pages(AlignedBuf::new(DESCRIPTOR_BYTES_MAX / PAGE_BYTES + 1));
-    assert_eq!(encode(huge, &mut memory, &mut out), Err(EncodeFault::TooLong));
+    let mut long: Box<[u8]> = vec![0; 1 << 16].into();
+    assert_eq!(encode(&mut long, &mut memory, &mut out), Err(EncodeFault::TooLong));
+    let mut huge = DdpBuffer::Pages(AlignedBuf::new(DESCRIPTOR_BYTES_MAX / PAGE_BYTES + 1));
+    assert_eq!(encode(&mut huge, &mut memory, &mut out), Err(EncodeFault::TooLong));
     assert_eq!(out, [1, 2, 3]);
     let refused = decode_op(&vec![1; DESCRIPTOR_BYTES_MAX + 1], &mut memory);
     assert_eq!(refused.map(|_| ()), Err(LayoutFault::TooLong));

@@ -36,7 +36,7 @@ fn operations_cross_a_ring() {
     let mut memory = InlineMemory { pool: PacketPool::new(1), patterns: vec![] };
     for flow in 0..1000 {
         let mut bytes = vec![];
-        layout::encode_op(Op::Cancel { flow: FlowId(flow) }, &mut memory, &mut bytes).unwrap();
+        layout::encode_op(&mut Op::Cancel { flow: FlowId(flow) }, &mut memory, &mut bytes).unwrap();
         assert_eq!(tx.push(&bytes), Ok(RingPush::Written));
         assert_eq!(pop(&mut rx), Ok(None), "not published");
         assert!(!tx.publish(), "the consumer is awake");

@@ -309,7 +309,7 @@ impl<T: Send> BenchCarrier<T> for ValueCarrier<T> {
 }
 
 type EncodeDescriptor<T> =
-    fn(T, &mut dyn EncodeMemory, &mut Vec<u8>) -> Result<(), layout::EncodeFault>;
+    fn(&mut T, &mut dyn EncodeMemory, &mut Vec<u8>) -> Result<(), layout::EncodeFault>;
 type DecodeDescriptor<T> = fn(&[u8], &mut dyn DecodeMemory) -> Result<T, layout::LayoutFault>;
 
 /// Encodes and decodes descriptors for both ends.
@@ -327,7 +327,7 @@ impl<T> DescriptorCoder<T> {
     }
 
     /// Encodes a descriptor to `outgoing`.
-    fn encode(&mut self, descriptor: T) {
+    fn encode(&mut self, descriptor: &mut T) {
         self.outgoing.clear();
         let encoded = (self.encode)(descriptor, &mut self.memory, &mut self.outgoing);
         debug_assert_eq!(encoded, Ok(()));
@@ -370,8 +370,8 @@ fn shared_ring(bytes: u32) -> Result<(SharedRingProducer, SharedRingConsumer), F
 }
 
 impl<T> BenchCarrier<T> for SharedCarrier<T> {
-    fn send(&mut self, descriptor: T) {
-        self.codec.encode(descriptor);
+    fn send(&mut self, mut descriptor: T) {
+        self.codec.encode(&mut descriptor);
         let pushed = self.producer.push(&self.codec.outgoing);
         debug_assert_eq!(pushed, Ok(RingPush::Written));
     }
@@ -546,8 +546,8 @@ impl<T> EthernetCarrier<T> {
 }
 
 impl<T> BenchCarrier<T> for EthernetCarrier<T> {
-    fn send(&mut self, descriptor: T) {
-        self.codec.encode(descriptor);
+    fn send(&mut self, mut descriptor: T) {
+        self.codec.encode(&mut descriptor);
         self.ends[0].push(&self.codec.outgoing);
     }
 
