@@ -55,11 +55,12 @@ base::counters! {
     pub struct CarrierCounters {
         /// Descriptors sent to the other side.
         carrier_sent,
-        /// Bytes of these descriptors, and of the payload beside them.
+        /// Bytes of these descriptors and of the payload beside them, each padded to a multiple of
+        /// eight.
         carrier_sent_bytes,
         /// Descriptors received.
         carrier_received,
-        /// Bytes of these descriptors, and of the payload beside them.
+        /// Bytes of these descriptors and of the payload beside them, padded in the same way.
         carrier_received_bytes,
         /// Held segments that were not passed on with a spliced pair.
         carrier_splice_frames_dropped,
@@ -210,7 +211,10 @@ impl<C: DescriptorChannel> CarrierEnd<C> {
             let pushed = self.channel.push(&self.sent, &self.outgoing.payload);
             self.checked(pushed);
         } else {
-            internal_error!(self.counters.carrier_internal_errors, "it has no descriptor");
+            internal_error!(
+                self.counters.carrier_internal_errors,
+                "an operation or event has no descriptor"
+            );
         }
         clear_keys(&mut self.sent);
         self.sent.clear();

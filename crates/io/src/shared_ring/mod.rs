@@ -32,7 +32,7 @@ mod tests;
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use abi::layout::{DESCRIPTOR_BYTES_MAX, may_hold_keys};
+use abi::layout::{DESCRIPTOR_BYTES_MAX, PAYLOAD_ALIGNMENT, may_hold_keys};
 
 use memory::{ASLEEP_AT, BASE_AT, HEAD_AT, TAIL_AT};
 pub use memory::{CAPACITY_MAX, CAPACITY_MIN, SharedRingMemory};
@@ -45,6 +45,7 @@ const LENGTH_BYTES: u32 = 4;
 const WORD_BYTES: u32 = 8;
 /// [`WORD_BYTES`] as a length.
 const WORD: usize = WORD_BYTES as usize;
+const _: () = assert!(WORD == PAYLOAD_ALIGNMENT);
 /// Flag in the length of a descriptor: the length of a payload follows (32 bits), then, from the
 /// next word on, the descriptor and the payload.
 const HAS_PAYLOAD: u32 = 1 << 31;
@@ -107,7 +108,7 @@ pub struct SharedRingConsumer {
 }
 
 /// The payload beside the descriptor that was received last.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct HeldPayload {
     /// Position of its first word.
     position: u32,
