@@ -16,6 +16,7 @@ use nic::{
     Device, DeviceConfig, FileConfig, L5oConfig, QuicConfig, SetupConfig, SpliceConfig,
     TeardownConfig,
 };
+use node::pattern_table::ImmediateCompiler;
 use node::remote::{RemoteDeviceEnd, RemoteEnd as _};
 use node::{DiskPort, FunctionPorts, LinkPort, SwitchHalf};
 use testkit::{MachineHalf, MemDisk, PLAIN_LINK, TestDisk as _};
@@ -114,7 +115,8 @@ pub fn run(data: &[u8]) {
     let region = Arc::new(HeapRegion::new(64 << 10));
     let mut disk = MemDisk::default();
     disk.insert("a", vec![7; 20_000], 1);
-    let end = Some(RemoteDeviceEnd::new(FuzzChannel::new(input), Some(region)));
+    let compiler = Box::new(ImmediateCompiler::default());
+    let end = Some(RemoteDeviceEnd::new(FuzzChannel::new(input), Some(region), compiler));
     let hostile = FuzzFunction { end, disk };
     let other = FuzzFunction { end: None, disk: MemDisk::default() };
     let mut half = SwitchHalf::new(EmbeddedSwitch::new(MAC, 7), device());

@@ -10,7 +10,7 @@ use crate::input::FuzzInput;
 pub fn run(data: &[u8]) {
     let mut input = FuzzInput(data);
     let is_op = input.byte() % 2 == 0;
-    let mut memory = InlineMemory { pool: PacketPool::new(1), patterns: vec![] };
+    let mut memory = InlineMemory { pool: PacketPool::new(1) };
     let mut again = vec![];
     let encoded = if is_op {
         let Ok(mut op) = layout::decode_op(input.0, &mut memory) else { return };

@@ -2,9 +2,11 @@
 //! `ether`: the kind of carrier between the two. With `ether` it runs over a veth pair in the
 //! program's namespace.
 //!
-//! [`split`] divides the arguments of a test into those of `outboard nic` and those of the program
-//! that attaches to it, so that the same tests run with both arrangements. Programs that need what
-//! a device process does not have yet, several queues or links for instance, keep their own device.
+//! [`split_arguments`] divides the arguments of a test into those of `outboard nic` and those of
+//! the program that attaches to it, so that the same tests run with both arrangements. Programs
+//! that need what a device process does not have yet, several queues or links for instance, keep
+//! their own device. Servers get their device from [`TestServer`](crate::TestServer), programs that
+//! a test starts itself ([`crate::outboard`]) from the program `attached`.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -13,7 +15,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::{Netns, run_for_output};
 
 /// Options of the device alone, each with a value.
-const OF_DEVICE: [&str; 18] = [
+const OF_DEVICE: [&str; 19] = [
     "--link",
     "--peer",
     "--seed",
@@ -32,30 +34,23 @@ const OF_DEVICE: [&str; 18] = [
     "--file-memory",
     "--file-block",
     "--file-read-ahead",
+    "--crypto-workers",
 ];
+/// Option without a meaning: device and host have a thread each.
+const THREADS: &str = "--threads";
 /// Options of both sides with a value, and without.
 const OF_BOTH: [&str; 2] = ["--offload", "--disk"];
 const FLAGS_OF_BOTH: [&str; 3] = ["--strict-files", "--direct-io", "--sandbox"];
 /// Options with which a program keeps its own device.
-const NOT_YET: [&str; 9] = [
-    "--queues",
-    "--threads",
-    "--crypto-workers",
-    "--share-address",
-    "--backend-link",
-    "--backend-addr",
-    "--metrics",
-    "--dashboard",
-    "--deny-patterns",
-];
+const NOT_YET: [&str; 4] = ["--queues", "--share-address", "--backend-link", "--backend-addr"];
 
 /// Arguments of a device and of its program.
 #[derive(Debug)]
-pub(crate) struct SplitArguments {
+pub struct SplitArguments {
     /// Of `outboard nic`, without its sockets.
-    pub(crate) device: Vec<OsString>,
+    pub device: Vec<OsString>,
     /// Of the program, without `--nic`.
-    pub(crate) program: Vec<OsString>,
+    pub program: Vec<OsString>,
 }
 
 /// Carriers between a program and its device process.
@@ -78,6 +73,13 @@ pub(crate) fn selected() -> Option<CarrierKind> {
         Some("ether") => Some(CarrierKind::Ether),
         _ => panic!("OUTBOARD_NIC is unix or ether, not {}", kind.to_string_lossy()),
     }
+}
+
+/// Returns whether the device of a program under test is a process of its own, so that the
+/// program's reports lack the device's counters.
+#[must_use]
+pub fn has_device_process() -> bool {
+    selected().is_some()
 }
 
 /// Creates a veth pair for a carrier in a namespace. Returns the name of the program's interface,
@@ -103,7 +105,8 @@ pub(crate) fn link_address(netns: &Netns, interface: &str) -> String {
 }
 
 /// Divides arguments that begin with a verb; `None` if the program keeps its own device.
-pub(crate) fn split(args: &[OsString]) -> Option<SplitArguments> {
+#[must_use]
+pub fn split_arguments(args: &[OsString]) -> Option<SplitArguments> {
     let mut device = vec![OsString::from("nic")];
     let mut program = Vec::new();
     let verb = args.first()?.to_str()?;
@@ -113,7 +116,8 @@ pub(crate) fn split(args: &[OsString]) -> Option<SplitArguments> {
             device.extend(["--root".into(), root("site", source.as_ref())]);
         }
         ("nvme", "target") => device.extend(["--root".into(), root("all", Path::new("/"))]),
-        ("serve" | "proxy", _) => {}
+        ("nvme", "ctl" | "key") => return None,
+        ("serve" | "proxy" | "get" | "nvme", _) => {}
         _ => return None,
     }
     let mut rest = args.iter();
@@ -122,8 +126,13 @@ pub(crate) fn split(args: &[OsString]) -> Option<SplitArguments> {
         let (name, joined) = text.split_once('=').map_or((text, false), |(name, _)| (name, true));
         let is_dynamic =
             |value: Option<&OsString>| value.is_some_and(|v| v == "dhcp" || v == "slaac");
-        if NOT_YET.contains(&name) || is_dynamic(Some(arg)) {
+        if ["--nic", "--check"].contains(&name) || NOT_YET.contains(&name) || is_dynamic(Some(arg))
+        {
             return None;
+        }
+        if text == THREADS {
+            rest.next();
+            continue;
         }
         let flag = FLAGS_OF_BOTH.contains(&name);
         let (of_device, of_both) = (OF_DEVICE.contains(&name), OF_BOTH.contains(&name));
@@ -163,7 +172,7 @@ mod tests {
     fn split_text(args: &str) -> Option<(String, String)> {
         let args: Vec<_> = args.split(' ').map(OsString::from).collect();
         let joined = |args: Vec<OsString>| args.join(OsStr::new(" ")).into_string().unwrap();
-        split(&args).map(|split| (joined(split.device), joined(split.program)))
+        split_arguments(&args).map(|split| (joined(split.device), joined(split.program)))
     }
 
     #[test]
@@ -182,6 +191,11 @@ mod tests {
         assert_eq!(device, "nic --link xdp:e0 --addr 10.0.0.2/24");
         assert!(split_text("serve /srv --queues 2").is_none());
         assert!(split_text("serve /srv --addr dhcp").is_none());
-        assert!(split_text("get http://10.0.0.1/").is_none());
+        let (device, program) =
+            split_text("get http://h/ --crypto-workers 2 --threads two").unwrap();
+        assert_eq!((&device[..], &program[..]), ("nic --crypto-workers 2", "get http://h/"));
+        assert!(split_text("get http://h/ --nic unix:/run/nic").is_none());
+        assert!(split_text("nvme ctl list --control c").is_none());
+        assert!(split_text("stat --control c").is_none());
     }
 }

@@ -36,6 +36,7 @@ pub use counters::Counters;
 pub use curl::{Download, PausedDownload, Response, Url, fetch_sha256};
 pub use daemon::ThirdPartyServer;
 pub use device_fixture::DeviceFixture;
+pub use device_process::{SplitArguments, has_device_process, split_arguments};
 pub use ethernet_fixture::EthernetFixture;
 pub use files::{Files, pattern, sha256};
 pub use linux_target::{LINUX_NQN, LinuxTarget, tls_key_script};

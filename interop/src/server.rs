@@ -160,7 +160,7 @@ impl TestServer {
         let netns = netns.into();
         let args = with_sandbox(args);
         let carrier = device_process::selected();
-        let split = carrier.and_then(|kind| Some((kind, device_process::split(&args)?)));
+        let split = carrier.and_then(|kind| Some((kind, device_process::split_arguments(&args)?)));
         let mut command = netns.command(program());
         command.envs(env.iter().copied());
         let Some((kind, SplitArguments { device, program: args })) = split else {
@@ -297,7 +297,8 @@ impl TestServer {
         self.netns.command(program)
     }
 
-    /// Runs `outboard` with `args` in the server's namespace.
+    /// Runs `outboard` with `args` in the server's namespace, without a device process: it would
+    /// need the server's link.
     ///
     /// # Panics
     /// If it cannot be run.
@@ -557,10 +558,18 @@ fn with_drain_option<'a>(options: &[&'a str]) -> Vec<&'a str> {
     [options, end].concat()
 }
 
-/// Returns a command that runs `outboard` in a namespace.
+/// Returns a command that runs `outboard` in a namespace, attached to a device in another process
+/// over shared memory if the tests run with that.
 #[must_use]
 pub fn outboard(netns: &Netns) -> Command {
-    netns.command(program())
+    if device_process::selected() != Some(CarrierKind::Unix) {
+        return netns.command(program());
+    }
+    let test = std::env::current_exe().expect("this test is a file");
+    let built = test.parent().and_then(Path::parent).expect("it lies in `deps`");
+    let mut command = netns.command(built.join("attached"));
+    command.arg(program());
+    command
 }
 
 /// Returns the path of the program: `$OUTBOARD_BIN`, or the result of `make build`.

@@ -117,6 +117,9 @@ fn check_offload(over: Over, offload: &str, report: &serde_json::Value, counters
         return;
     }
     assert!(all > 500 && device * 2 > all, "{over:?}: {device} of {all}: {counters:?}");
+    if interop::has_device_process() {
+        return;
+    }
     let moved = if over == Over::Https { "rx_tls_decrypted_bytes" } else { "quic_rx_opened_bytes" };
     assert!(counters.get(moved) * 2 > FILE, "{over:?}: {counters:?}");
 }

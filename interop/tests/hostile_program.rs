@@ -13,19 +13,23 @@ use std::sync::Arc;
 use std::thread;
 
 use abi::attach::{AddressClaim, AttachReply, AttachRequest, PortClaim, PortRange, RootIdentity};
+use abi::inspect::{InspectState, InspectedContent};
+use abi::l5o::{L5oCreate, L5oDirection, L5oId, L5oState};
 use abi::layout::{
     ATTACH_BYTES_MAX, DESCRIPTOR_BYTES_MAX, EncodeMemory, InlineMemory, MemoryRange,
     decode_attach_reply, encode_attach_request, encode_op,
 };
 use abi::{FlowId, Op, PacketHeader, PacketPool, Transmit, TransmitPart, TransmitParts};
-use base::Duration;
+use base::{Duration, SeqNum};
 use bytes::Bytes;
 use interop::{Files, Netns, TestServer, run_for_output, sha256, with_clients};
 use io::attachment::AttachmentSocket;
+use patterns::PatternSet;
 use wire::emit::{EthernetAddrs, IpHeader};
 use wire::frame::protocol;
 use wire::segment::{packet, tcp_packet};
 use wire::tcp::{TcpFlags, TcpHeader};
+use wire::{Endpoint, Tuple};
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 /// Longest time for an answer.
@@ -158,7 +162,7 @@ impl HostileProgram {
 
     /// Sends the operation `op` as the first descriptor.
     fn send_op(&self, mut op: Op) {
-        let mut memory = InlineMemory { pool: PacketPool::new(1), patterns: vec![] };
+        let mut memory = InlineMemory { pool: PacketPool::new(1) };
         let mut bytes = vec![];
         encode_op(&mut op, &mut memory, &mut bytes).expect("it has a layout");
         self.send_descriptor(&bytes);
@@ -287,7 +291,7 @@ fn abusive_claims() -> Vec<(&'static str, AttachRequest)> {
 
 /// Descriptors that are refused, with their names.
 fn abusive_descriptors() -> Vec<(String, Vec<u8>)> {
-    let mut memory = InlineMemory { pool: PacketPool::new(1), patterns: vec![] };
+    let mut memory = InlineMemory { pool: PacketPool::new(1) };
     let mut encoded = |mut op: Op| {
         let mut bytes = vec![];
         encode_op(&mut op, &mut memory, &mut bytes).expect("it has a layout");
@@ -323,6 +327,50 @@ fn abusive_descriptors() -> Vec<(String, Vec<u8>)> {
         ("a list of 65,535 entries".to_owned(), vec![17, 0xff, 0xff, 0, 0]),
     ]);
     all
+}
+
+/// Returns the descriptor of an operation that inspects for patterns, with these bytes for the set.
+fn inspection(set: &[u8]) -> Vec<u8> {
+    let patterns = Arc::new(PatternSet::new(&["pattern"]).expect("it is a set"));
+    let end = Endpoint { addr: HOSTILE.into(), port: 1 };
+    let mut op = Op::L5oCreate(Box::new(L5oCreate {
+        context: L5oId(1),
+        flow: FlowId(1),
+        direction: L5oDirection::Receive(Tuple { local: end, remote: end }),
+        tcpsn: SeqNum(1),
+        state: L5oState::Inspect(InspectState { patterns, content: InspectedContent::Stream }),
+    }));
+    let (mut memory, mut bytes) = (InlineMemory { pool: PacketPool::new(1) }, vec![]);
+    encode_op(&mut op, &mut memory, &mut bytes).expect("it has a layout");
+    let at = bytes.len() - 1 - b"\x01\x01\x00\x07\x00pattern".len();
+    let after = bytes.split_off(at).pop().expect("the content");
+    [&bytes[..], set, &[after]].concat()
+}
+
+/// Returns the bytes of a new set, of `count` patterns of `len` bytes.
+fn new_set(count: u16, len: u16) -> Vec<u8> {
+    let mut bytes = [&[1][..], &count.to_le_bytes()].concat();
+    for pattern in 0..count {
+        bytes.extend_from_slice(&len.to_le_bytes());
+        let mixed = (0..len).map(|at| (at ^ pattern.wrapping_mul(31)).to_le_bytes()[0]);
+        bytes.extend(mixed);
+    }
+    bytes
+}
+
+/// Sets of patterns that are refused, with their names.
+fn abusive_sets() -> Vec<(&'static str, Vec<u8>)> {
+    vec![
+        ("the number of a set that was never sent", vec![0, 0, 0, 0, 0]),
+        ("the largest number of a set", vec![0, 0xff, 0xff, 0xff, 0xff]),
+        ("a set of an unknown kind", vec![2, 0, 0, 0, 0]),
+        ("a set without patterns", new_set(0, 0)),
+        ("an empty pattern", new_set(3, 0)),
+        ("a pattern of 257 bytes", new_set(1, 257)),
+        ("1025 patterns", new_set(1025, 1)),
+        ("patterns of 16,640 bytes", new_set(65, 256)),
+        ("more patterns than the descriptor has", vec![1, 0xff, 0xff, 1, 0, b'x']),
+    ]
 }
 
 /// Returns a transmit that has a valid form.
@@ -505,7 +553,9 @@ fn rings_and_descriptors_are_checked() {
             act(&program);
             expect(abuse, program);
         }
-        for (abuse, bytes) in abusive_descriptors() {
+        let sets = abusive_sets().into_iter();
+        let sets = sets.map(|(abuse, set)| (abuse.to_owned(), inspection(&set)));
+        for (abuse, bytes) in abusive_descriptors().into_iter().chain(sets) {
             let program = HostileProgram::attach(&fixture.socket());
             program.send_descriptor(&bytes);
             expect(&abuse, program);
@@ -543,8 +593,9 @@ fn spoofed_frames_are_not_sent() {
     });
 }
 
-/// A program that rings without pause, one that changes descriptors while they are read, and one
-/// that sends valid operations without sense: the device continues.
+/// A program that rings without pause, one that changes descriptors while they are read, one that
+/// sends valid operations without sense, and one whose sets of patterns take long to compile: the
+/// device continues.
 #[test]
 fn storms_end_with_their_program() {
     let fixture = DeviceFixture::start();
@@ -558,7 +609,7 @@ fn storms_end_with_their_program() {
         fixture.wait_for("programs_left", 1, "a storm of doorbells");
         let program = HostileProgram::attach(&fixture.socket());
         let mut bytes = vec![];
-        let mut memory = InlineMemory { pool: PacketPool::new(1), patterns: vec![] };
+        let mut memory = InlineMemory { pool: PacketPool::new(1) };
         encode_op(&mut transmit(), &mut memory, &mut bytes).expect("it has a layout");
         thread::scope(|scope| {
             let (program, bytes) = (&program, &bytes);
@@ -578,5 +629,13 @@ fn storms_end_with_their_program() {
         program.send_descriptor(&bytes);
         drop(program);
         fixture.wait_for("programs_left", 3, "a program without sense");
+        // Each takes the device tens of milliseconds, in which its thread serves the others.
+        let program = HostileProgram::attach(&fixture.socket());
+        for _ in 0..4 {
+            program.send_descriptor(&inspection(&new_set(64, 256)));
+        }
+        program.send_descriptor(&[99]);
+        fixture.wait_for("programs_expelled", 1, "the largest sets of patterns");
+        drop(program);
     });
 }

@@ -100,7 +100,7 @@ const RULES: &[Rule] = &[
     ),
     only(
         "node",
-        &["abi", "base", "bytes", "host", "nic", "tcp-rules", "wire"],
+        &["abi", "base", "bytes", "host", "nic", "patterns", "tcp-rules", "wire"],
         "the driver connects host and device, and leaves threads, clocks and I/O to its caller",
     ),
     only(

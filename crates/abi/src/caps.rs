@@ -62,13 +62,12 @@ impl Capabilities {
 
     /// Returns the capabilities for a host in another process, whose operations cross as
     /// descriptors ([`crate::layout`]), and which has registered a region of `region_bytes` bytes.
-    /// Decompression jobs and sets of patterns cannot cross. A registered buffer has to lie in the
-    /// region, because data that was placed elsewhere would be lost with the device.
+    /// Decompression jobs cannot cross. A registered buffer has to lie in the region, because data
+    /// that was placed elsewhere would be lost with the device.
     #[must_use]
     pub fn for_other_process(mut self, region_bytes: u64) -> Self {
         self.decompress = Err(Refusal::NotSupported);
         if let Ok(l5o) = &mut self.l5o {
-            l5o.inspect = false;
             let nvme_tcp = &mut l5o.nvme_tcp;
             nvme_tcp.buffer_bytes_max = nvme_tcp.buffer_bytes_max.min(region_bytes);
             if region_bytes == 0 {

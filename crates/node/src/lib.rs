@@ -30,6 +30,7 @@ pub mod channel;
 mod device_half;
 pub mod ethernet;
 mod host_half;
+pub mod pattern_table;
 pub mod record;
 pub mod remote;
 mod switch_half;

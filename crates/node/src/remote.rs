@@ -14,7 +14,8 @@
 
 use abi::layout::{
     DESCRIPTOR_BYTES_MAX, DecodeMemory, EncodeFault, EncodeMemory, LayoutFault, MemoryRange,
-    PAYLOAD_ALIGNMENT, clear_keys, decode_event, decode_op, encode_event, encode_op,
+    PAYLOAD_ALIGNMENT, PatternSetName, clear_keys, decode_event, decode_op, encode_event,
+    encode_op,
 };
 use abi::link::RxFrame;
 use abi::region::{RegionRange, SharedRegion};
@@ -28,9 +29,11 @@ use core::ops::Range;
 
 use base::internal_error;
 use bytes::Bytes;
+use patterns::PatternSet;
 
 use crate::bounce::{BounceBuffers, PlacedData};
 use crate::channel::{CarrierFault, DescriptorChannel, SentPayload};
+use crate::pattern_table::{PatternCompiler, PatternTable, ReceivedPatterns};
 
 /// Bytes of held segments that a pair of spliced connections takes to the device. Segments beyond
 /// are not acknowledged yet, so their senders send them again.
@@ -78,6 +81,8 @@ struct OutgoingMemory {
     /// Length of the payload with its padding.
     payload_len: usize,
     copied: Vec<PacketBuf>,
+    /// Sets of patterns that the other side knows.
+    patterns: PatternTable,
 }
 
 impl OutgoingMemory {
@@ -117,16 +122,25 @@ impl EncodeMemory for OutgoingMemory {
     fn take_copied(&mut self, frame: PacketBuf) {
         self.copied.push(frame);
     }
+
+    fn name_patterns(&mut self, set: &Arc<PatternSet>) -> PatternSetName {
+        if let Some(number) = self.patterns.number(set) {
+            return PatternSetName::Known(number);
+        }
+        self.patterns.insert(Arc::clone(set));
+        PatternSetName::New
+    }
 }
 
 /// Memory of received descriptors: the payload beside them, a pool to whose buffers frames are
-/// copied, and the region.
+/// copied, the region, and sets of patterns.
 struct ReceiveMemory<'a, C> {
     channel: &'a C,
     /// The part of the payload that no buffer has named yet.
     payload: Range<usize>,
     pool: &'a mut PacketPool,
     region: Option<&'a Arc<dyn SharedRegion>>,
+    patterns: Option<&'a mut ReceivedPatterns>,
 }
 
 impl<C: DescriptorChannel> ReceiveMemory<'_, C> {
@@ -168,6 +182,14 @@ impl<C: DescriptorChannel> DecodeMemory for ReceiveMemory<'_, C> {
         let region = self.region.filter(|_| range.region == MemoryRange::REGISTERED)?;
         RegionRange::new(region, range.offset, usize::try_from(range.len).ok()?)
     }
+
+    fn known_patterns(&mut self, number: u32) -> Option<Arc<PatternSet>> {
+        self.patterns.as_ref()?.get(number)
+    }
+
+    fn new_patterns(&mut self, patterns: &[&[u8]]) -> Option<Arc<PatternSet>> {
+        self.patterns.as_mut()?.compile(patterns)
+    }
 }
 
 /// State of either end.
@@ -177,6 +199,8 @@ pub struct CarrierEnd<C> {
     /// Memory that both ends have, or of the device's end.
     region: Option<Arc<dyn SharedRegion>>,
     outgoing: OutgoingMemory,
+    /// Sets of patterns of the other side, if it is a host's end.
+    patterns: Option<ReceivedPatterns>,
     /// The descriptor that is being sent, and the one that was received.
     sent: Vec<u8>,
     received: Vec<u8>,
@@ -188,9 +212,11 @@ impl<C: DescriptorChannel> CarrierEnd<C> {
     fn new(channel: C, region: Option<Arc<dyn SharedRegion>>) -> Self {
         let payload_bytes_min = channel.payload_bytes_min().unwrap_or(usize::MAX);
         let (payload, copied) = (Vec::new(), Vec::new());
-        let outgoing = OutgoingMemory { payload_bytes_min, payload, payload_len: 0, copied };
+        let patterns = PatternTable::default();
+        let outgoing =
+            OutgoingMemory { payload_bytes_min, payload, payload_len: 0, copied, patterns };
         let (sent, received, counters) = (Vec::new(), Vec::new(), CarrierCounters::default());
-        Self { channel, region, outgoing, sent, received, fault: None, counters }
+        Self { channel, region, outgoing, patterns: None, sent, received, fault: None, counters }
     }
 
     fn has_room(&mut self) -> bool {
@@ -225,27 +251,57 @@ impl<C: DescriptorChannel> CarrierEnd<C> {
     fn receive<T>(
         &mut self,
         pool: &mut PacketPool,
-        decode: impl FnOnce(&[u8], &mut dyn DecodeMemory) -> Result<T, LayoutFault>,
+        decode: impl Fn(&[u8], &mut dyn DecodeMemory) -> Result<T, LayoutFault>,
     ) -> Option<T> {
         if self.fault.is_some() {
             return None;
         }
-        let popped = self.channel.pop(&mut self.received);
-        if !self.checked(popped)? {
-            return None;
+        let mut is_held = self.patterns.as_ref().is_some_and(ReceivedPatterns::has_operation);
+        if !is_held {
+            let popped = self.channel.pop(&mut self.received);
+            if !self.checked(popped)? {
+                return None;
+            }
+            self.count_received();
         }
-        self.counters.carrier_received += 1;
+        loop {
+            // An operation with a new set of patterns is decoded again when that is compiled.
+            if is_held && !self.patterns.as_mut()?.take_compiled() {
+                return None;
+            }
+            if let Some(decoded) = self.decode_received(pool, &decode) {
+                return decoded;
+            }
+            is_held = true;
+        }
+    }
+
+    /// Decodes the descriptor that was received last. Returns `None` if its set of patterns is not
+    /// compiled yet, and `Some(None)` after a fault.
+    fn decode_received<T>(
+        &mut self,
+        pool: &mut PacketPool,
+        decode: impl Fn(&[u8], &mut dyn DecodeMemory) -> Result<T, LayoutFault>,
+    ) -> Option<Option<T>> {
         let payload = 0..self.channel.payload_len();
-        let bytes = self.received.len().next_multiple_of(PAYLOAD_ALIGNMENT) + payload.end;
-        self.counters.carrier_received_bytes += bytes as u64;
         let (channel, region) = (&self.channel, self.region.as_ref());
-        let mut memory = ReceiveMemory { channel, payload, pool, region };
+        let patterns = self.patterns.as_mut();
+        let mut memory = ReceiveMemory { channel, payload, pool, region, patterns };
         let mut decoded = decode(&self.received, &mut memory);
         if decoded.is_ok() && !memory.payload.is_empty() {
             decoded = Err(LayoutFault::Trailing);
         }
+        if self.patterns.as_ref().is_some_and(ReceivedPatterns::has_operation) {
+            return None;
+        }
         clear_keys(&mut self.received);
-        self.checked(decoded.map_err(CarrierFault::Descriptor))
+        Some(self.checked(decoded.map_err(CarrierFault::Descriptor)))
+    }
+
+    fn count_received(&mut self) {
+        self.counters.carrier_received += 1;
+        let bytes = self.received.len().next_multiple_of(PAYLOAD_ALIGNMENT);
+        self.counters.carrier_received_bytes += (bytes + self.channel.payload_len()) as u64;
     }
 
     /// Records the fault of a failed call.
@@ -268,6 +324,12 @@ pub trait RemoteEnd {
     /// Returns the fault after which the end is of no use, if there was one.
     fn fault(&self) -> Option<CarrierFault> {
         self.end().fault
+    }
+
+    /// Returns whether nothing can be received before something else than the other side has ended
+    /// its work.
+    fn is_waiting(&self) -> bool {
+        false
     }
 
     /// Returns whether there is something to receive that does not come from the channel.
@@ -316,6 +378,15 @@ impl<C> RemoteEnd for RemoteDeviceEnd<C> {
 
     fn end_mut(&mut self) -> &mut CarrierEnd<C> {
         &mut self.0
+    }
+
+    fn is_waiting(&self) -> bool {
+        self.0.patterns.as_ref().is_some_and(ReceivedPatterns::is_waiting)
+    }
+
+    fn has_own_events(&self) -> bool {
+        let patterns = self.0.patterns.as_ref();
+        patterns.is_some_and(|patterns| patterns.has_operation() && !patterns.is_waiting())
     }
 }
 
@@ -423,11 +494,17 @@ impl<C: DescriptorChannel> RemoteDeviceEnd<C> {
     /// Creates the device's end of a new channel, with the region that the program has registered,
     /// or memory of the device for a program on another machine, if any.
     #[must_use]
-    pub fn new(channel: C, region: Option<Arc<dyn SharedRegion>>) -> Self {
-        Self(CarrierEnd::new(channel, region))
+    pub fn new(
+        channel: C,
+        region: Option<Arc<dyn SharedRegion>>,
+        compiler: Box<dyn PatternCompiler>,
+    ) -> Self {
+        let patterns = Some(ReceivedPatterns::new(compiler));
+        Self(CarrierEnd { patterns, ..CarrierEnd::new(channel, region) })
     }
 
-    /// Returns the next operation; frames in it are copied to buffers of `pool`.
+    /// Returns the next operation; frames in it are copied to buffers of `pool`. There is none
+    /// while the set of patterns of an operation is compiled.
     pub fn pop_op(&mut self, pool: &mut PacketPool) -> Option<Op> {
         self.0.receive(pool, decode_op)
     }
@@ -494,161 +571,4 @@ fn limit_frames(packets: &mut Box<[RxFrame]>) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use alloc::vec;
-
-    use abi::splice::SpliceId;
-    use abi::{Checksum, FlowId, ReceivedFrame};
-
-    use super::*;
-    use crate::channel::{MemoryChannel, QueuedDescriptor, QueuedDescriptors};
-
-    type Ends = (RemoteHostEnd<MemoryChannel>, RemoteDeviceEnd<MemoryChannel>);
-
-    /// Returns both ends, and the queue of operations.
-    fn ends() -> (Ends, QueuedDescriptors) {
-        let (of_host, of_device) = MemoryChannel::pair(4);
-        let ops = of_host.out.clone();
-        (
-            (
-                RemoteHostEnd::new(of_host, CarrierRegion::Absent),
-                RemoteDeviceEnd::new(of_device, None),
-            ),
-            ops,
-        )
-    }
-
-    #[test]
-    fn operations_and_events_cross() {
-        let ((mut host, mut device), _) = ends();
-        host.push_op(Op::Cancel { flow: FlowId(7) });
-        assert!(matches!(
-            device.pop_op(&mut PacketPool::new(1)),
-            Some(Op::Cancel { flow: FlowId(7) })
-        ));
-        assert!(device.pop_op(&mut PacketPool::new(1)).is_none());
-        for _ in 0..4 {
-            assert!(device.push_event(Event::Quiesced).is_ok());
-        }
-        assert!(matches!(device.push_event(Event::Reset), Err(Event::Reset)), "no room");
-        assert!(matches!(host.pop_event(), Some(Event::Quiesced)));
-        assert!(device.push_event(Event::Reset).is_ok());
-        assert_eq!((host.fault(), device.fault()), (None, None));
-        assert_eq!(device.counters().carrier_sent, 5);
-        assert_eq!(host.counters().carrier_received, 1);
-    }
-
-    /// No buffer crosses: the device gets its own back, and so does the host's end.
-    #[test]
-    fn frames_are_copied_and_their_buffers_stay() {
-        let ((mut host, mut device), _) = ends();
-        let mut pool = PacketPool::new(4);
-        let frame = pool.copy(b"frame").unwrap();
-        let received = ReceivedFrame::new(frame, Checksum::Good, 3, 0);
-        assert!(device.push_event(Event::Received(received)).is_ok());
-        pool.put(device.pop_recycled().unwrap());
-        assert!(device.pop_recycled().is_none());
-        let Some(Event::Received(received)) = host.pop_event() else { panic!() };
-        assert_eq!((received.packet.as_slice(), received.flow_hash), (&b"frame"[..], 3));
-        host.recycle(received.packet);
-        let frame = |len| {
-            let packet = PacketPool::new(0).take(len).unwrap();
-            RxFrame { packet, checksum: Checksum::Good, segment_size: 0 }
-        };
-        let packets: Vec<_> = (0..20).map(|_| frame(60_000)).collect();
-        host.push_op(Op::SpliceStart { id: SpliceId(1), packets: packets.into() });
-        let Some(Op::SpliceStart { packets, .. }) = device.pop_op(&mut PacketPool::new(1)) else {
-            panic!()
-        };
-        assert_eq!((packets.len(), host.counters().carrier_splice_frames_dropped), (8, 12));
-    }
-
-    /// A payload of 256 bytes or more crosses beside its descriptor.
-    #[test]
-    fn payload_crosses_beside_its_descriptor() {
-        let (of_host, of_device) = MemoryChannel::pair(4);
-        let events = of_device.out.clone();
-        let mut host = RemoteHostEnd::new(of_host, CarrierRegion::Absent);
-        let mut device = RemoteDeviceEnd::new(of_device, None);
-        let mut pool = PacketPool::new(4);
-        for (len, beside) in [(255, 0), (256, 256), (1449, 1456), (60_000, 60_000)] {
-            let frame: Vec<u8> = (0..len).map(|n: usize| n.to_le_bytes()[0]).collect();
-            let received = ReceivedFrame::new(pool.copy(&frame).unwrap(), Checksum::Good, 3, 0);
-            assert!(device.push_event(Event::Received(received)).is_ok());
-            assert_eq!(events.borrow()[0].payload.len(), beside);
-            pool.put(device.pop_recycled().unwrap());
-            let Some(Event::Received(received)) = host.pop_event() else { panic!() };
-            assert_eq!(received.packet.as_slice(), frame);
-        }
-        assert_eq!(
-            host.counters().carrier_received_bytes,
-            device.counters().carrier_sent_bytes,
-            "both count descriptors and payload"
-        );
-    }
-
-    /// Buffers name all of the payload, in its order, and nothing else.
-    #[test]
-    fn other_ranges_of_the_payload_are_refused() {
-        let payload = |offset, len| MemoryRange { region: MemoryRange::PAYLOAD, offset, len };
-        let cases: &[(usize, &[MemoryRange], bool)] = &[
-            (16, &[payload(0, 9)], true),
-            (24, &[payload(0, 9), payload(16, 8)], true),
-            (16, &[payload(0, 17)], false),
-            (16, &[payload(8, 8)], false),
-            (16, &[payload(0, 0)], false),
-            (16, &[payload(0, u32::MAX)], false),
-            (16, &[payload(u64::MAX, 8)], false),
-            (24, &[payload(0, 9), payload(9, 8)], false),
-            (24, &[payload(0, 9), payload(0, 9)], false),
-            (16, &[MemoryRange { region: 2, ..payload(0, 16) }], false),
-            (16, &[MemoryRange { region: MemoryRange::REGISTERED, ..payload(0, 16) }], false),
-            (16, &[payload(0, 8)], false),
-            (8, &[], false),
-        ];
-        for (len, ranges, accepted) in cases {
-            let (mut other, channel) = MemoryChannel::pair(1);
-            let parts = [SentPayload::Bytes(vec![7; *len].into())];
-            other.push(&[1], &parts).unwrap();
-            let mut end = CarrierEnd::new(channel, None);
-            let received = end.receive(&mut PacketPool::new(1), |_, memory| {
-                for range in *ranges {
-                    let bytes = memory.bytes(*range).ok_or(LayoutFault::BadMemory)?;
-                    assert_eq!(bytes, vec![7; range.len as usize]);
-                }
-                Ok(())
-            });
-            assert_eq!(received.is_some(), *accepted, "{len} bytes, {ranges:?}");
-            assert_eq!(end.fault.is_none(), *accepted);
-        }
-    }
-
-    #[test]
-    fn an_end_is_of_no_use_after_a_fault() {
-        let ((mut host, mut device), ops) = ends();
-        host.push_op(Op::Quiesce);
-        ops.borrow_mut().push_front(QueuedDescriptor { bytes: vec![99], payload: vec![] });
-        assert!(device.pop_op(&mut PacketPool::new(1)).is_none());
-        let fault = CarrierFault::Descriptor(LayoutFault::UnknownTag);
-        assert_eq!(device.fault(), Some(fault));
-        assert!(
-            device.pop_op(&mut PacketPool::new(1)).is_none(),
-            "the operation behind it is not executed"
-        );
-        assert!(device.push_event(Event::Reset).is_ok(), "dropped");
-        assert!(host.pop_event().is_none());
-    }
-
-    #[test]
-    fn no_key_stays_in_a_buffer() {
-        use abi::quic::{QuicId, QuicKeys, QuicRekey};
-        let ((mut host, mut device), ops) = ends();
-        let keys = QuicKeys { phase: false, key: [0x5e; 32].into(), iv: [0x5e; 12] };
-        host.push_op(Op::QuicRekey(Box::new(QuicRekey { quic: QuicId(1), keys })));
-        assert!(ops.borrow()[0].bytes.windows(32).any(|bytes| bytes == [0x5e; 32]));
-        assert!(matches!(device.pop_op(&mut PacketPool::new(1)), Some(Op::QuicRekey(_))));
-        let capacity = host.end.sent.capacity();
-        assert!(capacity > 32 && host.end.sent.is_empty());
-        assert!(device.0.received.iter().all(|&byte| byte == 0));
-    }
-}
+mod tests;

@@ -57,6 +57,11 @@ pub(crate) struct NicArgs {
     /// Offloads that the device provides, as in `outboard serve`
     #[arg(long, default_value = "all", value_name = "LIST")]
     offload: Offloads,
+    /// Threads for each program that encrypt and decrypt QUIC packets, and encrypt TLS records,
+    /// beside the device. Each needs a core of its own to be of use
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(value_parser = clap::value_parser!(u8).range(0..=16))]
+    crypto_workers: u8,
     /// User and sandbox.
     #[command(flatten)]
     confinement: ConfinementOptions,
@@ -83,6 +88,10 @@ pub(crate) struct NicArgs {
     /// Serve counters in Prometheus text format at http://ADDR:PORT/metrics
     #[arg(long, value_name = "ADDR:PORT")]
     metrics: Option<SocketAddr>,
+    /// Serve a web page with live throughput and load at http://ADDR:PORT/, without authentication:
+    /// use a loopback address
+    #[arg(long, value_name = "ADDR:PORT")]
+    dashboard: Option<SocketAddr>,
     /// Control socket for `outboard stat` and `outboard ss` (default: outboard-NAME.sock for link
     /// NAME, in $XDG_RUNTIME_DIR or the temporary directory)
     #[arg(long, value_name = "PATH")]
@@ -177,11 +186,13 @@ fn options(args: &NicArgs) -> StackOptions {
         addr: args.addr.iter().copied().map(AddrSource::Static).collect(),
         peer: args.peer.clone(),
         offload: args.offload,
+        crypto_workers: args.crypto_workers,
         limits: args.limits.clone(),
         faults: args.faults.clone(),
         pcap: args.pcap.clone(),
         record: args.record.clone(),
         metrics: args.metrics,
+        dashboard: args.dashboard,
         control: args.control.clone(),
         ..StackOptions::default()
     }
@@ -189,15 +200,17 @@ fn options(args: &NicArgs) -> StackOptions {
 
 /// Enables the engines that programs may use.
 fn configure(args: &NicArgs, device: &mut DeviceConfig) {
-    let Offloads { file, tls_tx, tls_rx, setup, teardown, splice, quic, nvme, .. } = args.offload;
+    let Offloads { file, tls_tx, tls_rx, setup, teardown, splice, quic, nvme, inspect, .. } =
+        args.offload;
     device.file = file.then(|| args.files.config());
-    device.l5o = (tls_tx || tls_rx || nvme).then(|| L5oConfig {
+    device.l5o = (tls_tx || tls_rx || nvme || inspect).then(|| L5oConfig {
         tls_tx,
         tls_rx,
         nvme_tcp_tx: nvme,
         nvme_tcp_rx: nvme,
-        // Sets of patterns cannot cross to another process.
-        inspect: false,
+        inspect,
+        // Two of the largest sets: those of a program that replaces its set.
+        pattern_bytes_max: 36 << 20,
         ..L5oConfig::new(Arc::new(crypto::Provider))
     });
     device.quic = quic.then(|| QuicConfig::new(Arc::new(crypto::Provider)));

@@ -11,6 +11,9 @@
 //!   are divided into pieces.
 //! - The state after a number of bytes as large as the longest pattern depends on these bytes only.
 //!   An inspection that began with a wrong state therefore corrects itself.
+//! - The numbers of states depend on the patterns only, so that two programs of different builds
+//!   can name them to each other: 0 is the start, and each beginning of a pattern that is not one
+//!   of an earlier pattern has the next number, in the order of the patterns and of its length.
 //! - Memory is bounded by [`PATTERNS_MAX`] and [`PATTERN_BYTES_TOTAL_MAX`].
 //!
 //! The set is immutable. It knows no packets, no connections and no meaning of its patterns.
@@ -19,6 +22,9 @@
 
 extern crate alloc;
 
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use alloc::collections::btree_map::Entry;
 use alloc::vec::Vec;
 use core::fmt;
 
@@ -75,75 +81,96 @@ impl fmt::Display for PatternSetError {
 
 impl core::error::Error for PatternSetError {}
 
+/// Checks whether these patterns are a set that [`PatternSet::new`] compiles.
+///
+/// # Errors
+/// [`PatternSetError`]: a limit is exceeded.
+pub fn check_limits<P: AsRef<[u8]>>(patterns: &[P]) -> Result<(), PatternSetError> {
+    if patterns.is_empty() {
+        return Err(PatternSetError::NoPatterns);
+    }
+    if patterns.len() > PATTERNS_MAX {
+        return Err(PatternSetError::TooMany);
+    }
+    let bad = |p: &P| p.as_ref().is_empty() || p.as_ref().len() > PATTERN_BYTES_MAX;
+    if let Some(index) = patterns.iter().position(bad) {
+        return Err(PatternSetError::BadLength(index));
+    }
+    if patterns.iter().map(|p| p.as_ref().len()).sum::<usize>() > PATTERN_BYTES_TOTAL_MAX {
+        return Err(PatternSetError::TooLong);
+    }
+    Ok(())
+}
+
 /// A set of patterns.
 pub struct PatternSet {
+    patterns: Box<[Box<[u8]>]>,
     automaton: DFA,
-    start: PatternState,
-    /// Numbers of all states, sorted.
-    states: Vec<u32>,
+    /// The automaton's identifier of each state, by its number.
+    ids: Vec<StateID>,
+    /// Identifiers and numbers of all states, sorted by the identifier.
+    numbers: Vec<(StateID, u32)>,
 }
 
 impl PatternSet {
-    /// Compiles a set. The index of a pattern is its name in matches.
+    /// Compiles a set. The index of a pattern is its name in matches. The largest set takes tens of
+    /// milliseconds.
     ///
     /// # Errors
     /// [`PatternSetError`]: a limit is exceeded.
     pub fn new<P: AsRef<[u8]>>(patterns: &[P]) -> Result<Self, PatternSetError> {
-        if patterns.is_empty() {
-            return Err(PatternSetError::NoPatterns);
-        }
-        if patterns.len() > PATTERNS_MAX {
-            return Err(PatternSetError::TooMany);
-        }
-        let bad = |p: &P| p.as_ref().is_empty() || p.as_ref().len() > PATTERN_BYTES_MAX;
-        if let Some(index) = patterns.iter().position(bad) {
-            return Err(PatternSetError::BadLength(index));
-        }
-        if patterns.iter().map(|p| p.as_ref().len()).sum::<usize>() > PATTERN_BYTES_TOTAL_MAX {
-            return Err(PatternSetError::TooLong);
-        }
+        check_limits(patterns)?;
         // Only far larger sets exceed the limits of the library.
         let automaton = DFA::new(patterns).map_err(|_| PatternSetError::TooLong)?;
         let start = automaton.start_state(Anchored::No).map_err(|_| PatternSetError::TooLong)?;
-        let mut states = Vec::with_capacity(PATTERN_BYTES_MAX);
-        states.push(start.as_u32());
+        let (mut ids, mut numbers) = (alloc::vec![start], BTreeMap::from([(start, 0_u32)]));
         // Every state stands for a beginning of a pattern, and is reached by it.
         for pattern in patterns {
             let mut state = start;
             for &byte in pattern.as_ref() {
                 state = automaton.next_state(Anchored::No, state, byte);
-                states.push(state.as_u32());
+                if let Entry::Vacant(entry) = numbers.entry(state) {
+                    // States are fewer than PATTERN_BYTES_TOTAL_MAX.
+                    entry.insert(u32::try_from(ids.len()).unwrap_or(u32::MAX));
+                    ids.push(state);
+                }
             }
         }
-        states.sort_unstable();
-        states.dedup();
-        states.shrink_to_fit();
-        Ok(Self { automaton, start: PatternState(start.as_u32()), states })
+        let patterns = patterns.iter().map(|pattern| pattern.as_ref().into()).collect();
+        Ok(Self { patterns, automaton, ids, numbers: numbers.into_iter().collect() })
     }
 
     /// Returns the state at the beginning of a stream.
     #[must_use]
     pub const fn start(&self) -> PatternState {
-        self.start
+        PatternState(0)
     }
 
     /// Returns the state with this number; `None` if there is none, so that a number from an
     /// untrusted source can be used.
     #[must_use]
     pub fn state(&self, number: u32) -> Option<PatternState> {
-        self.states.binary_search(&number).is_ok().then_some(PatternState(number))
+        ((number as usize) < self.ids.len()).then_some(PatternState(number))
     }
 
-    /// Returns the number of patterns.
+    /// Returns the patterns, in their order.
     #[must_use]
-    pub fn patterns(&self) -> usize {
-        self.automaton.patterns_len()
+    pub fn patterns(&self) -> &[Box<[u8]>] {
+        &self.patterns
+    }
+
+    /// Returns the bytes of all patterns together.
+    #[must_use]
+    pub fn pattern_bytes(&self) -> usize {
+        self.patterns.iter().map(|pattern| pattern.len()).sum()
     }
 
     /// Returns the memory that the set occupies, in bytes.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
-        size_of::<Self>() + self.automaton.memory_usage() + self.states.len() * size_of::<u32>()
+        let patterns = self.pattern_bytes() + size_of_val(&*self.patterns);
+        let tables = size_of_val(&self.ids[..]) + size_of_val(&self.numbers[..]);
+        size_of::<Self>() + patterns + self.automaton.memory_usage() + tables
     }
 
     /// Inspects `bytes`, which follow those that led to `state`, and returns the state after them.
@@ -156,9 +183,8 @@ impl PatternSet {
         bytes: &[u8],
         found: &mut dyn FnMut(usize, usize),
     ) -> PatternState {
-        // States of another set are not in the table, on which the library would panic.
-        let known = self.state(state.0).unwrap_or(self.start);
-        let Ok(mut at) = StateID::new(known.0 as usize) else { return self.start };
+        let known = self.state(state.0).unwrap_or_else(|| self.start());
+        let mut at = self.ids[known.0 as usize];
         for (index, &byte) in bytes.iter().enumerate() {
             at = self.automaton.next_state(Anchored::No, at, byte);
             if self.automaton.is_special(at) && self.automaton.is_match(at) {
@@ -167,13 +193,15 @@ impl PatternSet {
                 }
             }
         }
-        PatternState(at.as_u32())
+        let found = self.numbers.binary_search_by_key(&at, |&(id, _)| id);
+        debug_assert!(found.is_ok(), "a beginning of a pattern leads to every state");
+        PatternState(found.map_or(0, |index| self.numbers[index].1))
     }
 }
 
 impl fmt::Debug for PatternSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PatternSet").field("patterns", &self.patterns()).finish_non_exhaustive()
+        f.debug_struct("PatternSet").field("patterns", &self.patterns.len()).finish_non_exhaustive()
     }
 }
 
@@ -236,6 +264,18 @@ mod tests {
         sorted.sort_by_key(|&(pattern, end)| (end, pattern));
         assert_eq!(sorted, [(2, 3), (1, 4), (0, 5), (2, 5), (1, 6), (0, 7), (2, 7)], "{matches:?}");
         assert!(matches.is_sorted_by_key(|&(_, end)| end));
+    }
+
+    /// Beginnings that two patterns share have one number.
+    #[test]
+    fn numbers_follow_from_the_patterns() {
+        let set = PatternSet::new(&["pin", "pine", "nap", "pin"]).unwrap();
+        let number = |text: &str| set.scan(set.start(), text.as_bytes(), &mut |_, _| {}).number();
+        assert_eq!(
+            ["", "p", "pi", "pin", "pine", "n", "na", "nap", "napi", "x"].map(number),
+            [0, 1, 2, 3, 4, 5, 6, 7, 2, 0]
+        );
+        assert_eq!((set.patterns().len(), set.pattern_bytes()), (4, 13));
     }
 
     #[test]

@@ -14,6 +14,7 @@ use abi::nvme_tcp::{DdpSetup, DdpTeardownDone};
 use abi::region::{HeapRegion, SharedRegion};
 use abi::{Event, Op, PacketBuf, PacketPool};
 use base::{Duration, Instant, Prng};
+use node::pattern_table::ImmediateCompiler;
 use node::remote::{CarrierRegion, RemoteDeviceEnd, RemoteEnd as _, RemoteHostEnd};
 
 use crate::carrier_link::SimChannel;
@@ -208,13 +209,14 @@ fn new_ends(
     random: &mut Prng,
 ) -> (RemoteHostEnd<SimChannel>, RemoteDeviceEnd<SimChannel>) {
     let memory = || -> Arc<dyn SharedRegion> { Arc::new(HeapRegion::new(REGION_BYTES)) };
+    let compiler = Box::new(ImmediateCompiler::default());
     if carrier == RemoteCarrier::Ethernet {
         let (of_host, of_device) = SimChannel::ethernet(random.fork());
         let host = RemoteHostEnd::new(of_host, CarrierRegion::OfDevice(REGION_BYTES));
-        return (host, RemoteDeviceEnd::new(of_device, Some(memory())));
+        return (host, RemoteDeviceEnd::new(of_device, Some(memory()), compiler));
     }
     let (of_host, of_device) = SimChannel::memory();
     let region = memory();
     let host = RemoteHostEnd::new(of_host, CarrierRegion::Shared(Arc::clone(&region)));
-    (host, RemoteDeviceEnd::new(of_device, Some(region)))
+    (host, RemoteDeviceEnd::new(of_device, Some(region), compiler))
 }

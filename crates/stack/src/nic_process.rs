@@ -15,7 +15,8 @@ use nic::{Device, DeviceConfig};
 use signal_hook::consts::SIGUSR1;
 
 use crate::attach::{
-    EthernetListener, LinkAddress, ProgramListeners, ProgramRoots, RootDirectory, accept_programs,
+    EthernetListener, LinkAddress, PatternThread, ProgramListeners, ProgramRoots, RootDirectory,
+    accept_programs,
 };
 use crate::confinement::Confinement;
 use crate::control::metrics::IsAlarm;
@@ -160,7 +161,10 @@ impl NicProcess {
             accept_programs(listeners, capabilities, roots, programs_max.into())?;
         let recorders = record.as_ref().map(|record| record.source().clone());
         let mut threads = Threads::new(clock, false);
-        threads.start_switch(SwitchSide { device, link, arrivals, recorders })?;
+        let patterns = PatternThread::start()?;
+        let crypto_workers = options.crypto_workers;
+        let switch = SwitchSide { device, crypto_workers, link, arrivals, patterns, recorders };
+        threads.start_switch(switch)?;
         let take_over = TakeOverSlot::default();
         let handlers = ControlHandlers { take_over: Some(take_over.clone()), orders: None };
         let aside = AsideThreads::start(&options, control, threads.probes(), is_alarm, handlers)?;

@@ -105,7 +105,7 @@ fn from_bytes<T: DescriptorCodec>(bytes: &[u8]) -> Result<T, AttachFault> {
 }
 
 fn no_memory() -> InlineMemory {
-    InlineMemory { pool: PacketPool::new(0), patterns: Vec::new() }
+    InlineMemory { pool: PacketPool::new(0) }
 }
 
 #[cfg(test)]

@@ -28,8 +28,7 @@ pub trait DescriptorCodec: Sized {
 /// Reason for which an operation or event cannot be encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EncodeFault {
-    /// It refers to code or state of the process: a decompression job, or a set of patterns that
-    /// the carrier does not know.
+    /// It refers to code and state of the process: a decompression job.
     NotPortable,
     /// A list or an inline buffer is too long, or the whole descriptor.
     TooLong,

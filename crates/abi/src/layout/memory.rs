@@ -5,7 +5,6 @@
 //! in the descriptor.
 
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 
 use bytes::Bytes;
 use patterns::PatternSet;
@@ -38,6 +37,16 @@ impl MemoryRange {
 /// Alignment in bytes of the buffers beside a descriptor ([`MemoryRange::PAYLOAD`]).
 pub const PAYLOAD_ALIGNMENT: usize = 8;
 
+/// Name of a set of patterns in a descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PatternSetName {
+    /// The number under which both sides know the set.
+    Known(u32),
+    /// None: the patterns follow. Each side knows the set from then on, under the number that its
+    /// carrier assigns in the same way.
+    New,
+}
+
 /// Names the buffers of outgoing descriptors. Each function returns the buffer if it has no name;
 /// its bytes are then copied into the descriptor. By default nothing has a name.
 pub trait EncodeMemory {
@@ -60,9 +69,9 @@ pub trait EncodeMemory {
     /// Takes the buffer of a frame whose bytes were copied into the descriptor.
     fn take_copied(&mut self, _frame: PacketBuf) {}
 
-    /// Returns the number under which both sides know a set of patterns.
-    fn number_of_patterns(&mut self, _: &Arc<PatternSet>) -> Option<u32> {
-        None
+    /// Names a set of patterns.
+    fn name_patterns(&mut self, _: &Arc<PatternSet>) -> PatternSetName {
+        PatternSetName::New
     }
 }
 
@@ -89,7 +98,12 @@ pub trait DecodeMemory {
     fn copy_frame(&mut self, bytes: &[u8]) -> Option<PacketBuf>;
 
     /// Returns the set of patterns with a number.
-    fn patterns(&mut self, _: u32) -> Option<Arc<PatternSet>> {
+    fn known_patterns(&mut self, _: u32) -> Option<Arc<PatternSet>> {
+        None
+    }
+
+    /// Compiles a set of patterns, which are within the limits.
+    fn new_patterns(&mut self, _: &[&[u8]]) -> Option<Arc<PatternSet>> {
         None
     }
 
@@ -106,28 +120,21 @@ pub trait DecodeMemory {
     }
 }
 
-/// Memory of a carrier without regions. It refuses every named range.
+/// Memory of a carrier without regions and known sets of patterns. It refuses every named range.
 #[derive(Debug)]
 pub struct InlineMemory {
     /// Buffers for received frames.
     pub pool: PacketPool,
-    /// Sets of patterns that both sides know, by number.
-    pub patterns: Vec<Arc<PatternSet>>,
 }
 
-impl EncodeMemory for InlineMemory {
-    fn number_of_patterns(&mut self, patterns: &Arc<PatternSet>) -> Option<u32> {
-        let index = self.patterns.iter().position(|known| Arc::ptr_eq(known, patterns))?;
-        u32::try_from(index).ok()
-    }
-}
+impl EncodeMemory for InlineMemory {}
 
 impl DecodeMemory for InlineMemory {
     fn copy_frame(&mut self, bytes: &[u8]) -> Option<PacketBuf> {
         self.pool.copy(bytes)
     }
 
-    fn patterns(&mut self, number: u32) -> Option<Arc<PatternSet>> {
-        self.patterns.get(usize::try_from(number).ok()?).cloned()
+    fn new_patterns(&mut self, patterns: &[&[u8]]) -> Option<Arc<PatternSet>> {
+        PatternSet::new(patterns).ok().map(Arc::new)
     }
 }

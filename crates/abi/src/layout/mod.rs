@@ -11,6 +11,8 @@
 //!   its length (16 bits).
 //! - Payload is named by region, offset and length ([`MemoryRange`]) or lies inline; which of both
 //!   is the decision of the carrier's [`EncodeMemory`]. A pointer never crosses.
+//! - A set of patterns crosses whole in the first descriptor that refers to it, and as a number in
+//!   later ones.
 //! - The sender is hostile. [`Decoder`] bounds every length by the bytes that are there, refuses
 //!   unknown variants and left-over bytes, and allocates no more than the descriptor justifies.
 //!   A descriptor has one encoding: what decodes encodes to the same bytes again.
@@ -41,7 +43,9 @@ pub use attach::{
     encode_attach_reply, encode_attach_request,
 };
 pub use codec::{Decoder, DescriptorCodec, EncodeFault, Encoder, LayoutFault};
-pub use memory::{DecodeMemory, EncodeMemory, InlineMemory, MemoryRange, PAYLOAD_ALIGNMENT};
+pub use memory::{
+    DecodeMemory, EncodeMemory, InlineMemory, MemoryRange, PAYLOAD_ALIGNMENT, PatternSetName,
+};
 pub use table::LayoutTable;
 
 use crate::attach::{AttachReply, AttachRequest};
@@ -49,7 +53,7 @@ use crate::{Event, Op};
 
 /// Version of the layout. Both sides compare it, and [`LayoutTable::fingerprint`], before the first
 /// descriptor; it changes with every change of the table, and of the rings in shared memory.
-pub const LAYOUT_VERSION: u16 = 7;
+pub const LAYOUT_VERSION: u16 = 8;
 
 /// Largest descriptor in bytes: a registered buffer of 1 MiB inline, or a merged frame of 64 KiB.
 pub const DESCRIPTOR_BYTES_MAX: usize = (1 << 20) + (64 << 10);

@@ -10,13 +10,13 @@ use core::ops::Range;
 
 use base::{Duration, Instant};
 use bytes::Bytes;
-use patterns::PatternSet;
+use patterns::{PATTERNS_MAX, PatternSet};
 use smallvec::SmallVec;
 use zeroize::Zeroizing;
 
 use super::{
     DESCRIPTOR_BYTES_MAX, Decoder, DescriptorCodec, EncodeFault, Encoder, LayoutFault, LayoutTable,
-    MemoryRange,
+    MemoryRange, PatternSetName,
 };
 use crate::aligned::PAGE_BYTES;
 use crate::nvme_tcp::DdpBuffer;
@@ -371,20 +371,45 @@ impl DescriptorCodec for QuicConnectionId {
     }
 }
 
-/// The number under which both sides know the set.
+/// 0 and the number under which both sides know the set, or 1 and the list of its patterns, each a
+/// list of bytes.
 impl DescriptorCodec for Arc<PatternSet> {
-    #[inline]
     fn encode(&mut self, to: &mut Encoder<'_>) {
-        match to.memory.number_of_patterns(self) {
-            Some(mut number) => number.encode(to),
-            None => to.fail(EncodeFault::NotPortable),
+        match to.memory.name_patterns(self) {
+            PatternSetName::Known(mut number) => {
+                to.put(&[0]);
+                number.encode(to);
+            }
+            PatternSetName::New => {
+                to.put(&[1]);
+                to.put_count(self.patterns().len());
+                for pattern in self.patterns() {
+                    to.put_count(pattern.len());
+                    to.put(pattern);
+                }
+            }
         }
     }
 
-    #[inline]
     fn decode(from: &mut Decoder<'_>) -> Result<Self, LayoutFault> {
-        let number = u32::decode(from)?;
-        from.memory.patterns(number).ok_or(LayoutFault::BadMemory)
+        let set = match from.take_array()? {
+            [0] => {
+                let number = u32::decode(from)?;
+                from.memory.known_patterns(number)
+            }
+            [1] => {
+                let count = from.take_count()?;
+                let mut patterns = Vec::with_capacity(count.min(PATTERNS_MAX));
+                for _ in 0..count {
+                    let len = from.take_count()?;
+                    patterns.push(from.take(len)?);
+                }
+                patterns::check_limits(&patterns).map_err(|_| LayoutFault::OutOfRange)?;
+                from.memory.new_patterns(&patterns)
+            }
+            _ => return Err(LayoutFault::UnknownTag),
+        };
+        set.ok_or(LayoutFault::BadMemory)
     }
 
     fn describe(_: &mut LayoutTable) -> String {

@@ -22,11 +22,10 @@ use patterns::PatternSet;
 use proptest::prelude::*;
 
 /// Version and fingerprint of the published layout. Layouts that differ need other versions.
-const PUBLISHED: (u16, u64) = (7, 0x8b1d_d564_bdad_2b7d);
+const PUBLISHED: (u16, u64) = (8, 0x8b1d_d564_bdad_2b7d);
 
 fn memory() -> InlineMemory {
-    let patterns = Arc::new(PatternSet::new(&["pattern"]).unwrap());
-    InlineMemory { pool: PacketPool::new(16), patterns: vec![patterns] }
+    InlineMemory { pool: PacketPool::new(16) }
 }
 
 /// The layout as a reader of the documentation knows it.
@@ -122,7 +121,16 @@ impl PublishedLayout {
                     out.push(len.to_le_bytes()[0]);
                     bytes(len, random, out);
                 }
-                "PatternSet" => out.extend_from_slice(&[0; 4]),
+                "PatternSet" => {
+                    let count = 1 + random.below(4);
+                    out.push(1);
+                    out.extend_from_slice(&count.to_le_bytes()[..2]);
+                    for _ in 0..count {
+                        let len = 1 + random.below(20);
+                        out.extend_from_slice(&len.to_le_bytes()[..2]);
+                        bytes(len, random, out);
+                    }
+                }
                 "Memory" | "PagedMemory" => {
                     let len = if of == "Memory" { random.below(100) } else { 4096 };
                     out.extend_from_slice(&[0xff; 4]);
@@ -339,13 +347,44 @@ fn registered_buffers_in_a_region_are_named() {
     assert_eq!(beyond, Err(LayoutFault::BadMemory));
 }
 
+/// A set crosses whole. Numbers that no carrier has assigned, and sets beyond the limits, are
+/// refused before anything is compiled.
+#[test]
+fn sets_of_patterns_cross_within_their_limits() {
+    let (mut memory, mut out) = (memory(), vec![]);
+    let mut set = Arc::new(PatternSet::new(&["pin", "needle"]).unwrap());
+    encode(&mut set, &mut memory, &mut out).unwrap();
+    assert_eq!(out, *b"\x01\x02\x00\x03\x00pin\x06\x00needle");
+    let crossed: Arc<PatternSet> = decode(&out, &mut memory).unwrap();
+    assert_eq!(crossed.patterns(), set.patterns());
+    let list = |lens: &[u16]| {
+        let mut bytes = vec![1];
+        bytes.extend_from_slice(&u16::try_from(lens.len()).unwrap().to_le_bytes());
+        for len in lens {
+            bytes.extend_from_slice(&len.to_le_bytes());
+            bytes.resize(bytes.len() + usize::from(*len), b'x');
+        }
+        bytes
+    };
+    for (bytes, fault) in [
+        (vec![0, 0, 0, 0, 0], LayoutFault::BadMemory),
+        (vec![2, 0, 0], LayoutFault::UnknownTag),
+        (list(&[]), LayoutFault::OutOfRange),
+        (list(&[3, 0]), LayoutFault::OutOfRange),
+        (list(&[257]), LayoutFault::OutOfRange),
+        (list(&[256; 65]), LayoutFault::OutOfRange),
+        (list(&[1; 1025]), LayoutFault::OutOfRange),
+        (vec![1, 0xff, 0xff, 1, 0, 7], LayoutFault::Truncated),
+    ] {
+        let refused = decode::<Arc<PatternSet>>(&bytes, &mut memory).map(|_| ());
+        assert_eq!(refused, Err(fault), "{:?}", &bytes[..3]);
+    }
+}
+
 /// An operation that cannot leave the process leaves no bytes behind.
 #[test]
 fn what_is_not_portable_is_refused_whole() {
     let (mut memory, mut out) = (memory(), vec![1, 2, 3]);
-    let mut unknown = Arc::new(PatternSet::new(&["other"]).unwrap());
-    let refused = encode(&mut unknown, &mut memory, &mut out);
-    assert_eq!(refused, Err(EncodeFault::NotPortable));
     let mut long: Box<[u8]> = vec![0; 1 << 16].into();
     assert_eq!(encode(&mut long, &mut memory, &mut out), Err(EncodeFault::TooLong));
     let mut huge = DdpBuffer::Pages(AlignedBuf::new(DESCRIPTOR_BYTES_MAX / PAGE_BYTES + 1));

@@ -240,7 +240,7 @@ fn state_after(patterns: &PatternSet, claim: &InspectedRange) -> Option<PatternS
     let mut is_possible = |found: &RangeMatch| {
         let fits = (end..=claim.range.end).contains(&found.end);
         end = found.end;
-        fits && usize::from(found.pattern) < patterns.patterns()
+        fits && usize::from(found.pattern) < patterns.patterns().len()
     };
     let possible = claim.matches.iter().all(&mut is_possible);
     patterns.state(claim.after).filter(|_| possible)

@@ -33,7 +33,7 @@ fn pop(rx: &mut SharedRingConsumer) -> Result<Option<Vec<u8>>, PeerFault> {
 #[test]
 fn operations_cross_a_ring() {
     let (mut tx, mut rx, _) = rings(CAPACITY_MIN);
-    let mut memory = InlineMemory { pool: PacketPool::new(1), patterns: vec![] };
+    let mut memory = InlineMemory { pool: PacketPool::new(1) };
     for flow in 0..1000 {
         let mut bytes = vec![];
         layout::encode_op(&mut Op::Cancel { flow: FlowId(flow) }, &mut memory, &mut bytes).unwrap();

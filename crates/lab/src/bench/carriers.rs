@@ -32,6 +32,7 @@ use io::clock::cycles;
 use io::shared_ring::{RingPush, SharedRingConsumer, SharedRingMemory, SharedRingProducer};
 use node::channel::{CarrierFault, DescriptorChannel, PAYLOAD_BYTES_MIN, SentPayload};
 use node::ethernet::{EthernetSession, SessionIdentity, SessionRole};
+use node::pattern_table::ImmediateCompiler;
 use node::remote::{
     CarrierCounters, CarrierRegion, RemoteDeviceEnd, RemoteEnd as _, RemoteHostEnd,
 };
@@ -180,7 +181,7 @@ fn measure(setting: CarrierSetting) -> Result<CarrierFigures, Failure> {
     let memory = BenchMemory {
         region: (setting.carrier == CarrierKind::SharedNamed).then_some(region),
         frames: VecDeque::new(),
-        inline: InlineMemory { pool: PacketPool::new(BATCH * 2), patterns: vec![] },
+        inline: InlineMemory { pool: PacketPool::new(BATCH * 2) },
     };
     let is_file = setting.carried == CarriedKind::File;
     if setting.carried == CarriedKind::Received {
@@ -416,7 +417,7 @@ impl SharedEnds {
         let device = RingChannel { producer: events, consumer: from_host };
         Ok(Self {
             host: RemoteHostEnd::new(host, CarrierRegion::Absent),
-            device: RemoteDeviceEnd::new(device, None),
+            device: RemoteDeviceEnd::new(device, None, Box::new(ImmediateCompiler::default())),
             pool: PacketPool::new(BATCH),
         })
     }

@@ -51,7 +51,8 @@ impl<E: RemoteEnd<Channel = AttachedChannel>> AttachedEnd<E> {
 
     /// Returns whether there is something to receive, or a fault to follow.
     pub(crate) fn has_work(&mut self) -> bool {
-        self.end.fault().is_some() || self.end.has_own_events() || self.end.channel_mut().has_work()
+        let has_own = self.end.fault().is_some() || self.end.has_own_events();
+        has_own || (!self.end.is_waiting() && self.end.channel_mut().has_work())
     }
 
     /// See [`CarrierSleeper::register`].

@@ -185,6 +185,7 @@ pub(super) fn is_enough(capabilities: &Capabilities, required: &Capabilities) ->
                 && (got.tls_rx || !need.tls_rx)
                 && (got.nvme_tcp.tx || !need.nvme_tcp.tx)
                 && (got.nvme_tcp.rx || !need.nvme_tcp.rx)
+                && (got.inspect || !need.inspect)
         }
     };
     l5o && capabilities.mac == required.mac

@@ -18,6 +18,8 @@
 //! Payload lies inline in the descriptors: it is copied into the channel and out of it, in both
 //! directions. Data for registered buffers is placed in a region that the program creates for each
 //! attachment and sends with its request; without one, as over Ethernet, the device places none.
+//! Sets of patterns to inspect for cross once, and are compiled beside the device's thread
+//! ([`pattern_thread`]).
 //! Offloads whose jobs cannot cross are not offered ([`abi::Capabilities::for_other_process`]).
 //!
 //! Invariants:
@@ -40,6 +42,7 @@ mod ethernet_channel;
 mod ethernet_listener;
 mod ethernet_sessions;
 mod handshake;
+mod pattern_thread;
 mod program;
 mod program_ports;
 mod roots;
@@ -62,6 +65,7 @@ pub use address::NicAddress;
 pub(crate) use attachment::{AttachedEnd, AttachmentLoss, FormerEnds, new_notifier};
 pub(crate) use ethernet_listener::EthernetListener;
 pub(crate) use handshake::{AttachError, ProgramOrigin};
+pub(crate) use pattern_thread::PatternThread;
 pub(crate) use program::{AttachCounters, ProgramCarrier, restrict_to};
 pub(crate) use program_ports::ProgramPorts;
 pub(crate) use roots::ProgramRoots;

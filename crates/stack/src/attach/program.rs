@@ -346,6 +346,9 @@ pub(crate) fn restrict_to(wanted: &DeviceConfig, mut offered: Capabilities) -> C
         offered.tls_rx &= wanted.tls_rx;
         offered.nvme_tcp.tx &= wanted.nvme_tcp_tx;
         offered.nvme_tcp.rx &= wanted.nvme_tcp_rx;
+        offered.inspect &= wanted.inspect;
+        let io_threshold = &mut offered.nvme_tcp.io_threshold;
+        *io_threshold = wanted.ddp_io_threshold.max(*io_threshold);
     }
     offered
 }
@@ -374,7 +377,7 @@ mod tests {
                 buffer_bytes_max: 0,
                 io_threshold: 4096,
             },
-            inspect: false,
+            inspect: true,
         };
         let mac = [2, 0, 0, 0, 0, 1];
         Capabilities {
@@ -396,9 +399,15 @@ mod tests {
         assert_eq!((got.l5o, got.splice), (Err(Refusal::Disabled), Err(Refusal::Disabled)));
         assert_eq!(got.decompress, Err(Refusal::NotSupported), "the device's own reason stays");
         let crypto = Arc::new(crypto::Provider);
-        wanted.l5o = Some(nic::L5oConfig { tls_rx: false, ..nic::L5oConfig::new(crypto) });
+        let some = nic::L5oConfig { tls_rx: false, inspect: false, ..nic::L5oConfig::new(crypto) };
+        wanted.l5o = Some(some);
         let l5o = restrict_to(&wanted, offered()).l5o.unwrap();
         assert_eq!((l5o.tls_tx, l5o.tls_rx, l5o.nvme_tcp.tx), (true, false, true));
+        assert!(!l5o.inspect);
+        let some = nic::L5oConfig { ddp_io_threshold: 8192, ..wanted.l5o.unwrap() };
+        wanted.l5o = Some(some);
+        let l5o = restrict_to(&wanted, offered()).l5o.unwrap();
+        assert_eq!(l5o.nvme_tcp.io_threshold, 8192, "smaller buffers are not worth it");
     }
 
     /// Another device may have other sizes, and more engines, but not fewer, and no other address.
@@ -421,6 +430,7 @@ mod tests {
         assert!(!changed(|it| it.splice = Err(Refusal::Disabled)));
         assert!(!changed(|it| it.transmit_bytes_max -= 1));
         assert!(!changed(|it| it.l5o.iter_mut().for_each(|l5o| l5o.tls_rx = false)));
+        assert!(!changed(|it| it.l5o.iter_mut().for_each(|l5o| l5o.inspect = false)));
         assert!(!changed(|it| it.l5o.iter_mut().for_each(|l5o| l5o.resync = ResyncMode::Async)));
     }
 }

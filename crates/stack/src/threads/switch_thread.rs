@@ -18,11 +18,12 @@ use nic::{Device, DeviceConfig};
 use node::remote::RemoteDeviceEnd;
 use node::{LinkPort, RETRY, SwitchHalf};
 
+use super::CryptoThreads;
 use super::load::LoadMeter;
 use super::shutdown::ThreadPhase;
 use crate::attach::{
-    AttachedEnd, AttachmentLoss, FormerEnds, ProgramArrival, ProgramArrivals, ProgramOrigin,
-    ProgramPorts,
+    AttachedEnd, AttachmentLoss, FormerEnds, PatternThread, ProgramArrival, ProgramArrivals,
+    ProgramOrigin, ProgramPorts,
 };
 use crate::control::{ProbeAnswer, ProbeReceiver};
 use crate::record::{RecorderSource, RunRecorder};
@@ -50,8 +51,11 @@ struct FunctionRecord {
 pub(crate) struct SwitchSide {
     /// Configuration of the device of each program.
     pub(crate) device: DeviceConfig,
+    /// Number of threads that encrypt and decrypt beside the device of each program.
+    pub(crate) crypto_workers: u8,
     pub(crate) link: Box<dyn Link>,
     pub(crate) arrivals: ProgramArrivals,
+    pub(crate) patterns: PatternThread,
     /// `None` if the run is not recorded.
     pub(crate) recorders: Option<RecorderSource>,
 }
@@ -60,8 +64,10 @@ pub(crate) struct SwitchThread {
     clock: MonotonicClock,
     half: SwitchHalf<ProgramPorts>,
     device: DeviceConfig,
+    crypto_workers: u8,
     link: SwitchLink,
     arrivals: ProgramArrivals,
+    patterns: PatternThread,
     recorders: Option<RecorderSource>,
     functions: [FunctionRecord; FUNCTIONS_MAX],
     counters: ProgramCounters,
@@ -79,16 +85,18 @@ pub(crate) struct SwitchThread {
 
 impl SwitchThread {
     pub(super) fn new(clock: MonotonicClock, side: SwitchSide, queries: ProbeReceiver) -> Self {
-        let SwitchSide { device, link, arrivals, recorders } = side;
+        let SwitchSide { device, crypto_workers, link, arrivals, patterns, recorders } = side;
         let recorder = RunRecorder(recorders.as_ref().map(|recorders| recorders.recorder(0)));
         let switch = EmbeddedSwitch::new(device.mac, device.rss_seed);
-        let first = Device::new(device.clone(), link.capabilities());
+        let first = create_device(device.clone(), &*link, (0, crypto_workers));
         Self {
             clock,
             half: SwitchHalf::new(switch, first),
             device,
+            crypto_workers,
             link: SwitchLink { link, recorder },
             arrivals,
+            patterns,
             recorders,
             functions: std::array::from_fn(|_| FunctionRecord::default()),
             counters: ProgramCounters::default(),
@@ -209,12 +217,13 @@ impl SwitchThread {
             // Every other function has a program: connections of the former one are abandoned.
             self.half.free(function);
         }
-        let attached = AttachedEnd::new(RemoteDeviceEnd::new(channel, region));
+        let compiler = self.patterns.compiler(self.arrivals.notifier().clone());
+        let attached = AttachedEnd::new(RemoteDeviceEnd::new(channel, region, Box::new(compiler)));
         let recorders = self.recorders.as_ref();
         let recorder = RunRecorder(recorders.map(|recorders| recorders.recorder(function)));
         let ports = ProgramPorts { attached, disk, turn_at: Instant::ZERO, recorder };
-        let (device, link) = (&self.device, &self.link.link);
-        let create = || Device::new(device.clone(), link.capabilities());
+        let (device, link, workers) = (&self.device, &*self.link.link, self.crypto_workers);
+        let create = || create_device(device.clone(), link, (function, workers));
         let begun = self.half.begin(function, &claim, ports, create);
         debug_assert!(begun.is_ok(), "the acceptor grants no claim twice");
         self.functions[function].origin = Some(origin);
@@ -267,6 +276,22 @@ impl SwitchThread {
                 visit_program(&functions[function], half.program(function), answer);
             }
         });
+    }
+}
+
+/// Creates the device of a function, with threads beside it.
+fn create_device(
+    config: DeviceConfig,
+    link: &dyn Link,
+    (function, workers): (usize, u8),
+) -> Device {
+    let device = Device::new(config, link.capabilities());
+    match CryptoThreads::start(function, workers) {
+        Ok(threads) => device.with_crypto_workers(Box::new(threads)),
+        Err(failure) => {
+            eprintln!("outboard: program {function} has no crypto workers: {failure}");
+            device
+        }
     }
 }
 

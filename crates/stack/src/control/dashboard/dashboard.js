@@ -40,7 +40,8 @@ function svgElement(name, attributes, parent) {
 }
 
 function showFigures(event) {
-  const parts = FIGURES.map(([key, name, text]) => {
+  // Null: another process has the link.
+  const parts = FIGURES.filter(([key]) => event[key] !== null).map(([key, name, text]) => {
     const values = history[key];
     values.push(event[key]);
     if (values.length > HISTORY) values.shift();

@@ -119,7 +119,8 @@ impl CounterReading {
     }
 }
 
-/// Returns an event: `now`, with rates since `before`. `connections` is the answer to `ss`.
+/// Returns an event: `now`, with rates since `before`. `connections` is the answer to `ss`. Rates
+/// of the link are null if the device is another process.
 pub(super) fn summary(
     before: &CounterReading,
     now: &CounterReading,
@@ -131,11 +132,14 @@ pub(super) fn summary(
         let moved = now.sums(part, names).saturating_sub(before.sums(part, names));
         if seconds > 0.0 { moved as f64 / seconds } else { 0.0 }
     };
+    // A device in another process counts the bytes on its link.
+    let has_device = now.counters["nic"].is_object();
+    let link_rate = |name: &str| has_device.then(|| rate("nic", &[name]));
     let requests = ["http_requests", "nvmet_reads", "nvmet_writes", "proxy_accepted"];
     let all = connections.as_array().map_or(&[][..], Vec::as_slice);
     json!({
-        "received_bytes_per_s": rate("nic", &["rx_bytes"]),
-        "sent_bytes_per_s": rate("nic", &["tx_bytes"]),
+        "received_bytes_per_s": link_rate("rx_bytes"),
+        "sent_bytes_per_s": link_rate("tx_bytes"),
         "requests_per_s": rate("host", &requests),
         "retransmissions_per_s": rate("host", &["tcp_retrans"]),
         "load": loads(before, now, seconds),
@@ -234,6 +238,11 @@ mod tests {
         let event = summary(&before, &now, &sockets, |name| name == "received_malformed");
         assert_eq!(event["requests_per_s"], 10.0, "two queues");
         assert_eq!(event["sent_bytes_per_s"], 300.0);
+        let mut attached = now.clone();
+        attached.counters.as_object_mut().unwrap().remove("nic");
+        let event_of_attached = summary(&before, &attached, &sockets, |_| false);
+        assert_eq!(event_of_attached["sent_bytes_per_s"], Value::Null);
+        assert_eq!(event_of_attached["requests_per_s"], 10.0);
         assert_eq!(event["load"], json!([{ "thread": "nic0", "share": 0.25 }]));
         assert_eq!(event["offloads"][0]["share"], 0.75);
         assert_eq!(event["offloads"][1]["reasons"], json!({ "tls_tx_device_refused": 4 }));
