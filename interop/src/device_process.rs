@@ -130,8 +130,10 @@ pub fn split_arguments(args: &[OsString]) -> Option<SplitArguments> {
         {
             return None;
         }
-        if text == THREADS {
-            rest.next();
+        if name == THREADS {
+            if !joined {
+                rest.next();
+            }
             continue;
         }
         let flag = FLAGS_OF_BOTH.contains(&name);

@@ -5,9 +5,9 @@
 //! of the same size and remove its oldest sets to make room for a new one, as HPACK does with
 //! header fields (RFC 7541 section 4).
 //!
-//! The device's end has to compile a set, which can take tens of milliseconds. Its thread serves
-//! other programs meanwhile, so a [`PatternCompiler`] does that, and the operations of this program
-//! wait. Contexts keep their set when it leaves the table.
+//! The device's end has to compile a set, which fills up to 18 MiB. Its thread serves other
+//! programs meanwhile, so a [`PatternCompiler`] does that, and the operations of this program wait.
+//! Contexts keep their set when it leaves the table.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;

@@ -199,7 +199,7 @@ pub struct CarrierEnd<C> {
     /// Memory that both ends have, or of the device's end.
     region: Option<Arc<dyn SharedRegion>>,
     outgoing: OutgoingMemory,
-    /// Sets of patterns of the other side, if it is a host's end.
+    /// Sets of patterns that the host's end has sent, if this is the device's end.
     patterns: Option<ReceivedPatterns>,
     /// The descriptor that is being sent, and the one that was received.
     sent: Vec<u8>,
@@ -326,8 +326,7 @@ pub trait RemoteEnd {
         self.end().fault
     }
 
-    /// Returns whether nothing can be received before something else than the other side has ended
-    /// its work.
+    /// Returns whether the next descriptor waits for the compiler of its set of patterns.
     fn is_waiting(&self) -> bool {
         false
     }

@@ -113,8 +113,8 @@ pub struct PatternSet {
 }
 
 impl PatternSet {
-    /// Compiles a set. The index of a pattern is its name in matches. The largest set takes tens of
-    /// milliseconds.
+    /// Compiles a set. The index of a pattern is its name in matches. The time is proportional to
+    /// [`Self::memory_bytes`].
     ///
     /// # Errors
     /// [`PatternSetError`]: a limit is exceeded.

@@ -23,9 +23,20 @@ pub(crate) fn create_device(
     configure: impl FnOnce(&mut DeviceConfig),
 ) -> Result<Device, Failure> {
     let config = device_config(options, own_queue, options.queues, link, configure);
-    let workers = CryptoThreads::start(index, options.crypto_workers)?;
-    let device = Device::new(config, link.capabilities());
-    Ok(device.with_crypto_workers(Box::new(workers)))
+    with_crypto_threads(Device::new(config, link.capabilities()), index, options.crypto_workers)
+}
+
+/// Starts threads that encrypt and decrypt beside the device of a queue or function.
+///
+/// # Errors
+/// Fails if no thread can be started.
+pub(crate) fn with_crypto_threads(
+    device: Device,
+    index: usize,
+    workers: u8,
+) -> Result<Device, Failure> {
+    let threads = CryptoThreads::start(index, workers)?;
+    Ok(device.with_crypto_workers(Box::new(threads)))
 }
 
 /// Returns the configuration of one of `devices` devices that share the memory for tables.

@@ -51,6 +51,9 @@ fn execute_attached(program: &OsStr, split: SplitArguments) -> Result<ExitCode, 
     let said = std::fs::read_to_string(&log)?;
     std::fs::remove_file(&log)?;
     if ready.is_empty() {
+        if said.is_empty() {
+            eprintln!("attached: an earlier device still has the link");
+        }
         eprint!("{said}");
         let code = device.wait()?.code().and_then(|code| u8::try_from(code).ok());
         return Ok(code.map_or(ExitCode::FAILURE, ExitCode::from));

@@ -15,12 +15,12 @@
 //! claims its addresses and ports when it attaches; threads beside the device accept or refuse it
 //! when its request has arrived ([`acceptor`], [`ethernet_listener`], [`waiting_programs`]).
 //!
-//! Payload lies inline in the descriptors: it is copied into the channel and out of it, in both
-//! directions. Data for registered buffers is placed in a region that the program creates for each
-//! attachment and sends with its request; without one, as over Ethernet, the device places none.
+//! Payload crosses in the descriptors or beside them: it is copied into the channel and out of it,
+//! in both directions. Data for registered buffers is placed in a region that the program creates
+//! for each attachment and sends with its request, or, over Ethernet, in memory of the device.
 //! Sets of patterns to inspect for cross once, and are compiled beside the device's thread
-//! ([`pattern_thread`]).
-//! Offloads whose jobs cannot cross are not offered ([`abi::Capabilities::for_other_process`]).
+//! ([`pattern_thread`]). Decompression jobs cannot cross
+//! ([`abi::Capabilities::for_other_process`]).
 //!
 //! Invariants:
 //! - Neither side trusts the other. What it receives is bounded, copied and checked, and a fault

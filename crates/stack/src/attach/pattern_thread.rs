@@ -1,9 +1,9 @@
 //! The thread of a device process that compiles sets of patterns.
 //!
-//! A large set takes tens of milliseconds, which the device's thread does not have: it serves other
-//! programs. The thread compiles the sets of all programs, one after the other. Each program has at
-//! most one set here, because its operations wait for it ([`node::pattern_table`]), so a program
-//! delays the sets of others by a set of each, and nothing else.
+//! A large set takes longer than the device's thread may be away from its other programs. This
+//! thread compiles the sets of all programs, one after the other. Each program has at most one set
+//! here, because its operations wait for it ([`node::pattern_table`]). It delays the sets of other
+//! programs by this one, and nothing else.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock};

@@ -18,7 +18,6 @@ use nic::{Device, DeviceConfig};
 use node::remote::RemoteDeviceEnd;
 use node::{LinkPort, RETRY, SwitchHalf};
 
-use super::CryptoThreads;
 use super::load::LoadMeter;
 use super::shutdown::ThreadPhase;
 use crate::attach::{
@@ -26,6 +25,7 @@ use crate::attach::{
     ProgramOrigin, ProgramPorts,
 };
 use crate::control::{ProbeAnswer, ProbeReceiver};
+use crate::device::with_crypto_threads;
 use crate::record::{RecorderSource, RunRecorder};
 
 base::counters! {
@@ -88,7 +88,7 @@ impl SwitchThread {
         let SwitchSide { device, crypto_workers, link, arrivals, patterns, recorders } = side;
         let recorder = RunRecorder(recorders.as_ref().map(|recorders| recorders.recorder(0)));
         let switch = EmbeddedSwitch::new(device.mac, device.rss_seed);
-        let first = create_device(device.clone(), &*link, (0, crypto_workers));
+        let first = create_function_device(&device, &*link, (0, crypto_workers));
         Self {
             clock,
             half: SwitchHalf::new(switch, first),
@@ -223,7 +223,7 @@ impl SwitchThread {
         let recorder = RunRecorder(recorders.map(|recorders| recorders.recorder(function)));
         let ports = ProgramPorts { attached, disk, turn_at: Instant::ZERO, recorder };
         let (device, link, workers) = (&self.device, &*self.link.link, self.crypto_workers);
-        let create = || create_device(device.clone(), link, (function, workers));
+        let create = || create_function_device(device, link, (function, workers));
         let begun = self.half.begin(function, &claim, ports, create);
         debug_assert!(begun.is_ok(), "the acceptor grants no claim twice");
         self.functions[function].origin = Some(origin);
@@ -279,20 +279,18 @@ impl SwitchThread {
     }
 }
 
-/// Creates the device of a function, with threads beside it.
-fn create_device(
-    config: DeviceConfig,
+/// Creates the device of a function, with threads that encrypt and decrypt beside it. Without
+/// threads, if none is left, its own thread does that.
+fn create_function_device(
+    config: &DeviceConfig,
     link: &dyn Link,
     (function, workers): (usize, u8),
 ) -> Device {
-    let device = Device::new(config, link.capabilities());
-    match CryptoThreads::start(function, workers) {
-        Ok(threads) => device.with_crypto_workers(Box::new(threads)),
-        Err(failure) => {
-            eprintln!("outboard: program {function} has no crypto workers: {failure}");
-            device
-        }
-    }
+    let create = || Device::new(config.clone(), link.capabilities());
+    with_crypto_threads(create(), function, workers).unwrap_or_else(|failure| {
+        eprintln!("outboard: program {function} has no crypto workers: {failure}");
+        create()
+    })
 }
 
 /// Adds the counters of a function's disk and carriers, and the process of its program.
