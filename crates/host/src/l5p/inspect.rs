@@ -341,7 +341,9 @@ mod tests {
         let with = |matches| InspectedRange { matches, ..good.clone() };
         let found = |pattern, end| RangeMatch { pattern, end };
         let wrong = [
-            InspectedRange { after: 1, ..good.clone() },
+            // The ten states have the numbers 0 to 9.
+            InspectedRange { after: 10, ..good.clone() },
+            InspectedRange { after: u32::MAX, ..good.clone() },
             with(smallvec![found(2, 5)]),
             with(smallvec![found(1, 0)]),
             with(smallvec![found(1, 6)]),
