@@ -121,10 +121,12 @@ impl<C: Into<ProgramConnection>> ClientQueue<C> for WaitingPrograms {
 #[cfg(test)]
 mod tests {
     use std::io::{Read as _, Write as _};
+    use std::os::fd::AsRawFd as _;
     use std::os::unix::net::{UnixListener, UnixStream};
 
     use abi::attach::{AddressClaim, AttachRequest, PortClaim};
     use abi::{Capabilities, Refusal};
+    use io::notify::Poller;
 
     use super::super::acceptor::{ProgramListeners, accept_programs};
     use super::super::handshake::attach_at_path;
@@ -148,6 +150,10 @@ mod tests {
         let claim = AddressClaim { addrs: [[10, 0, 0, 1].into()].into(), ports: PortClaim::All };
         let request = AttachRequest { root: None, claim, outgoing: None };
         assert!(attach_at_path(&path, &request, None).is_ok());
+        // The program has its answer before the device's thread is notified.
+        let mut poller = Poller::default();
+        poller.add(arrivals.notifier().as_raw_fd());
+        poller.wait(None).unwrap();
         assert!(arrivals.next().is_some());
         assert_eq!(arrivals.refused(), 1, "the oldest one gave way, and no other was waited for");
         assert_eq!(silent[0].read(&mut [0]).unwrap(), 0, "it was left");
