@@ -8,9 +8,15 @@ use nic::Device;
 
 use crate::{DiskPort, TurnResult};
 
-/// Maximum number of frames, operations and completions, each, that are taken in a turn: enough for
-/// batches to pay, few enough that the other sources wait for tens of microseconds only.
+/// Maximum number of operations, completions and frames of other devices, each, that are taken in a
+/// turn: enough for batches to pay, few enough that the other sources wait for tens of microseconds
+/// only.
 const BATCH: usize = 64;
+
+/// Maximum number of frames that are received, and that are sent, in a turn. If more than a batch
+/// waits, the device is late already; relayed frames of a flow that are taken together leave as
+/// fewer frames (`merge` in the pipeline of [`nic`]).
+pub(crate) const FRAMES_PER_TURN: usize = 256;
 
 /// A device's link, disk and rings.
 pub trait DevicePorts: DiskPort {
@@ -102,7 +108,7 @@ impl DeviceHalf {
     }
 
     fn take_frames(&mut self, now: Instant, ports: &mut impl DevicePorts, turn: &mut TurnResult) {
-        for _ in 0..BATCH {
+        for _ in 0..FRAMES_PER_TURN {
             let Some(frame) = ports.receive(now, self.device.pool()) else { return };
             self.device.handle_frame(now, frame);
             turn.worked = true;
@@ -203,7 +209,7 @@ impl DeviceHalf {
         ports: &mut impl DevicePorts,
         turn: &mut TurnResult,
     ) {
-        for _ in 0..BATCH {
+        for _ in 0..FRAMES_PER_TURN {
             let Some(mut frame) = self.device.poll_frame(now) else { return };
             match ports.transmit(now, &mut frame) {
                 LinkTxStatus::Sent | LinkTxStatus::Failed => self.device.recycle(&mut frame),

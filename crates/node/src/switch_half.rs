@@ -23,14 +23,15 @@ use base::Instant;
 use nic::Device;
 use nic::switch::{EmbeddedSwitch, FUNCTIONS_MAX, FunctionSet, SentRoute, SwitchRoute};
 
+use crate::device_half::FRAMES_PER_TURN;
 use crate::{DeviceHalf, DevicePorts, DiskPort, TurnResult};
 
 /// Bytes that a function sends in a turn, give or take a frame.
 const QUANTUM: isize = 256 << 10;
-/// Frames that are taken from the link in a turn.
-const BATCH: usize = 64;
+/// Resets for peers of programs that are gone, sent in a turn.
+const RESETS_PER_TURN: usize = 64;
 /// Frames that wait for a function.
-const WAITING_MAX: usize = 256;
+const WAITING_MAX: usize = 2 * FRAMES_PER_TURN;
 /// Free buffers of each size that the switch keeps for received frames.
 const POOL_BUFFERS: usize = 512;
 
@@ -288,7 +289,7 @@ impl<P: FunctionPorts> SwitchHalf<P> {
     }
 
     fn take_frames(&mut self, now: Instant, link: &mut impl LinkPort, turn: &mut TurnResult) {
-        for _ in 0..BATCH {
+        for _ in 0..FRAMES_PER_TURN {
             let Some(frame) = link.receive(now, &mut self.pool) else { return };
             self.deliver(frame, None);
             turn.worked = true;
@@ -366,7 +367,7 @@ impl<P: FunctionPorts> SwitchHalf<P> {
     }
 
     fn send_resets(&mut self, now: Instant, link: &mut impl LinkPort, turn: &mut TurnResult) {
-        for _ in 0..BATCH {
+        for _ in 0..RESETS_PER_TURN {
             let next = self.unsent.take().or_else(|| self.switch.poll_reset());
             let Some(mut frame) = next else { return };
             turn.worked = true;

@@ -13,7 +13,7 @@ use abi::{Event, PacketBuf, PacketPool, ReceivedFrame};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use super::{RelayedFrame, RunQueue, TxRun};
+use super::{QueuedPacket, RelayedFrame, RunQueue, TxRun};
 use crate::counters::{DeliveryCounters, InternalCounters, TxCounters};
 
 /// Runs that may wait for the link. At the limit the device takes no operations and engines drop
@@ -80,11 +80,46 @@ impl Egress {
         self.runs.push(run);
     }
 
-    /// Queues a relayed frame that is ready for the link.
-    #[inline]
-    pub(crate) fn queue_relayed(&mut self, frame: RelayedFrame) {
+    /// Queues a run of relayed packets that is ready for the link, or appends it to the packet of
+    /// its flow and direction that was queued before it, if possible. Returns its place, and
+    /// whether it was appended.
+    pub(crate) fn queue_run_behind(
+        &mut self,
+        before: Option<QueuedPacket>,
+        run: TxRun,
+    ) -> (QueuedPacket, bool) {
+        let run = match before {
+            Some(QueuedPacket::Run(number)) => match self.runs.append(number, run) {
+                Ok(()) => return (QueuedPacket::Run(number), true),
+                Err(run) => run,
+            },
+            _ => run,
+        };
+        let number = self.runs.next_number();
+        self.queue_run(run);
+        (QueuedPacket::Run(number), false)
+    }
+
+    /// Queues a relayed frame that is ready for the link, in place of the packet of its flow and
+    /// direction that was queued before it, if that is superfluous now. Returns its place, and
+    /// whether it replaced the other one.
+    pub(crate) fn queue_relayed_behind(
+        &mut self,
+        before: Option<QueuedPacket>,
+        frame: RelayedFrame,
+    ) -> (QueuedPacket, bool) {
+        let frame = match before {
+            Some(QueuedPacket::Relayed(number)) => match self.runs.supersede(number, frame) {
+                Ok(older) => {
+                    self.recycle(older);
+                    return (QueuedPacket::Relayed(number), true);
+                }
+                Err(frame) => frame,
+            },
+            _ => frame,
+        };
         self.tx.tx_transmits += 1;
-        self.runs.push_relayed(frame);
+        (QueuedPacket::Relayed(self.runs.push_relayed(frame)), false)
     }
 
     /// Returns a used buffer to the pool.

@@ -9,6 +9,7 @@ use abi::{PacketBuf, PacketHeader, PacketPool};
 use alloc::collections::VecDeque;
 
 use super::TxRun;
+use super::merge::TcpHeaders;
 use super::rx::TransportPosition;
 
 /// A received frame with rewritten headers, to be sent from its buffer.
@@ -22,6 +23,14 @@ pub(crate) struct RelayedFrame {
     checksum_partial: bool,
 }
 
+/// A packet or run that was queued, by the number of its kind since the start. It may have left
+/// the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum QueuedPacket {
+    Run(u64),
+    Relayed(u64),
+}
+
 /// Runs and relayed frames in order.
 #[derive(Debug, Default)]
 pub(crate) struct RunQueue {
@@ -30,6 +39,8 @@ pub(crate) struct RunQueue {
     relayed: VecDeque<(u64, RelayedFrame)>,
     /// Number of runs that have left the queue since the start.
     runs_sent: u64,
+    /// Number of relayed frames that have left the queue since the start.
+    relayed_sent: u64,
 }
 
 impl RunQueue {
@@ -50,9 +61,7 @@ impl RunQueue {
 
     /// Sets part `part` of the payload of run `number`, unless the run was dropped.
     pub(crate) fn fill(&mut self, number: u64, part: usize, payload: FramePayload) {
-        let index =
-            number.checked_sub(self.runs_sent).and_then(|index| usize::try_from(index).ok());
-        if let Some(run) = index.and_then(|index| self.runs.get_mut(index)) {
+        if let Some(run) = queued(&mut self.runs, number, self.runs_sent) {
             run.fill(part, payload);
         }
     }
@@ -73,10 +82,45 @@ impl RunQueue {
         self.runs.push_back(run);
     }
 
-    /// Queues a relayed frame.
+    /// Queues a relayed frame; returns its number.
     #[inline]
-    pub(crate) fn push_relayed(&mut self, frame: RelayedFrame) {
+    pub(crate) fn push_relayed(&mut self, frame: RelayedFrame) -> u64 {
+        let number = self.relayed_sent + self.relayed.len() as u64;
         self.relayed.push_back((self.next_number(), frame));
+        number
+    }
+
+    /// Appends `run` to run `number` if it continues that one, which still waits.
+    ///
+    /// # Errors
+    /// Returns the run.
+    #[expect(clippy::result_large_err, reason = "the run comes back as it is")]
+    pub(crate) fn append(&mut self, number: u64, run: TxRun) -> Result<(), TxRun> {
+        match queued(&mut self.runs, number, self.runs_sent) {
+            Some(before) if before.can_append(&run) => {
+                before.append(run);
+                Ok(())
+            }
+            _ => Err(run),
+        }
+    }
+
+    /// Replaces relayed frame `number` by `frame`, a pure ACK that supersedes it, if it still
+    /// waits. Returns its buffer.
+    ///
+    /// # Errors
+    /// Returns the frame.
+    pub(crate) fn supersede(
+        &mut self,
+        number: u64,
+        frame: RelayedFrame,
+    ) -> Result<PacketBuf, RelayedFrame> {
+        match queued(&mut self.relayed, number, self.relayed_sent) {
+            Some((_, older)) if frame.supersedes(older) => {
+                Ok(core::mem::replace(older, frame).packet)
+            }
+            _ => Err(frame),
+        }
     }
 
     /// Puts a run that the link refused before all others. A relayed frame is not refused, so the
@@ -91,6 +135,7 @@ impl RunQueue {
         self.runs_sent += self.runs.len() as u64;
         let payloads = self.runs.drain(..).flat_map(TxRun::into_payloads);
         payloads.filter_map(FramePayload::into_received).for_each(|packet| pool.put(packet));
+        self.relayed_sent += self.relayed.len() as u64;
         self.relayed.drain(..).for_each(|(_, frame)| pool.put(frame.packet));
     }
 
@@ -98,6 +143,7 @@ impl RunQueue {
     /// `run_bytes_max` payload bytes.
     pub(crate) fn next_frame(&mut self, link: &LinkCaps, run_bytes_max: u32) -> Option<TxFrame> {
         if self.relayed.front().is_some_and(|(behind, _)| *behind <= self.runs_sent) {
+            self.relayed_sent += 1;
             return self.relayed.pop_front().map(|(_, frame)| frame.into_frame());
         }
         let run = self.runs.front_mut()?;
@@ -116,6 +162,11 @@ impl RunQueue {
     }
 }
 
+/// Returns entry `number` of a queue that `sent` entries have left.
+fn queued<T>(queue: &mut VecDeque<T>, number: u64, sent: u64) -> Option<&mut T> {
+    queue.get_mut(usize::try_from(number.checked_sub(sent)?).ok()?)
+}
+
 impl RelayedFrame {
     /// Creates the frame in `packet`, with its TCP segment `at` its position. `partial`: the link
     /// has to complete the checksum.
@@ -124,6 +175,19 @@ impl RelayedFrame {
         debug_assert!(at.l3 < at.l4 && at.l4 <= usize::from(u8::MAX), "{at:?}");
         let offset = |at: usize| u8::try_from(at).unwrap_or(u8::MAX);
         Self { packet, l3: offset(at.l3), l4: offset(at.l4), checksum_partial: partial }
+    }
+
+    /// Returns whether both are acknowledgments without payload, and this one makes `older`
+    /// superfluous.
+    fn supersedes(&self, older: &Self) -> bool {
+        let pure = self.headers().zip(older.headers()).filter(|(own, older_headers)| {
+            own.len() == self.packet.len() && older_headers.len() == older.packet.len()
+        });
+        pure.is_some_and(|(own, older)| own.supersedes(&older))
+    }
+
+    fn headers(&self) -> Option<TcpHeaders<'_>> {
+        TcpHeaders::new(self.packet.as_slice(), self.l3.into(), self.l4.into())
     }
 
     fn into_frame(self) -> TxFrame {

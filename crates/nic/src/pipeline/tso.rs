@@ -14,8 +14,13 @@ use wire::segment::{FLAGS_AT, advance_seq};
 use wire::tcp::TcpFlags;
 
 use super::headers::{TemplateKind, classify, complete_headers, u16_at};
+use super::merge::TcpHeaders;
 use crate::config::RUN_BYTES_MAX;
 use crate::crypto_jobs::PendingParts;
+
+/// Maximum number of parts of a run to which another one was appended. A list longer than
+/// [`FramePayloads`] holds in place is allocated, which costs less than another frame.
+const MERGED_PARTS_MAX: usize = 16;
 
 /// A checked transmit whose payload is at hand.
 #[derive(Debug)]
@@ -111,6 +116,34 @@ impl TxRun {
     /// Creates one packet whose header is complete, including checksums.
     pub(crate) fn from_complete_header(header: PacketHeader, payload: FramePayloads) -> Self {
         Self::new(header, TemplateKind::Raw, payload, 0)
+    }
+
+    /// Returns whether the packets of `next` may be appended to this run: they continue it, and
+    /// none of it was sent.
+    pub(crate) fn can_append(&self, next: &Self) -> bool {
+        let size = usize::from(self.segment_size);
+        let is_next_size = next.segment_size == self.segment_size
+            || next.segment_size == 0 && (1..=size).contains(&next.bytes_left);
+        self.kind == TemplateKind::Tcp
+            && next.kind == TemplateKind::Tcp
+            && size > 0
+            && self.bytes_left % size == 0
+            && is_next_size
+            && (self.part, self.part_at) == (0, 0)
+            && self.bytes_left + next.bytes_left <= RUN_BYTES_MAX as usize
+            && self.payload.len() + next.payload.len() <= MERGED_PARTS_MAX
+            && !(self.is_incomplete() || next.is_incomplete())
+            && tcp_headers(&self.header)
+                .zip(tcp_headers(&next.header))
+                .is_some_and(|(run, next)| next.continues(&run, self.bytes_left))
+    }
+
+    /// Appends the packets of `next`, which [`Self::can_append`] has accepted.
+    pub(crate) fn append(&mut self, next: Self) {
+        let flags_at = self.header.l4() + FLAGS_AT;
+        self.header.as_mut_slice()[flags_at] |= next.header.as_slice()[flags_at];
+        self.bytes_left += next.bytes_left;
+        self.payload.extend(next.payload);
     }
 
     /// Returns whether the run becomes more than one packet.
@@ -226,6 +259,10 @@ impl TxRun {
         }
         out
     }
+}
+
+fn tcp_headers(header: &PacketHeader) -> Option<TcpHeaders<'_>> {
+    TcpHeaders::new(header.as_slice(), header.l3(), header.l4())
 }
 
 #[cfg(test)]

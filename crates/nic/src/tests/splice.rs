@@ -182,16 +182,32 @@ impl SpliceRig {
         frame
     }
 
-    fn inject(&mut self, bytes: &[u8], checksum: Checksum, segment_size: u16) {
+    /// The device receives a frame, and sends nothing yet.
+    fn receive(&mut self, bytes: &[u8], checksum: Checksum, segment_size: u16) {
         let packet = self.rig.device.pool().copy(bytes).unwrap();
         let frame = RxFrame { packet, checksum, segment_size };
         self.rig.device.handle_frame(self.rig.now, frame);
+    }
+
+    fn inject(&mut self, bytes: &[u8], checksum: Checksum, segment_size: u16) {
+        self.receive(bytes, checksum, segment_size);
         self.rig.collect();
     }
 
     fn send(&mut self, from: usize, seg: &RelaySegment) {
         let frame = self.frame(from, seg);
         self.inject(&frame, Checksum::Unchecked, 0);
+    }
+
+    /// The peer of `from` sends segments that arrive together: whole packets, or if `segment_size`
+    /// is not zero runs of packets of that size.
+    fn send_together(&mut self, from: usize, segs: &[RelaySegment], segment_size: u16) {
+        let checksum = if segment_size == 0 { Checksum::Good } else { Checksum::Partial };
+        for seg in segs {
+            let bytes = self.frame(from, seg);
+            self.receive(&bytes, checksum, segment_size);
+        }
+        self.rig.collect();
     }
 
     /// Returns the segments sent to peers since the last call, each with its side.
@@ -627,6 +643,82 @@ fn runs_stay_runs() {
             assert_eq!(bed.rig.counter("splice_relayed_packets"), 20_000_u64.div_ceil(own.into()));
         }
     }
+}
+
+/// Runs of a flow that arrive together leave as one, with the flags of the last one.
+#[test]
+fn runs_that_arrive_together_are_merged() {
+    let caps = LinkCaps { segmentation: true, udp_segmentation: false, checksum: true, mtu: 1514 };
+    let mut bed = SpliceRig::with(SpliceConfig::default(), caps, [side(4, 0), side(4, 1)]);
+    bed.begin(ID).unwrap();
+    bed.start(vec![]);
+    bed.moved();
+    let payload: Vec<u8> = (0..9000_u32).map(|i| u8::try_from(i % 251).unwrap()).collect();
+    let part = |from: usize, to: usize| seg(i32::try_from(from).unwrap(), 0, &payload[from..to]);
+    let last =
+        RelaySegment { flags: ACK.with(TcpFlags::PSH).with(TcpFlags::FIN), ..part(6000, 9000) };
+    bed.send_together(1, &[part(0, 2000), part(2000, 6000), last.clone()], 1000);
+    let sent = bed.out();
+    let expected = RelaySegment { payload: payload.clone(), seq: 0, hop_limit: 63, ..last };
+    assert_eq!(sent, [(0, expected)]);
+    assert_eq!(
+        bed.moved(),
+        [
+            "splice_checksums_summed +3",
+            "splice_cut +3",
+            "splice_merged +2",
+            "splice_relayed_bytes +9000",
+            "splice_relayed_packets +9"
+        ]
+    );
+    assert_eq!(bed.rig.counter("tx_packets"), 9);
+}
+
+/// A run is not continued behind a packet of another size, a gap, another acknowledgment or a
+/// packet of its direction that was queued meanwhile.
+#[test]
+fn runs_are_not_merged_over_other_packets() {
+    let caps = LinkCaps { segmentation: true, udp_segmentation: false, checksum: true, mtu: 1514 };
+    let run = |seq: i32, ack: i32, len: usize| seg(seq, ack, &vec![7; len]);
+    for (between, after) in [
+        (vec![], run(2001, 0, 2000)),
+        (vec![], run(2000, 1, 2000)),
+        (vec![run(2000, 0, 1500)], run(3500, 0, 2000)),
+        (vec![run(2000, 0, 0)], run(2000, 0, 2000)),
+    ] {
+        let sides = [side(4, 0), side(4, 1)];
+        let mut bed = SpliceRig::with(SpliceConfig::default(), caps, sides);
+        bed.begin(ID).unwrap();
+        bed.start(vec![]);
+        bed.passes(0, &seg(0, 0, b"x"));
+        let all = [&[run(0, 0, 2000)][..], &between, &[after]].concat();
+        bed.send_together(1, &all, 1000);
+        let merged = u64::from(between.first().is_some_and(|seg| seg.payload.len() == 1500));
+        assert_eq!(bed.rig.counter("splice_merged"), merged, "{between:?}");
+        let seqs: Vec<i32> = bed.out().iter().map(|(_, seg)| seg.seq).collect();
+        let expected: Vec<i32> = all.iter().map(|seg| seg.seq).collect();
+        assert!(merged == 1 || seqs == expected, "{seqs:?}");
+    }
+}
+
+/// Acknowledgments that arrive together leave as the last one; those that say something else than
+/// an earlier one do not.
+#[test]
+fn acknowledgments_that_arrive_together_are_merged() {
+    let mut bed = SpliceRig::plain();
+    bed.passes(1, &seg(0, 0, &[1; 1000]));
+    let sack = RelaySegment { sack: vec![(600, 700)], ..seg(0, 500, b"") };
+    let window = RelaySegment { window: 400, ..seg(0, 500, b"") };
+    let acks = [100, 200, 300].map(|ack| seg(0, ack, b""));
+    let repeated = seg(0, 300, b"");
+    let all = [&acks[..], &[repeated, seg(0, 500, b""), window, sack, seg(0, 800, b"")]].concat();
+    bed.send_together(0, &all, 0);
+    let sent: Vec<_> =
+        bed.out().iter().map(|(_, seg)| (seg.ack, seg.window, seg.sack.len())).collect();
+    let expected = [(300, 500, 0), (500, 500, 0), (500, 400, 0), (500, 500, 1), (800, 500, 0)];
+    assert_eq!(sent, expected);
+    assert_eq!(bed.rig.counter("splice_merged"), 3);
+    assert_eq!(bed.rig.counter("splice_relayed_packets"), 9);
 }
 
 /// A single packet longer than the other side's MSS is cut; options count.
@@ -1243,8 +1335,12 @@ fn stream_through(sides: [SpliceSide; 2], streams: &AnyStreams) {
         disturb(&mut frames, &mut random, faults);
         for (_, frame) in &frames {
             let checksum = if partial { Checksum::Partial } else { Checksum::Unchecked };
-            bed.inject(frame, checksum, 0);
+            bed.receive(frame, checksum, 0);
+            if random.below(3) == 0 {
+                bed.rig.collect();
+            }
         }
+        bed.rig.collect();
         if !started && round > 3 {
             started = true;
             bed.start(vec![]);
@@ -1324,8 +1420,8 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     /// Streams in both directions over networks that lose, duplicate and reorder, with arbitrary
-    /// numbers and segment sizes: the bytes are the same, and no valid segment is dropped as
-    /// invalid.
+    /// numbers and segment sizes, one by one or together: the bytes are the same, and no valid
+    /// segment is dropped as invalid.
     #[test]
     fn streams_pass_whole(streams in any_streams()) {
         let AnyStreams { numbers, versions, mss, .. } = streams;

@@ -175,6 +175,8 @@ impl SpliceEngine {
         let seq = back.translation.seq(back.end);
         if let Some(run) = own_segment(pair, end.side, seq, Some(way.acked)) {
             out.queue_run(run);
+            // A later packet stays behind it.
+            pair.directions_of_mut(end.side).1.queued = None;
         }
     }
 }

@@ -22,6 +22,9 @@ base::counters! {
         /// Frames rewritten in their received buffer and sent from it. Not those that the device
         /// segments, or whose IP version, options or VLAN tag change.
         splice_relayed_in_place,
+        /// Frames that joined one of their flow that waited for the link: payload that continued a
+        /// run, or an acknowledgment that superseded another one.
+        splice_merged,
         /// Frames whose checksum was updated incrementally.
         splice_checksums_adjusted,
         /// Frames whose checksum was computed, or left to the link, because it was not filled in or

@@ -16,6 +16,7 @@ use abi::link::RxFrame;
 
 use super::segment::SplicedSegment;
 use super::translate::HeaderTranslation;
+use crate::pipeline::QueuedPacket;
 use crate::pipeline::rx::TransportPosition;
 
 /// Two connections spliced together.
@@ -57,6 +58,8 @@ pub(super) struct KeptFrame {
 pub(super) struct SpliceDirection {
     /// The connection on which the stream arrives.
     pub(super) tuple: Tuple,
+    /// The packet of this direction that was queued last. Later ones may join it.
+    pub(super) queued: Option<QueuedPacket>,
     /// Translation of the headers for the other side.
     pub(super) translation: HeaderTranslation,
     /// Window scale of the peer that sends this stream.
@@ -119,6 +122,7 @@ impl SpliceDirection {
         let window_max = from.own_window.max(to.peer_window).max(u32::from(u16::MAX));
         Self {
             tuple: from.tuple,
+            queued: None,
             translation,
             peer_scale: from.peer_scale,
             end: from.rcv_nxt,

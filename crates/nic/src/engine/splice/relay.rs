@@ -21,7 +21,7 @@ use super::segment::SplicedSegment;
 use super::translate::{CHECKSUM_AT, HeaderTranslation, RewrittenHeaders, Untranslatable};
 use super::{PairSide, SpliceEngine};
 use crate::pipeline::rx::TransportPosition;
-use crate::pipeline::{Egress, RelayedFrame, TxRun};
+use crate::pipeline::{Egress, QueuedPacket, RelayedFrame, TxRun};
 
 /// How a segment fits the connection to its receiver.
 struct RelayFit {
@@ -31,6 +31,8 @@ struct RelayFit {
     /// segmented again, and so are merged frames.
     size: u16,
     is_one_packet: bool,
+    /// Number of packets before the link merged them.
+    packets: u64,
 }
 
 impl RelayFit {
@@ -47,7 +49,11 @@ impl RelayFit {
             0 => payload_max,
             size => size.min(payload_max),
         };
-        Self { payload_max, size, is_one_packet: len <= usize::from(size) }
+        let packets = match segment_size {
+            0 => 1,
+            size => len.div_ceil(size.into()).max(1) as u64,
+        };
+        Self { payload_max, size, is_one_packet: len <= usize::from(size), packets }
     }
 }
 
@@ -112,10 +118,6 @@ impl SpliceEngine {
         };
         let RxFrame { mut packet, checksum, segment_size } = frame;
         let len = segment.payload.len();
-        let packets = match segment_size {
-            0 => 1,
-            size => len.div_ceil(size.into()).max(1) as u64,
-        };
         let (way, back) = pair.directions_of_mut(end.side);
         let translation = &mut way.translation;
         let fit = RelayFit::new(translation, len, segment_size, segment);
@@ -142,11 +144,11 @@ impl SpliceEngine {
         if let Some(tsval) = rewritten.tsval {
             pair.note_tsval(end.side, tsval);
         }
-        let closed = pair.record(end.side, segment, rewritten.window, packets);
+        let closed = pair.record(end.side, segment, rewritten.window, fit.packets);
         pair.relayed_at = now;
         let c = &mut self.counters;
         c.splice_sack_left_out += u64::from(rewritten.sack_left_out);
-        c.splice_relayed_packets += packets;
+        c.splice_relayed_packets += fit.packets;
         c.splice_relayed_bytes += len as u64;
         c.splice_cut += u64::from(len > usize::from(fit.payload_max));
         let adjusted = fit.is_one_packet && checksum == Checksum::Good;
@@ -156,15 +158,34 @@ impl SpliceEngine {
         match copied {
             Some(copy) => {
                 let payload = self.payload(out, packet, segment);
-                queue_copy(out, copy, payload, fit.size, adjustment);
+                if let Some(run) = copied_run(copy, payload, fit.size, adjustment) {
+                    self.queue(out, end, |out, before| out.queue_run_behind(before, run));
+                }
             }
             None => {
                 c.splice_relayed_in_place += 1;
                 packet.truncate(segment.payload.end);
-                queue_in_place(out, packet, at, adjustment);
+                let frame = frame_in_place(packet, at, adjustment);
+                self.queue(out, end, |out, before| out.queue_relayed_behind(before, frame));
             }
         }
         closed
+    }
+
+    /// Queues a packet of the direction from `end`, which may join the one that was queued last.
+    fn queue(
+        &mut self,
+        out: &mut Egress,
+        end: PairSide,
+        queue_behind: impl FnOnce(&mut Egress, Option<QueuedPacket>) -> (QueuedPacket, bool),
+    ) {
+        let pair = self.pairs.get_mut(end.key);
+        let before = pair.as_ref().and_then(|pair| pair.directions_of(end.side).0.queued);
+        let (queued, merged) = queue_behind(out, before);
+        self.counters.splice_merged += u64::from(merged);
+        if let Some(pair) = pair {
+            pair.directions_of_mut(end.side).0.queued = Some(queued);
+        }
     }
 
     fn count_untranslatable(&mut self, unfit: Untranslatable) {
@@ -253,36 +274,34 @@ impl SpliceEngine {
     }
 }
 
-/// Queues a frame whose headers were rewritten in its buffer. Its checksum is adjusted by the
+/// Completes a frame whose headers were rewritten in its buffer. Its checksum is adjusted by the
 /// difference that the headers made if the received one was correct; otherwise the link completes
 /// it.
-fn queue_in_place(
-    out: &mut Egress,
+fn frame_in_place(
     mut packet: PacketBuf,
     at: &TransportPosition,
     adjustment: Option<&RewrittenHeaders>,
-) {
+) -> RelayedFrame {
     let frame = packet.as_mut_slice();
     match adjustment {
         Some(rewritten) => rewritten.update_checksum(frame, at.l4),
         None => set_partial_checksum(frame, at),
     }
-    out.queue_relayed(RelayedFrame::new(packet, at, adjustment.is_none()));
+    RelayedFrame::new(packet, at, adjustment.is_none())
 }
 
-/// Queues `payload` with a copy of the headers and whether their IP header is the received one. The
-/// checksum is adjusted as by [`queue_in_place`]; otherwise the payload is segmented by `size`, and
-/// the pipeline computes the checksums.
-fn queue_copy(
-    out: &mut Egress,
+/// Returns a run of `payload` with a copy of the headers and whether their IP header is the
+/// received one. The checksum is adjusted as by [`frame_in_place`]; otherwise the payload is
+/// segmented by `size`, and the pipeline computes the checksums. Returns `None` if the headers are
+/// malformed.
+fn copied_run(
     (mut header, kept_ip): (PacketHeader, bool),
     payload: FramePayloads,
     size: u16,
     adjustment: Option<&RewrittenHeaders>,
-) {
+) -> Option<TxRun> {
     let Some(rewritten) = adjustment else {
-        let run = TxRun::from_header_segmented(header, payload, size);
-        return run.into_iter().for_each(|run| out.queue_run(run));
+        return TxRun::from_header_segmented(header, payload, size);
     };
     let (l3, l4) = (header.l3(), header.l4());
     let end = header.len() + payload.iter().map(|part| part.as_slice().len()).sum::<usize>();
@@ -290,7 +309,7 @@ fn queue_copy(
         set_lengths(header.as_mut_slice(), l3, end, 0);
     }
     rewritten.update_checksum(header.as_mut_slice(), l4);
-    out.queue_run(TxRun::from_complete_header(header, payload));
+    Some(TxRun::from_complete_header(header, payload))
 }
 
 /// Writes the sum of the pseudo-header to the checksum field of a frame's TCP segment: a partial
