@@ -16,9 +16,9 @@ use wire::tcp::TcpFlags;
 const TIMESTAMPS_LAYOUT: [u8; 4] = [1, 1, 8, 10];
 /// Length of that option with its padding.
 const TIMESTAMPS_BYTES: usize = 12;
-/// Flags that must be equal in packets which become one: all but those that the last or the first
-/// packet of a run bears alone ([`TcpFlags::for_packet_of_run`]).
-const FLAGS_OF_ONE: TcpFlags = TcpFlags::FIN.with(TcpFlags::PSH).with(TcpFlags::CWR);
+/// Flags that only the first or the last packet of a run bears ([`TcpFlags::for_packet_of_run`]).
+/// All others are equal in packets that become one.
+const FLAGS_OF_RUN_ENDS: TcpFlags = TcpFlags::FIN.with(TcpFlags::PSH).with(TcpFlags::CWR);
 
 /// Headers of a TCP segment that waits for the link, for comparison.
 #[derive(Clone, Copy, Debug)]
@@ -51,8 +51,8 @@ impl<'a> TcpHeaders<'a> {
         let (own, flags) = (self.flags(), run.flags());
         let expected = u32::try_from(len).map(|len| run.seq() + len);
         expected == Ok(self.seq())
-            && own.without(FLAGS_OF_ONE) == flags.without(FLAGS_OF_ONE)
-            && own.without(FLAGS_OF_ONE.with(TcpFlags::ECE)) == TcpFlags::ACK
+            && own.without(FLAGS_OF_RUN_ENDS) == flags.without(FLAGS_OF_RUN_ENDS)
+            && own.without(FLAGS_OF_RUN_ENDS.with(TcpFlags::ECE)) == TcpFlags::ACK
             && !own.has(TcpFlags::CWR)
             && !flags.has(TcpFlags::FIN)
             && self.tcp[8..12] == run.tcp[8..12]
@@ -92,7 +92,7 @@ impl<'a> TcpHeaders<'a> {
     }
 
     /// Returns whether timestamps are the only option. Packets with different ones may become one:
-    /// a receiver that acknowledges several segments echoes the first one's (RFC 7323 section 4.2).
+    /// a receiver that acknowledges several segments echoes the first one's (RFC 7323 section 4.3).
     fn has_timestamps_only(&self) -> bool {
         self.options.len() == TIMESTAMPS_BYTES && self.options.starts_with(&TIMESTAMPS_LAYOUT)
     }

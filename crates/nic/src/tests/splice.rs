@@ -701,6 +701,27 @@ fn runs_are_not_merged_over_other_packets() {
     }
 }
 
+/// Payload does not overtake a challenge ACK, whose number would then be an old one.
+#[test]
+fn runs_are_not_merged_over_a_challenge() {
+    let caps = LinkCaps { segmentation: true, udp_segmentation: false, checksum: true, mtu: 1514 };
+    let mut bed = SpliceRig::with(SpliceConfig::default(), caps, [side(4, 0), side(4, 1)]);
+    bed.begin(ID).unwrap();
+    bed.start(vec![]);
+    let run = |seq: i32| bed.frame(1, &seg(seq, 0, &[7; 2000]));
+    let syn = bed.frame(0, &RelaySegment { flags: TcpFlags::SYN, ..seg(0, 0, b"") });
+    let (first, next) = (run(0), run(2000));
+    bed.receive(&first, Checksum::Partial, 1000);
+    bed.receive(&syn, Checksum::Good, 0);
+    bed.receive(&next, Checksum::Partial, 1000);
+    bed.rig.collect();
+    let sent: Vec<_> =
+        bed.out().iter().map(|(to, seg)| (*to, seg.seq, seg.payload.len())).collect();
+    assert_eq!(sent, [(0, 0, 2000), (0, 2000, 0), (0, 2000, 2000)]);
+    assert_eq!(bed.rig.counter("splice_challenges"), 1);
+    assert_eq!(bed.rig.counter("splice_merged"), 0);
+}
+
 /// Acknowledgments that arrive together leave as the last one; those that say something else than
 /// an earlier one do not.
 #[test]
