@@ -176,7 +176,7 @@ while not os.path.exists(flag):
     fetch(kept[0])
 for connection in kept:
     fetch(connection)
-for _ in range(40):
+for _ in range(160):
     new = connect()
     fetch(new)
     new.close()
@@ -205,23 +205,32 @@ fn connections_go_to_the_queue_that_is_less_busy() {
             let used = scope.spawn(move || run(&mut client));
             // Three measurements of a second, and the client's own time limit.
             while server.stat().get("steering_entries_moved_away") == 0 && !used.is_finished() {}
+            let kept = opened_on_queues(&server);
             std::fs::write(&flag, "").expect("the folder exists");
             let _ = expect_success(&used.join().expect("no panic"));
+            wait_for_closes(&server);
+            check_moves(&server, scheme, kept);
         });
-        wait_for_closes(&server);
-        check_moves(&server, scheme);
     }
 }
 
-/// Checks the counters of a server with two queues, one of which gave up entries.
-fn check_moves(server: &TestServer, scheme: &str) {
+/// Returns the number of connections that each of two queues has accepted.
+fn opened_on_queues(server: &TestServer) -> [u64; 2] {
+    let stat = server.stat();
+    QUEUES.map(|queue| stat.get(&format!("host.q{queue}.tcp_passive_opens")))
+}
+
+/// Checks the counters of a server with two queues, one of which gave up entries after they had
+/// accepted `kept` connections.
+fn check_moves(server: &TestServer, scheme: &str, kept: [u64; 2]) {
     let stat = server.stat();
     let entries = QUEUES.map(|queue| stat.get(&format!("host.q{queue}.steering_entries")));
-    let opened = QUEUES.map(|queue| stat.get(&format!("host.q{queue}.tcp_passive_opens")));
+    let opened = opened_on_queues(server);
     assert_eq!(entries.iter().sum::<u64>(), 512);
     let busier = usize::from(entries[0] > entries[1]);
-    assert!(opened[busier] < opened[1 - busier], "{opened:?} connections, {entries:?} entries");
-    assert_eq!(opened.iter().sum::<u64>(), 80);
+    let new = QUEUES.map(|queue| opened[queue] - kept[queue]);
+    assert!(new[busier] < new[1 - busier], "{new:?} new connections, {entries:?} entries");
+    assert_eq!((kept.iter().sum::<u64>(), new.iter().sum::<u64>()), (40, 160));
     // Of the 20 kept connections of the busier queue, all are in entries that stayed once in 2^20
     // runs.
     assert!(stat.get("rx_steered_former") > 0 && stat.get("tcp_handed_over") > 0, "{stat:?}");
@@ -230,7 +239,7 @@ fn check_moves(server: &TestServer, scheme: &str) {
     assert_eq!(stat.get(&format!("host.q{}.tcp_moved_in", 1 - busier)), moved);
     assert_eq!((stat.get("tcp_moved_out"), stat.get("tcp_moved_in")), (moved, moved));
     if scheme == "https" {
-        assert_eq!(stat.get("tls_tx_device"), 80 + moved, "a context at each device");
+        assert_eq!(stat.get("tls_tx_device"), 200 + moved, "a context at each device");
         stat.expect_zero(&["tls_tx_sw", "tls_rx_sw", "tls_decrypt_error"]);
     }
     stat.expect_zero(&["rx_steered_dropped", "nic_internal_errors", "internal_errors"]);

@@ -123,7 +123,7 @@ pub struct ReceivedFrame {
     /// arrived (modulo 2^32). The host learns from it which handed-over connections the device did
     /// not know yet.
     pub teardowns_taken: u32,
-    /// Why another queue's device handed the frame over, if one did.
+    /// Why another queue's device, or the host itself, handed the frame over, if one did.
     pub steered: SteeringReason,
 }
 

@@ -15,7 +15,7 @@ use crate::nvme_tcp::{DdpSetup, PduRange};
 use crate::quic::{QuicAdd, QuicId, QuicProtect, QuicRekey, QuicRouteChange};
 use crate::setup::{ListenId, SetupListen};
 use crate::splice::{Splice, SpliceId};
-use crate::steering::SegmentHandOver;
+use crate::steering::{SegmentHandOver, SteeredFrame};
 use crate::teardown::Teardown;
 
 /// The host's number for a connection. The device only compares it and repeats it in events.
@@ -119,9 +119,10 @@ pub enum Op {
     /// Hands over a connection that the application has closed.
     Teardown(Box<Teardown>),
     /// Returns a received frame to the device: it arrived before the device had taken the
-    /// [`Op::Teardown`] of its connection, and the device has taken it by now; or the host has
-    /// reassembled it from fragments.
-    Return(RxFrame),
+    /// [`Op::Teardown`] of its connection, and the device has taken it by now
+    /// ([`SteeringReason::TornDown`](crate::steering::SteeringReason::TornDown)); or the host has
+    /// reassembled it from fragments, and the device processes it like one from the link.
+    Return(SteeredFrame),
     /// Hands a segment over to the device of another queue, whose host may have its connection. Not
     /// answered.
     HandOver(SegmentHandOver),

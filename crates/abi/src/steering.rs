@@ -69,7 +69,8 @@ impl FlowOwners {
     }
 }
 
-/// Reason for which a device hands a frame over to the device of another queue.
+/// Reason for which a frame is handed over to the device of another queue, or back to the device
+/// that delivered it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum SteeringReason {
     /// The table names the queue.
@@ -79,9 +80,13 @@ pub enum SteeringReason {
     Former,
     /// Neither has the host of the former queue: the current one answers the segment.
     Returned,
+    /// The host had handed the segment's connection over for tear-down
+    /// ([`Op::Teardown`](crate::Op::Teardown)) when the segment arrived. If the device has ended
+    /// the connection meanwhile, the segment is late: the host drops it.
+    TornDown,
 }
 
-/// A frame on its way to the device of another queue.
+/// A frame on its way to a device from another one, or from its host.
 #[derive(Debug)]
 pub struct SteeredFrame {
     /// The frame as received.

@@ -332,6 +332,9 @@ base::counters! {
         /// Frames returned to the device because they arrived before it had taken over their
         /// connection.
         hand_over_frames_returned,
+        /// Such frames that were dropped, because the device had ended their connection before it
+        /// got them back.
+        hand_over_frames_late,
         /// Segments of no connection, handed over to another queue that may have it.
         tcp_handed_over,
         /// Such segments that were dropped, because the device had decrypted them for a connection

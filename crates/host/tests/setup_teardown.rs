@@ -2,6 +2,7 @@
 
 use abi::l5o::L5oId;
 use abi::setup::ListenId;
+use abi::steering::SteeringReason;
 use abi::teardown::{ClosingState, Teardown, TeardownDone, TeardownRefused};
 use abi::{DeviceLoad, Event, Op, Refusal, TransmitPart};
 use base::Duration;
@@ -400,6 +401,40 @@ fn frames_that_crossed_the_hand_over_are_returned() {
     t.send(seg!(ACK seq 5));
     t.expect(seg!(RST));
     assert_eq!(t.take_returned_frames(), 0);
+}
+
+/// A returned segment whose connection another one has ended on the device is not answered with a
+/// reset: the peer may have ended the connection itself, or be in TIME-WAIT.
+#[test]
+fn returned_segments_of_ended_connections_are_dropped() {
+    let (mut t, _) = handed_over();
+    t.steered = SteeringReason::TornDown;
+    t.send(seg!(ACK seq 5 ack 1));
+    t.send(seg!(ACK FIN seq 5 ack 1));
+    t.send(seg!(RST seq 5));
+    t.expect_nothing();
+    assert_eq!((t.host.counters().hand_over_frames_late, t.take_returned_frames()), (3, 0));
+    // Only if they were returned, and no SYN: it begins another connection.
+    t.send(seg!(SYN));
+    t.expect(seg!(SYN ACK));
+    t.steered = SteeringReason::Current;
+    t.use_peer_port(41_000);
+    t.send(seg!(ACK seq 5));
+    t.expect(seg!(RST));
+    assert_eq!(t.host.counters().hand_over_frames_late, 3);
+}
+
+/// A segment that the device has returned belongs to a connection that it has refused.
+#[test]
+fn returned_segments_of_refused_connections_are_delivered() {
+    let (mut t, teardown) = handed_over();
+    let refused = TeardownRefused { teardown, reason: Refusal::DoesNotFit };
+    t.handle_device_event(Event::TeardownRefused(refused));
+    t.expect(seg!(ACK PSH FIN seq 1 ack 5 data b"pong"));
+    t.steered = SteeringReason::TornDown;
+    t.send(seg!(ACK FIN ack 6));
+    t.expect(seg!(ACK seq 6 ack 6));
+    assert_eq!(t.host.counters().hand_over_frames_late, 0);
 }
 
 /// A connection that the device refuses continues on the host.

@@ -94,7 +94,7 @@ impl SteeringCounters {
     pub(crate) const fn count_out(&mut self, reason: SteeringReason, change: u64) {
         self.rx_steered_out = self.rx_steered_out.wrapping_add(change);
         let counter = match reason {
-            SteeringReason::Current => return,
+            SteeringReason::Current | SteeringReason::TornDown => return,
             SteeringReason::Former => &mut self.rx_steered_former,
             SteeringReason::Returned => &mut self.rx_steered_returned,
         };

@@ -252,7 +252,7 @@ impl Device {
             }
             Op::Return(frame) => {
                 self.returned += 1;
-                self.handle_frame(now, frame);
+                self.handle_returned(now, frame);
             }
             Op::HandOver(segment) => self.hand_over(segment),
             Op::ReleaseEntries(entries) => self.release_entries(&entries),

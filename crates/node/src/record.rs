@@ -130,8 +130,8 @@ pub fn describe_op(op: &Op) -> RecordDescription {
         Op::Listen(listen) => ("Listen", None, format!("port {}", listen.port)),
         Op::Unlisten { listener } => ("Unlisten", None, format!("listener {}", listener.0)),
         Op::Teardown(teardown) => ("Teardown", Flow(teardown.flow), teardown_text(teardown)),
-        Op::Return(frame) => {
-            let frame = describe_frame(frame.packet.as_slice(), false);
+        Op::Return(returned) => {
+            let frame = describe_frame(returned.frame.packet.as_slice(), false);
             ("Return", frame.subject, frame.detail)
         }
         Op::HandOver(segment) => ("HandOver", RecordSubject::Tuple(segment.tuple), {

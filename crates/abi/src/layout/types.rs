@@ -82,7 +82,7 @@ layout_enum! {
         12 Listen(listen: Box<SetupListen>),
         13 Unlisten { listener: ListenId },
         14 Teardown(teardown: Box<Teardown>),
-        15 Return(frame: RxFrame),
+        15 Return(frame: SteeredFrame),
         16 HandOver(segment: SegmentHandOver),
         17 ReleaseEntries(entries: Box<[usize]>),
         18 Splice(splice: Box<Splice>),
@@ -191,7 +191,7 @@ layout_struct! {
 
 layout_enum! {
     Checksum { 0 Good, 1 Partial, 2 Bad, 3 Unchecked }
-    SteeringReason { 0 Current, 1 Former, 2 Returned }
+    SteeringReason { 0 Current, 1 Former, 2 Returned, 3 TornDown }
     CountRequest { 0 Start, 1 Report, 2 Stop }
 }
 

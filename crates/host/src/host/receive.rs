@@ -82,23 +82,12 @@ impl Services {
         streams.teardown.ack_teardowns(received.teardowns_taken);
         if place.is_none() && streams.teardown.may_be_untaken(hash) {
             cx.out.counters.hand_over_frames_returned += 1;
-            let ReceivedFrame { packet, checksum, segment_size, .. } = received;
-            cx.out.ops.push_back(Op::Return(RxFrame { packet, checksum, segment_size }));
+            let returned = steered(received, SteeringReason::TornDown);
+            cx.out.ops.push_back(Op::Return(returned));
             return;
         }
         if let Some((queue, reason)) = self.other_owner(&received, &segment, place) {
-            if !received.metadata.is_dispensable() {
-                // The other queue's connection would take the plaintext for records.
-                cx.out.counters.tcp_handed_over_dropped += 1;
-                cx.out.recycle.push_back(received.packet);
-                return;
-            }
-            let ReceivedFrame { packet, checksum, segment_size, .. } = received;
-            let frame = RxFrame { packet, checksum, segment_size };
-            let frame = SteeredFrame { frame, reason };
-            cx.out.counters.tcp_handed_over += 1;
-            cx.out.ops.push_back(Op::HandOver(SegmentHandOver { queue, tuple, frame }));
-            return;
+            return hand_over(cx.out, received, tuple, (queue, reason));
         }
         let streams = &mut self.streams;
         let mut arrival = RxTcpSegment {
@@ -139,6 +128,13 @@ impl Services {
             Some(TupleOwner::TimeWait(slot)) => {
                 self.accept.handle_time_wait(streams, cx, slot, &tuple, arrival);
             }
+            None if received.steered == SteeringReason::TornDown
+                && !segment.flags.opens_connection() =>
+            {
+                // Another segment, which arrived later, has ended the connection on the device.
+                cx.out.counters.hand_over_frames_late += 1;
+                cx.out.recycle.push_back(arrival.packet);
+            }
             None => self.accept.handle_unknown(streams, cx, (&tuple, hash), arrival),
         }
     }
@@ -162,7 +158,9 @@ impl Services {
             Some(TupleOwner::Connection(_) | TupleOwner::TimeWait(_)) => true,
         };
         let begins = matches!(received.handshake, Some(HandshakeSegment::First(_)));
-        if has_connection || begins || received.steered == SteeringReason::Returned {
+        let searched =
+            matches!(received.steered, SteeringReason::Returned | SteeringReason::TornDown);
+        if has_connection || begins || searched {
             return None;
         }
         let owners = own.steering.owners(received.flow_hash);
@@ -188,6 +186,30 @@ impl Services {
             cx.out.counters.icmp_ignored += 1;
         }
     }
+}
+
+/// Returns a frame as received, to be handed to a device for this reason.
+fn steered(received: ReceivedFrame, reason: SteeringReason) -> SteeredFrame {
+    let ReceivedFrame { packet, checksum, segment_size, .. } = received;
+    SteeredFrame { frame: RxFrame { packet, checksum, segment_size }, reason }
+}
+
+/// Hands a segment without a connection over to another queue.
+fn hand_over(
+    out: &mut Outbox,
+    received: ReceivedFrame,
+    tuple: Tuple,
+    (queue, reason): (usize, SteeringReason),
+) {
+    if !received.metadata.is_dispensable() {
+        // The other queue's connection would take the plaintext for records.
+        out.counters.tcp_handed_over_dropped += 1;
+        out.recycle.push_back(received.packet);
+        return;
+    }
+    out.counters.tcp_handed_over += 1;
+    let frame = steered(received, reason);
+    out.ops.push_back(Op::HandOver(SegmentHandOver { queue, tuple, frame }));
 }
 
 /// Checks the checksum, header and addresses of a TCP segment. Returns `None`, after counting, if

@@ -13,6 +13,7 @@ use core::net::IpAddr;
 use core::ops::Range;
 
 use abi::link::RxFrame;
+use abi::steering::{SteeredFrame, SteeringReason};
 use abi::{Checksum, Op, PacketPool};
 use base::{Duration, Instant};
 use wire::fragment::{FRAGMENT_HEADER, Fragment};
@@ -95,7 +96,8 @@ impl Reassembly {
         match packet.assemble() {
             Some(frame) => {
                 out.counters.ip_reasm_oks += 1;
-                out.ops.push_back(Op::Return(frame));
+                let reason = SteeringReason::Current;
+                out.ops.push_back(Op::Return(SteeredFrame { frame, reason }));
             }
             None => out.counters.ip_reasm_fails += 1,
         }

@@ -71,7 +71,7 @@ impl OlderFlows {
     /// Follows a segment that is handed over for this reason.
     fn learn(&mut self, tuple: &Tuple, reason: SteeringReason) {
         match reason {
-            SteeringReason::Current => {}
+            SteeringReason::Current | SteeringReason::TornDown => {}
             SteeringReason::Former => self.insert(tuple),
             SteeringReason::Returned => self.remove(tuple),
         }
@@ -237,6 +237,19 @@ impl Device {
         spare
     }
 
+    /// Processes a frame that the host returned. The device that took a connection over for
+    /// tear-down processes its segments, whether or not their entry was moved since.
+    pub(super) fn handle_returned(&mut self, now: Instant, returned: SteeredFrame) {
+        let SteeredFrame { frame, reason } = returned;
+        if reason != SteeringReason::TornDown {
+            return self.handle_frame(now, frame);
+        }
+        match self.receiver.handle(frame) {
+            Ok(arrived) => self.handle_accepted(now, arrived, reason),
+            Err(packet) => self.egress.recycle(packet),
+        }
+    }
+
     /// Returns whether a frame of another device is one for this device. The frame's entry may have
     /// been moved while the frame was on its way.
     fn accepts(&self, frame: &ParsedRxFrame, reason: SteeringReason) -> bool {
@@ -246,8 +259,8 @@ impl Device {
             || matches!(frame.transport, RxTransport::Other)
     }
 
-    /// Processes a frame of another device. If the frame's entry was moved, the frame may have to
-    /// be handed over again.
+    /// Processes a frame of another device, or one that the host returned. If the frame's entry was
+    /// moved, it may have to be handed over again.
     fn handle_accepted(
         &mut self,
         now: Instant,

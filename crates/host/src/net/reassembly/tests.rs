@@ -88,7 +88,7 @@ fn cut_all(frame: &[u8], size: usize) -> Vec<Vec<u8>> {
 /// Returns the packets that were returned to the device.
 fn returned(out: &mut Outbox) -> Vec<Vec<u8>> {
     let returned = out.ops.drain(..).map(|op| match op {
-        Op::Return(frame) => {
+        Op::Return(SteeredFrame { frame, reason: SteeringReason::Current }) => {
             assert_eq!((frame.checksum, frame.segment_size), (Checksum::Unchecked, 0));
             frame.packet.as_slice().to_vec()
         }

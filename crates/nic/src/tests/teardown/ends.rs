@@ -1,6 +1,7 @@
 //! Ends of connections: closing in every order, loss, silence, late data.
 
 use abi::link::LinkCaps;
+use abi::steering::{SteeredFrame, SteeringReason};
 
 use super::*;
 
@@ -32,6 +33,33 @@ fn active_close() {
     assert_eq!(rig.device.poll_timeout(rig.now), Some(end));
     assert_eq!(advance_to(&mut rig, 16_003 + 60_000), []);
     assert_eq!((gauges(&rig), rig.device.poll_timeout(rig.now)), ((0, 0), None));
+}
+
+/// A segment that the host returns is one of the connection, or, if that has ended, says so.
+#[test]
+fn returned_segments_find_their_connection_or_are_marked() {
+    let give_back = |rig: &mut Rig, peer: &PeerSegment, reason| {
+        let frame = rx_frame(rig.device.pool(), &peer.frame());
+        rig.op(0, Op::Return(SteeredFrame { frame, reason }));
+        let events = core::mem::take(&mut rig.events).into_iter();
+        let steered = events.filter_map(|(_, event)| match event {
+            Event::Received(received) => Some(received.steered),
+            _ => None,
+        });
+        steered.collect::<Vec<_>>()
+    };
+    let mut rig = rig();
+    hand_over(&mut rig, teardown_of(&[64]));
+    assert_eq!(sent_lines(&mut rig), ["FP. 1000+64 5000"]);
+    let earlier = peer(RCV, UNA + 20, TcpFlags::ACK);
+    assert_eq!(give_back(&mut rig, &earlier, SteeringReason::TornDown), []);
+    send(&mut rig, &peer(RCV, 0, TcpFlags::RST));
+    assert_eq!(gauges(&rig), (0, 0));
+    let later = give_back(&mut rig, &earlier, SteeringReason::TornDown);
+    assert_eq!(later, [SteeringReason::TornDown]);
+    // A reassembled packet is one from the link.
+    let whole = give_back(&mut rig, &earlier, SteeringReason::Current);
+    assert_eq!(whole, [SteeringReason::Current]);
 }
 
 #[test]
