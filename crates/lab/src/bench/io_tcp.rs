@@ -3,7 +3,8 @@
 //! 64 to 4,000 connections download files of 10 KB to 1 MB, one after another; for two sizes, also
 //! 1 to 16 connections. Host cycles per byte and per request if the device reads and sends the
 //! files are compared with the same stack reading them on the host; TCP, checksums and segmentation
-//! by the device are the same in both. Then the effect of the echo and of timestamp correction on a
+//! by the device are the same in both. The same over TLS with 1,000 to 4,000 connections, which the
+//! side that reads the files encrypts. Then the effect of the echo and of timestamp correction on a
 //! slow disk (IO-TCP sections 3.5 and 5.3).
 
 use base::Duration;
@@ -18,6 +19,7 @@ use super::experiment::{
     single_run,
 };
 use super::testbed::FileSet;
+use super::tls_configs::BenchTls;
 use cli::Failure;
 
 /// File sizes of IO-TCP, and the 10 KB of its figure 11b.
@@ -26,6 +28,10 @@ const SIZES: [u64; 5] = [10_000, 100_000, 300_000, 500_000, 1_000_000];
 const CONNECTIONS: [u32; 4] = [64, 256, 1_000, 4_000];
 /// File sizes and further numbers of connections of IO-TCP's figure 11.
 const FEW_CONNECTIONS: ([u64; 2], [u32; 3]) = ([10_000, 300_000], [1, 4, 16]);
+/// Numbers of connections with TLS: those of IO-TCP's figure 9.
+const TLS_CONNECTIONS: [u32; 3] = [1_000, 2_000, 4_000];
+/// Size of files with TLS and on the slow disk, and of the headline, in bytes.
+const MAIN_SIZE: u64 = 300_000;
 /// Clock rate of a host core of IO-TCP's testbed, in cycles per second.
 const HOST_CORE_HZ: f64 = 2.2e9;
 /// Runs of each setting; the run with the median host cycles counts.
@@ -57,6 +63,8 @@ pub(crate) struct IoTcpArgs {
 struct IoTcpSetting {
     size: u64,
     connections: u32,
+    /// True for HTTPS.
+    is_secure: bool,
     sending: FileSending,
 }
 
@@ -100,7 +108,8 @@ impl Benchmark for IoTcpArgs {
     fn run(&self, report: &mut BenchReport) -> Result<(), Failure> {
         let folder = TempFolder::new();
         let mut files = FileSet::new(folder.path(), WORKING_SET_BYTES);
-        let mut measure = |setting| measure(setting, &mut files);
+        let tls = BenchTls::new()?;
+        let mut measure = |setting| measure(setting, &tls, &mut files);
         let reading = Experiment {
             groups: self.readings(),
             repeats: REPEATS,
@@ -110,7 +119,17 @@ impl Benchmark for IoTcpArgs {
             fields: &|row, _| fields(row),
         };
         let rows = report.measure("rows", reading)?;
-        report.set("headline", headline(&rows));
+        report.line("\nHTTPS, encrypted by the side that reads the files:");
+        let encrypted = Experiment {
+            groups: self.encrypted_readings(),
+            repeats: REPEATS,
+            measure: &mut measure,
+            took_path: &took_path,
+            combine: &|runs| median_by(runs, IoTcpFigures::host_per_byte),
+            fields: &|row, _| fields(row),
+        };
+        let encrypted = report.measure("https_rows", encrypted)?;
+        report.set("headline", headline(&rows, &encrypted));
         if self.quick || self.sizes.is_some() || self.connections.is_some() {
             report.set("corrections", Vec::<Value>::new());
             return Ok(());
@@ -150,13 +169,26 @@ impl IoTcpArgs {
             fewer.iter().chain(counts).map(move |&count| (size, count)).collect::<Vec<_>>()
         };
         let both = sizes.iter().flat_map(of_size);
-        let group = |(size, connections)| {
-            let sending = |offload| FileSending { offload, ..FileSending::BY_DEVICE };
-            let setting = |offload| IoTcpSetting { size, connections, sending: sending(offload) };
-            [true, false].map(setting).into()
-        };
-        both.map(group).collect()
+        both.map(|(size, connections)| both_readers(size, connections, false)).collect()
     }
+
+    /// Returns the settings with TLS.
+    fn encrypted_readings(&self) -> Vec<Vec<IoTcpSetting>> {
+        let all: &[u32] = if self.quick { &TLS_CONNECTIONS[..1] } else { &TLS_CONNECTIONS };
+        let counts = self.connections.as_deref().unwrap_or(all);
+        let sizes = self.sizes.as_deref().unwrap_or(&[MAIN_SIZE]).iter();
+        let both = sizes.flat_map(|&size| counts.iter().map(move |&count| (size, count)));
+        both.map(|(size, connections)| both_readers(size, connections, true)).collect()
+    }
+}
+
+/// Returns the settings of files read by the device, and by the host.
+fn both_readers(size: u64, connections: u32, is_secure: bool) -> Vec<IoTcpSetting> {
+    let setting = |offload| {
+        let sending = FileSending { offload, ..FileSending::BY_DEVICE };
+        IoTcpSetting { size, connections, is_secure, sending }
+    };
+    [true, false].map(setting).into()
 }
 
 /// Returns the settings with and without echo and timestamp correction, whose retransmissions,
@@ -164,14 +196,19 @@ impl IoTcpArgs {
 fn corrections() -> Vec<Vec<IoTcpSetting>> {
     let setting = |(echo, correct_timestamps)| {
         let sending = FileSending { offload: true, echo, correct_timestamps, disk: SLOW_DISK };
-        vec![IoTcpSetting { size: 300_000, connections: 1_000, sending }]
+        vec![IoTcpSetting { size: MAIN_SIZE, connections: 1_000, is_secure: false, sending }]
     };
     [(true, true), (true, false), (false, true), (false, false)].map(setting).into()
 }
 
-fn measure(setting: IoTcpSetting, files: &mut FileSet<'_>) -> Result<IoTcpFigures, Failure> {
-    let IoTcpSetting { size, connections, sending } = setting;
-    let mut pair = content_pair(sending, connections, files.of_size(size)?, files.folder)?;
+fn measure(
+    setting: IoTcpSetting,
+    tls: &BenchTls,
+    files: &mut FileSet<'_>,
+) -> Result<IoTcpFigures, Failure> {
+    let IoTcpSetting { size, connections, is_secure, sending } = setting;
+    let tls = is_secure.then_some(tls);
+    let mut pair = content_pair(sending, tls, connections, files.of_size(size)?, files.folder)?;
     pair.start();
     let warm = u64::from(connections) * 2;
     let wanted = (MEASURED_BYTES_MAX / size).clamp(warm, 20_000);
@@ -191,7 +228,13 @@ fn measure(setting: IoTcpSetting, files: &mut FileSet<'_>) -> Result<IoTcpFigure
 
 fn took_path(setting: IoTcpSetting, figures: &IoTcpFigures) -> bool {
     let by_host = figures.server.moved("file_fallback_bytes") > 0;
+    let encrypted = figures.server.moved("tx_tls_encrypted_bytes");
     by_host != setting.sending.offload
+        && if setting.is_secure && setting.sending.offload {
+            encrypted >= figures.bytes
+        } else {
+            encrypted == 0
+        }
 }
 
 fn fields(IoTcpRow { setting, figures }: &IoTcpRow) -> Fields {
@@ -217,22 +260,30 @@ fn fields(IoTcpRow { setting, figures }: &IoTcpRow) -> Fields {
         .counters(counters)
 }
 
-fn headline(rows: &[IoTcpRow]) -> Value {
-    let find = |offload: bool, connections: u32| {
-        find_figures(rows, |s| {
-            (s.size, s.connections, s.sending.offload) == (300_000, connections, offload)
-        })
-    };
+fn headline(rows: &[IoTcpRow], encrypted: &[IoTcpRow]) -> Value {
+    let find =
+        |rows: &[IoTcpRow], offload: bool, connections: u32, read: fn(&IoTcpFigures) -> f64| {
+            let found = find_figures(rows, |s| {
+                (s.size, s.connections, s.sending.offload) == (MAIN_SIZE, connections, offload)
+            });
+            found.map(read)
+        };
     let per_byte =
-        |offload, connections| find(offload, connections).map(IoTcpFigures::host_per_byte);
+        |rows, offload, connections| find(rows, offload, connections, IoTcpFigures::host_per_byte);
     // IO-TCP's figure 9: throughput of a server with one host core.
-    let rate = |connections| find(true, connections).map(IoTcpFigures::one_core_rate);
+    let rate = |rows, connections| find(rows, true, connections, IoTcpFigures::one_core_rate);
+    let loss = |rows| ratio(rate(rows, 4_000), rate(rows, 1_000)).map(|left| 1.0 - left);
+    let vs_host = |rows| ratio(per_byte(rows, true, 1_000), per_byte(rows, false, 1_000));
+    let growth = |rows| ratio(per_byte(rows, true, 4_000), per_byte(rows, true, 1_000));
     json!({
-        "host_cycles_per_byte_300k": per_byte(true, 1_000),
-        "ratio_vs_host_read_300k": ratio(per_byte(true, 1_000), per_byte(false, 1_000)),
-        "loss_at_4000_connections": ratio(rate(4_000), rate(1_000)).map(|left| 1.0 - left),
-        "host_cycles_at_4000_over_1000_connections":
-            ratio(per_byte(true, 4_000), per_byte(true, 1_000)),
+        "host_cycles_per_byte_300k": per_byte(rows, true, 1_000),
+        "ratio_vs_host_read_300k": vs_host(rows),
+        "loss_at_4000_connections": loss(rows),
+        "host_cycles_at_4000_over_1000_connections": growth(rows),
+        "https_host_cycles_per_byte_300k": per_byte(encrypted, true, 1_000),
+        "https_ratio_vs_host_read_300k": vs_host(encrypted),
+        "https_loss_at_4000_connections": loss(encrypted),
+        "https_host_cycles_at_4000_over_1000_connections": growth(encrypted),
     })
 }
 

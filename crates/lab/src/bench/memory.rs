@@ -65,7 +65,7 @@ impl Benchmark for MemoryArgs {
 /// everything else was dropped.
 fn measure(connections: u32, folder: &Path) -> Result<f64, Failure> {
     let files = FileSet::new(folder, 0).of_size(10_000)?;
-    let mut pair = content_pair(FileSending::BY_DEVICE, connections, files, folder)?;
+    let mut pair = content_pair(FileSending::BY_DEVICE, None, connections, files, folder)?;
     pair.start();
     pair.run_until(|p| p.client.app.is_warm())?;
     pair.client.app.draining = true;

@@ -43,11 +43,17 @@ pub(crate) struct ProxyLiveArgs {
     proxy_option: Vec<String>,
 }
 
-const ROWS: [LoadRow; 4] = [
+/// Sizes of files like those of SPECweb2009 in AccelTCP, section 6.2: 30 to 5,670 bytes, 728 on
+/// average. The logarithm of a size grows with a power of its position that leads to this average.
+const SPECWEB_SIZES: [u64; 16] =
+    [30, 30, 32, 34, 39, 47, 58, 77, 107, 157, 245, 406, 714, 1337, 2666, 5670];
+
+const ROWS: [LoadRow; 5] = [
     LoadRow::new("4k", 4 << 10, 64),
     LoadRow::new("256k", 256 << 10, 64),
     LoadRow { close: true, ..LoadRow::new("4k-close", 4 << 10, 64) },
     LoadRow { close: true, ..LoadRow::new("256k-close", 256 << 10, 64) },
+    LoadRow { mix: &SPECWEB_SIZES, ..LoadRow::new("specweb", SPECWEB_SIZES[0], 1024) },
 ];
 
 /// Seconds of a warm-up run.
@@ -109,7 +115,22 @@ fn fields(m: &Measured<3>) -> Value {
     json!({
         "body_bytes": m.row.bytes,
         "connection_close": m.row.close,
+        "connections": m.row.connections,
         "ratio_to_haproxy": ratios(1),
         "ratio_to_nginx": ratios(2),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// AccelTCP, section 6.2: "30 to 5,670 bytes with an average file size of 728 bytes".
+    #[test]
+    fn sizes_are_those_of_the_paper() {
+        let ends = (SPECWEB_SIZES.iter().min(), SPECWEB_SIZES.iter().max());
+        assert_eq!(ends, (Some(&30), Some(&5670)));
+        assert_eq!(SPECWEB_SIZES.iter().sum::<u64>() / SPECWEB_SIZES.len() as u64, 728);
+        assert!(ROWS.iter().all(|row| row.mix.iter().all(|&size| size >= row.bytes)));
+    }
 }

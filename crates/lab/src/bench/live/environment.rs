@@ -28,11 +28,16 @@ pub(crate) const CERT: &str = "cert.pem";
 pub(crate) const KEY: &str = "key.pem";
 /// Polling interval of [`wait_until`].
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// Lua script for wrk that does nothing during the run and prints one line of numbers at its end.
+/// Lua script for wrk that prints one line of numbers at its end. During the run it does nothing,
+/// unless there is a mix of files to choose from.
 const WRK_SCRIPT: &str = r#"local upload = os.getenv("UPLOADED_FILE")
 if upload then
   wrk.method = "PUT"
   wrk.body = io.open(upload, "rb"):read("*a")
+end
+local mix = tonumber(os.getenv("MIXED_FILES"))
+if mix then
+  request = function() return wrk.format(nil, wrk.path .. "-" .. math.random(0, mix - 1)) end
 end
 done = function(s, l)
   local e = s.errors
@@ -43,6 +48,8 @@ end
 
 /// Environment variable of the script with the path of the file that the client sends, if any.
 pub(crate) const UPLOAD_VARIABLE: &str = "UPLOADED_FILE";
+/// Environment variable of the script with the number of files of a mix, if there is one.
+pub(crate) const MIX_VARIABLE: &str = "MIXED_FILES";
 
 /// A process that is killed when this is dropped.
 pub(crate) struct Process(pub(crate) Child);
@@ -219,10 +226,11 @@ fn make_folder(count: usize) -> Result<TempDirGuard, Failure> {
 fn write_files(site: &Path, rows: &[LoadRow]) -> std::io::Result<()> {
     fs::create_dir(site)?;
     let mut prng = base::Prng::new(1);
-    for row in rows {
-        let mut file = std::io::BufWriter::new(fs::File::create(site.join(row.name))?);
-        for _ in 0..row.bytes / 8 {
-            file.write_all(&prng.next_u64().to_le_bytes())?;
+    for (name, size) in rows.iter().flat_map(LoadRow::files) {
+        let mut file = std::io::BufWriter::new(fs::File::create(site.join(name))?);
+        for at in (0..size).step_by(8) {
+            let bytes = prng.next_u64().to_le_bytes();
+            file.write_all(&bytes[..bytes.len().min((size - at) as usize)])?;
         }
         file.flush()?;
     }

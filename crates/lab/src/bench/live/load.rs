@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use super::LoadRow;
 use super::environment::{
-    CoreList, LiveServer, LiveTestbed, UPLOAD_VARIABLE, command_in_namespace,
+    CoreList, LiveServer, LiveTestbed, MIX_VARIABLE, UPLOAD_VARIABLE, command_in_namespace,
 };
 use super::tools::output;
 use cli::Failure;
@@ -140,6 +140,9 @@ fn wrk(
     wrk.arg("--duration").arg(format!("{seconds}s")).arg("--script").arg(bed.script());
     if row.upload {
         wrk.env(UPLOAD_VARIABLE, bed.site().join(row.name));
+    }
+    if !row.mix.is_empty() {
+        wrk.env(MIX_VARIABLE, row.mix.len().to_string());
     }
     if row.close {
         wrk.args(["--header", "Connection: close"]);

@@ -16,10 +16,12 @@ use std::fmt::{self, Display};
 /// A client's requests: which file, and over which connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LoadRow {
-    /// Name on the command line and in the report, and the name of the file.
+    /// Name on the command line and in the report, and the name of the file, or its beginning.
     pub(crate) name: &'static str,
-    /// Size of the file in bytes, or of the content of an upload.
+    /// Size of the file in bytes, or of the content of an upload; of the smallest one of a mix.
     pub(crate) bytes: u64,
+    /// Sizes of files that are requested at random; empty if there is one file.
+    pub(crate) mix: &'static [u64],
     /// Concurrent connections.
     pub(crate) connections: u32,
     /// True if each request has a connection of its own.
@@ -35,12 +37,30 @@ pub(crate) struct LoadRow {
 impl LoadRow {
     /// Returns a row over plain TCP with keep-alive.
     pub(crate) const fn new(name: &'static str, bytes: u64, connections: u32) -> Self {
-        Self { name, bytes, connections, close: false, tls: false, upload: false, streams: 1 }
+        Self {
+            name,
+            bytes,
+            mix: &[],
+            connections,
+            close: false,
+            tls: false,
+            upload: false,
+            streams: 1,
+        }
     }
 
     /// Returns a row over TLS.
     pub(crate) const fn over_tls(name: &'static str, bytes: u64, connections: u32) -> Self {
         Self { tls: true, ..Self::new(name, bytes, connections) }
+    }
+
+    /// Returns the names of the files, with their sizes.
+    pub(crate) fn files(&self) -> Vec<(String, u64)> {
+        if self.mix.is_empty() {
+            return vec![(self.name.to_owned(), self.bytes)];
+        }
+        let named = |(number, &size)| (format!("{}-{number}", self.name), size);
+        self.mix.iter().enumerate().map(named).collect()
     }
 
     /// Returns the bytes of a response's content at least.
