@@ -13,10 +13,10 @@ use io::clock::MonotonicClock;
 use io::disk::Disk;
 use nic::{Device, DeviceConfig};
 use signal_hook::consts::SIGUSR1;
+use wire::LinkAddress;
 
 use crate::attach::{
-    EthernetListener, LinkAddress, PatternThread, ProgramListeners, ProgramRoots, RootDirectory,
-    accept_programs,
+    EthernetListener, PatternThread, ProgramListeners, ProgramRoots, RootDirectory, accept_programs,
 };
 use crate::confinement::Confinement;
 use crate::control::metrics::IsAlarm;

@@ -17,6 +17,7 @@ pub mod checksum;
 pub mod emit;
 pub mod fragment;
 pub mod frame;
+mod link_address;
 pub mod nvme;
 pub mod quic;
 pub mod rss;
@@ -24,6 +25,7 @@ pub mod segment;
 pub mod tcp;
 pub mod tls;
 
+pub use link_address::LinkAddress;
 pub use smoltcp::wire as std_formats;
 
 /// Length of an Ethernet header.

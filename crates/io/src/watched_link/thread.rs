@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use base::{Duration, Instant};
+use wire::LinkAddress;
 
 use super::tracker::{InterfaceChange, InterfaceTracker};
 use super::{ChangeableLink, LinkState, LinkWatchCounters, SharedState, SharedWatch, WatchConfig};
@@ -226,9 +227,9 @@ impl<L: ChangeableLink> Watcher<L> {
             shared.counters.link_address_changed += 1;
         });
         let name = &self.config.interface;
-        let mut line = format!("link address of interface {name} is now {}", mac_text(address));
+        let mut line = format!("link address of interface {name} is now {}", LinkAddress(address));
         if let Some(ours) = self.config.mac.filter(|&ours| ours != address) {
-            let ours = mac_text(ours);
+            let ours = LinkAddress(ours);
             let _ = write!(
                 line,
                 "; frames to {ours} are lost: run `ip link set {name} address {ours}`"
@@ -289,8 +290,4 @@ impl<L: ChangeableLink> Watcher<L> {
     fn report(&self, line: &str) {
         (self.config.report)(line);
     }
-}
-
-fn mac_text(mac: [u8; 6]) -> String {
-    mac.map(|byte| format!("{byte:02x}")).join(":")
 }

@@ -38,8 +38,8 @@ impl FileSending {
         Self { offload: true, echo: true, correct_timestamps: true, disk: FAST_DISK };
 }
 
-/// Returns the two machines of a run; the files are in `folder`. With `tls`, responses are encrypted
-/// by the side that reads the files.
+/// Returns the two machines of a run; the files are in `folder`. With `tls`, the side that reads
+/// the files encrypts them.
 ///
 /// # Errors
 /// Reports a folder that cannot be opened.

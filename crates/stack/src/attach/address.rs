@@ -4,31 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// A link address, as it is printed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LinkAddress(pub(crate) [u8; 6]);
-
-impl FromStr for LinkAddress {
-    type Err = ();
-
-    /// Parses six hexadecimal bytes of two digits, separated by colons.
-    fn from_str(text: &str) -> Result<Self, ()> {
-        let mut bytes = [0; 6];
-        let mut parts = text.split(':');
-        for byte in &mut bytes {
-            let part = parts.next().filter(|part| part.len() == 2).ok_or(())?;
-            *byte = u8::from_str_radix(part, 16).map_err(|_| ())?;
-        }
-        if parts.next().is_some() { Err(()) } else { Ok(Self(bytes)) }
-    }
-}
-
-impl fmt::Display for LinkAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [a, b, c, d, e, g] = self.0;
-        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
-    }
-}
+use wire::LinkAddress;
 
 /// Address of a device in another process.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -19,8 +19,9 @@ use io::notify::Poller;
 use io::shared_region::{MappedRegion, SharedMemoryError};
 use io::shared_ring::{SharedRingConsumer, SharedRingMemory, SharedRingProducer};
 use node::remote::CarrierRegion;
+use wire::LinkAddress;
 
-use super::address::{DeviceAddress, LinkAddress};
+use super::address::DeviceAddress;
 use super::channel::AttachedChannel;
 use super::device_target::DeviceTarget;
 use super::ethernet_channel::EthernetChannel;

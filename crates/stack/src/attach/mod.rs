@@ -60,7 +60,6 @@ use node::ethernet::ETHER_TYPE;
 use crate::open_failure::open_link_failure;
 
 pub(crate) use acceptor::{ProgramArrival, ProgramArrivals, ProgramListeners, accept_programs};
-pub(crate) use address::LinkAddress;
 pub use address::NicAddress;
 pub(crate) use attachment::{AttachedEnd, AttachmentLoss, FormerEnds, new_notifier};
 pub(crate) use ethernet_listener::EthernetListener;

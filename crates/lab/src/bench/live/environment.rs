@@ -346,7 +346,15 @@ fn add_address(pid: u32, interface: &str, addr: Ipv4Addr) -> Result<(), Failure>
 
 /// Runs ip(8) in the network namespace of a process.
 fn ip(pid: u32, words: &str) -> Result<(), Failure> {
-    output(command_in_namespace(pid, "ip").args(words.split(' '))).map(drop)
+    run_in_namespace(pid, &format!("ip {words}"))
+}
+
+/// Runs a command, whose words are separated by single spaces, in the network namespace of a
+/// process.
+pub(crate) fn run_in_namespace(pid: u32, words: &str) -> Result<(), Failure> {
+    let mut words = words.split(' ');
+    let program = words.next().unwrap_or_default();
+    output(command_in_namespace(pid, program).args(words)).map(drop)
 }
 
 pub(crate) fn log_file(path: &Path) -> Result<Stdio, Failure> {

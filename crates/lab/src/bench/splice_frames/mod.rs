@@ -1,8 +1,8 @@
 //! `outboard-lab bench splice-frames`: frames per second that the device splices between two TCP
-//! connections over XDP sockets, beside XDP programs of the kernel that return or drop the same
-//! frames.
+//! connections over XDP sockets, beside the kernel's IP forwarding and XDP programs that return or
+//! drop the same frames.
 //!
-//! Three kinds of forwarders take turns on one end of a pair of virtual Ethernet interfaces, each
+//! Four kinds of forwarders take turns on one end of a pair of virtual Ethernet interfaces, each
 //! as a process of its own on the server's core. The sender on the other end is a process on the
 //! client's core ([`roles`]); it sends frames of 64 bytes, of which a limited number is on the way.
 //! The kernel runs the driver of virtual Ethernet, and XDP programs, on the core that sends, so the
@@ -21,13 +21,14 @@ use super::experiment::{
 };
 use super::live::LoadRow;
 use super::live::environment::{
-    CoreList, LiveServer, LiveTestbed, Process, command_in_namespace, hold_namespace, log_file,
-    spawn, wait_for_line,
+    CoreList, LiveServer, LiveTestbed, Process, hold_namespace, log_file, run_in_namespace, spawn,
+    wait_for_line,
 };
 use super::live::load::{self, LoadRun};
 use super::live::outboard::in_namespace_of;
-use super::live::tools::{check_programs, check_root, output};
+use super::live::tools::{check_programs, check_root};
 use cli::Failure;
+use wire::LinkAddress;
 
 /// Length of a frame in bytes.
 const FRAME_BYTES: u64 = 64;
@@ -62,17 +63,20 @@ enum ForwarderKind {
     XdpDrop,
     /// A program in the driver that returns all frames.
     XdpTx,
+    /// The kernel as a router, which decrements the hop limit and sends the frames back.
+    Kernel,
     /// The device's splice engine on XDP sockets, with the program in the driver.
     Splice,
 }
 
 impl ForwarderKind {
-    const ALL: [Self; 3] = [Self::XdpDrop, Self::XdpTx, Self::Splice];
+    const ALL: [Self; 4] = [Self::XdpDrop, Self::XdpTx, Self::Kernel, Self::Splice];
 
     const fn name(self) -> &'static str {
         match self {
             Self::XdpDrop => "xdp-drop",
             Self::XdpTx => "xdp-tx",
+            Self::Kernel => "kernel",
             Self::Splice => "splice",
         }
     }
@@ -101,7 +105,8 @@ impl Benchmark for SpliceFramesArgs {
         };
         let rows = report.measure("rows", experiment)?;
         let of = |wanted: ForwarderKind| find_figures(&rows, |kind| *kind == wanted);
-        let (tx, splice) = (of(ForwarderKind::XdpTx), of(ForwarderKind::Splice));
+        let [tx, kernel, splice] =
+            [ForwarderKind::XdpTx, ForwarderKind::Kernel, ForwarderKind::Splice].map(of);
         let rate = |run: Option<&LoadRun>| run.map(LoadRun::requests_per_s);
         let cost = |run: Option<&LoadRun>| run.map(busy_ns_per_frame);
         if !self.quick {
@@ -110,6 +115,8 @@ impl Benchmark for SpliceFramesArgs {
                 serde_json::json!({
                     "frames_ratio_to_xdp_tx": ratio(rate(splice), rate(tx)),
                     "busy_ratio_to_xdp_tx": ratio(cost(splice), cost(tx)),
+                    "frames_ratio_to_kernel": ratio(rate(splice), rate(kernel)),
+                    "busy_ratio_to_kernel": ratio(cost(splice), cost(kernel)),
                 }),
             );
         }
@@ -146,14 +153,30 @@ impl ForwardingTestbed {
         let holder = hold_namespace(&bed)?;
         let testbed = Self { holder, bed };
         for words in [
-            format!("link add {FORWARDER} type veth peer name {SENDER}"),
-            format!("link set {FORWARDER} up"),
-            format!("link set {SENDER} up"),
+            format!("ip link add {FORWARDER} type veth peer name {SENDER}"),
+            format!("ip link set {FORWARDER} address {} up", LinkAddress(roles::DEVICE_MAC)),
+            format!("ip link set {SENDER} up"),
         ] {
-            let mut ip = command_in_namespace(testbed.holder.0.id(), "ip");
-            output(ip.args(words.split(' '))).map(drop)?;
+            run_in_namespace(testbed.holder.0.id(), &words)?;
         }
+        testbed.make_router()?;
         Ok(testbed)
+    }
+
+    /// Makes the kernel a router that sends the sender's frames back to it: of use to
+    /// [`ForwarderKind::Kernel`]; the other forwarders take the frames before the kernel does.
+    fn make_router(&self) -> Result<(), Failure> {
+        let (addr, mac) = (Ipv4Addr::from(roles::DEVICE), LinkAddress(roles::PEER_MAC));
+        for words in [
+            "sysctl -q -w net.ipv4.ip_forward=1".to_owned(),
+            "sysctl -q -w net.ipv4.conf.all.send_redirects=0".to_owned(),
+            format!("sysctl -q -w net.ipv4.conf.{FORWARDER}.send_redirects=0"),
+            format!("ip route add {addr}/32 dev {FORWARDER}"),
+            format!("ip neigh add {addr} lladdr {mac} dev {FORWARDER} nud permanent"),
+        ] {
+            run_in_namespace(self.holder.0.id(), &words)?;
+        }
+        Ok(())
     }
 
     /// Runs a forwarder, and the sender for a number of seconds.

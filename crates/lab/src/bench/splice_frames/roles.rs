@@ -25,11 +25,11 @@ use super::{FORWARDER, FRAME_BYTES, ForwarderKind, SENDER};
 use cli::Failure;
 
 /// Address of the device, and those of the peers.
-const DEVICE: [u8; 4] = [10, 77, 0, 2];
+pub(super) const DEVICE: [u8; 4] = [10, 77, 0, 2];
 const PEERS: [[u8; 4]; 2] = [[10, 77, 0, 10], [10, 77, 0, 11]];
-/// Link addresses in all frames. The interfaces need not have them.
-const DEVICE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
-const PEER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+/// Link addresses in all frames. The kernel forwards only if the forwarder's interface has its own.
+pub(super) const DEVICE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
+pub(super) const PEER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 /// Headers of a frame: Ethernet, IPv4, TCP.
 const HEADER_BYTES: usize = 54;
 const SEQ_AT: usize = 38;
@@ -88,10 +88,11 @@ fn announce() {
 pub(super) fn forward(kind: ForwarderKind) -> Result<(), Failure> {
     let verdict = match kind {
         ForwarderKind::Splice => return splice(),
-        ForwarderKind::XdpTx => FixedVerdict::Transmit,
-        ForwarderKind::XdpDrop => FixedVerdict::Drop,
+        ForwarderKind::XdpTx => Some(FixedVerdict::Transmit),
+        ForwarderKind::XdpDrop => Some(FixedVerdict::Drop),
+        ForwarderKind::Kernel => None,
     };
-    let program = FixedProgram::attach(FORWARDER, verdict);
+    let program = verdict.map(|verdict| FixedProgram::attach(FORWARDER, verdict)).transpose();
     let _attached = program.map_err(|e| Failure::System(e.to_string()))?;
     announce();
     loop {
