@@ -89,9 +89,10 @@ mutants:
 package:
 	cargo publish --dry-run --workspace --locked
 
-# Against programs that we did not write, in network namespaces.
+# Against programs that we did not write, in network namespaces. The example is built beside the
+# programs: alone, it would have other features of its dependencies, and all would be built again.
 interop: build
-	cargo build --release -p outboard-stack --example echo
+	cargo build --release -p outboard -p outboard-lab -p outboard-stack --bins --example echo
 	OUTBOARD_BIN="$(abspath $(OUTBOARD))" cargo test -p interop
 
 # libFuzzer on each target, with what is checked in and what was found before. Coverage is counted by
