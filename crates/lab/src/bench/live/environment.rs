@@ -228,11 +228,11 @@ fn write_files(site: &Path, rows: &[LoadRow]) -> std::io::Result<()> {
     let mut prng = base::Prng::new(1);
     for (name, size) in rows.iter().flat_map(LoadRow::files) {
         let mut file = std::io::BufWriter::new(fs::File::create(site.join(name))?);
-        for at in (0..size).step_by(8) {
-            let bytes = prng.next_u64().to_le_bytes();
-            file.write_all(&bytes[..bytes.len().min((size - at) as usize)])?;
+        for _ in 0..size.div_ceil(8) {
+            file.write_all(&prng.next_u64().to_le_bytes())?;
         }
         file.flush()?;
+        file.get_ref().set_len(size)?;
     }
     Ok(())
 }
