@@ -29,7 +29,7 @@ use wire::emit::{EthernetAddrs, IpHeader};
 use wire::frame::protocol;
 use wire::segment::{packet, tcp_packet};
 use wire::tcp::{TcpFlags, TcpHeader};
-use wire::{Endpoint, Tuple};
+use wire::{Endpoint, LinkAddress, Tuple};
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 /// Longest time for an answer.
@@ -85,10 +85,9 @@ impl DeviceFixture {
             let text =
                 run_for_output(self.netns.command("ip").args(["neigh", "show", "10.77.0.2"]));
             let Some((_, rest)) = text.split_once("lladdr ") else { continue };
-            let octets = rest.split(' ').next().expect("an address").split(':');
-            let octets: Vec<_> =
-                octets.map(|octet| u8::from_str_radix(octet, 16).expect("hexadecimal")).collect();
-            return octets.try_into().expect("six octets");
+            let address = rest.split(' ').next().expect("an address").parse();
+            let LinkAddress(octets) = address.expect("six bytes in hexadecimal");
+            return octets;
         }
     }
 

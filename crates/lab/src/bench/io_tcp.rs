@@ -110,24 +110,9 @@ impl Benchmark for IoTcpArgs {
         let mut files = FileSet::new(folder.path(), WORKING_SET_BYTES);
         let tls = BenchTls::new()?;
         let mut measure = |setting| measure(setting, &tls, &mut files);
-        let reading = Experiment {
-            groups: self.readings(),
-            repeats: REPEATS,
-            measure: &mut measure,
-            took_path: &took_path,
-            combine: &|runs| median_by(runs, IoTcpFigures::host_per_byte),
-            fields: &|row, _| fields(row),
-        };
-        let rows = report.measure("rows", reading)?;
+        let rows = report.measure("rows", reading(self.readings(), &mut measure))?;
         report.line("\nHTTPS, encrypted by the side that reads the files:");
-        let encrypted = Experiment {
-            groups: self.encrypted_readings(),
-            repeats: REPEATS,
-            measure: &mut measure,
-            took_path: &took_path,
-            combine: &|runs| median_by(runs, IoTcpFigures::host_per_byte),
-            fields: &|row, _| fields(row),
-        };
+        let encrypted = reading(self.encrypted_readings(), &mut measure);
         let encrypted = report.measure("https_rows", encrypted)?;
         report.set("headline", headline(&rows, &encrypted));
         if self.quick || self.sizes.is_some() || self.connections.is_some() {
@@ -179,6 +164,21 @@ impl IoTcpArgs {
         let sizes = self.sizes.as_deref().unwrap_or(&[MAIN_SIZE]).iter();
         let both = sizes.flat_map(|&size| counts.iter().map(move |&count| (size, count)));
         both.map(|(size, connections)| both_readers(size, connections, true)).collect()
+    }
+}
+
+/// Returns the experiment with these settings; the run with the median host cycles counts.
+fn reading(
+    groups: Vec<Vec<IoTcpSetting>>,
+    measure: &mut dyn FnMut(IoTcpSetting) -> Result<IoTcpFigures, Failure>,
+) -> Experiment<'_, IoTcpSetting, IoTcpFigures> {
+    Experiment {
+        groups,
+        repeats: REPEATS,
+        measure,
+        took_path: &took_path,
+        combine: &|runs| median_by(runs, IoTcpFigures::host_per_byte),
+        fields: &|row, _| fields(row),
     }
 }
 

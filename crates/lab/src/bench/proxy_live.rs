@@ -113,7 +113,7 @@ fn fields(m: &Measured<3>) -> Value {
         })
     };
     json!({
-        "body_bytes": m.row.bytes,
+        "body_bytes": m.row.mean_bytes(),
         "connection_close": m.row.close,
         "connections": m.row.connections,
         "ratio_to_haproxy": ratios(1),
@@ -130,7 +130,8 @@ mod tests {
     fn sizes_are_those_of_the_paper() {
         let ends = (SPECWEB_SIZES.iter().min(), SPECWEB_SIZES.iter().max());
         assert_eq!(ends, (Some(&30), Some(&5670)));
-        assert_eq!(SPECWEB_SIZES.iter().sum::<u64>() / SPECWEB_SIZES.len() as u64, 728);
+        let row = ROWS.iter().find(|row| row.name == "specweb").expect("a row");
+        assert_eq!(row.mean_bytes(), 728);
         assert!(ROWS.iter().all(|row| row.mix.iter().all(|&size| size >= row.bytes)));
     }
 }

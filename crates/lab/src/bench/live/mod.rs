@@ -54,7 +54,13 @@ impl LoadRow {
         Self { tls: true, ..Self::new(name, bytes, connections) }
     }
 
-    /// Returns the names of the files, with their sizes.
+    /// Returns the mean size of the files in bytes.
+    pub(crate) fn mean_bytes(&self) -> u64 {
+        let files = self.files();
+        files.iter().map(|(_, size)| size).sum::<u64>() / files.len() as u64
+    }
+
+    /// Returns the names of the files, with their sizes; there is at least one.
     pub(crate) fn files(&self) -> Vec<(String, u64)> {
         if self.mix.is_empty() {
             return vec![(self.name.to_owned(), self.bytes)];
