@@ -80,7 +80,7 @@ rust_is_there() {
 install_rust() {
     if have rustup; then
         say "installing Rust with rustup"
-        rustup toolchain install stable --profile minimal >&2
+        rustup toolchain install stable --profile minimal --no-self-update >&2
         rust_is_there || rustup default stable >&2
     else
         check_can_install rustc cargo
