@@ -4,9 +4,10 @@
 //!
 //! [`split_arguments`] divides the arguments of a test into those of `outboard nic` and those of
 //! the program that attaches to it, so that the same tests run with both arrangements. Programs
-//! that need what a device process does not have yet, several queues or links for instance, keep
-//! their own device. Servers get their device from [`TestServer`](crate::TestServer), programs that
-//! a test starts itself ([`crate::outboard`]) from the program `attached`.
+//! that need what a device process does not have yet, such as several queues, keep their own
+//! device, and so do proxies with `--share-address`, because a claim does not change when they are
+//! reloaded. Servers get their device from [`TestServer`](crate::TestServer), programs that a test
+//! starts itself ([`crate::outboard`]) from the program `attached`.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -15,8 +16,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::{Netns, run_for_output};
 
 /// Options of the device alone, each with a value.
-const OF_DEVICE: [&str; 19] = [
+const OF_DEVICE: [&str; 21] = [
     "--link",
+    BACKEND_LINK,
+    "--backend-peer",
     "--peer",
     "--seed",
     "--drop",
@@ -40,9 +43,15 @@ const OF_DEVICE: [&str; 19] = [
 const THREADS: &str = "--threads";
 /// Options of both sides with a value, and without.
 const OF_BOTH: [&str; 2] = ["--offload", "--disk"];
-const FLAGS_OF_BOTH: [&str; 3] = ["--strict-files", "--direct-io", "--sandbox"];
+const FLAGS_OF_BOTH: [&str; 4] = ["--strict-files", "--direct-io", "--sandbox", SHARE_ADDRESS];
+const SHARE_ADDRESS: &str = "--share-address";
 /// Options with which a program keeps its own device.
-const NOT_YET: [&str; 4] = ["--queues", "--share-address", "--backend-link", "--backend-addr"];
+const NOT_YET: [&str; 1] = ["--queues"];
+/// Addresses of a program without `--addr`.
+const DEFAULT_ADDRS: [&str; 2] = ["10.77.0.2/24", "fd77::2/64"];
+const BACKEND_LINK: &str = "--backend-link";
+/// Addresses of a proxy with `--backend-link`, but without `--backend-addr`.
+const BACKEND_ADDRS: [&str; 4] = ["--backend-addr", "10.78.0.2/24", "--backend-addr", "fd78::2/64"];
 
 /// Arguments of a device and of its program.
 #[derive(Debug)]
@@ -117,6 +126,7 @@ pub fn split_arguments(args: &[OsString]) -> Option<SplitArguments> {
         }
         ("nvme", "target") => device.extend(["--root".into(), root("all", Path::new("/"))]),
         ("nvme", "ctl" | "key") => return None,
+        ("proxy", _) if args.iter().any(|arg| arg == SHARE_ADDRESS) => return None,
         ("serve" | "proxy" | "get" | "nvme", _) => {}
         _ => return None,
     }
@@ -151,12 +161,17 @@ pub fn split_arguments(args: &[OsString]) -> Option<SplitArguments> {
     }
     // The program of an XDP link selects frames by their addresses.
     if device.iter().any(|arg| arg.to_string_lossy().starts_with("xdp:")) {
-        let mut rest = program.iter();
-        while let Some(arg) = rest.next() {
-            if arg == "--addr" {
-                device.extend([arg.clone(), rest.next()?.clone()]);
-            }
+        let given = program.windows(2).filter(|args| args[0] == "--addr");
+        let mut addrs: Vec<_> = given.map(|args| args[1].clone()).collect();
+        if addrs.is_empty() {
+            addrs.extend(DEFAULT_ADDRS.map(OsString::from));
         }
+        device.extend(addrs.into_iter().flat_map(|addr| ["--addr".into(), addr]));
+    }
+    if device.iter().any(|arg| arg == BACKEND_LINK)
+        && !program.iter().any(|arg| arg == BACKEND_ADDRS[0])
+    {
+        program.extend(BACKEND_ADDRS.map(OsString::from));
     }
     Some(SplitArguments { device, program })
 }
@@ -191,6 +206,17 @@ mod tests {
         assert_eq!(program, "serve /srv --addr 10.0.0.2/24 --offload none --tls --strict-files");
         let (device, _) = split_text("proxy --addr 10.0.0.2/24 --link xdp:e0").unwrap();
         assert_eq!(device, "nic --link xdp:e0 --addr 10.0.0.2/24");
+        let (device, program) = split_text("serve /srv --link xdp:e0 --share-address").unwrap();
+        assert_eq!(
+            device,
+            "nic --root site=/srv --link xdp:e0 --share-address --addr 10.77.0.2/24 \
+             --addr fd77::2/64"
+        );
+        assert_eq!(program, "serve /srv --share-address");
+        assert!(split_text("proxy --link xdp:e0 --share-address").is_none());
+        let (device, program) = split_text("proxy --link tap:a --backend-link tap:b").unwrap();
+        assert_eq!(device, "nic --link tap:a --backend-link tap:b");
+        assert_eq!(program, "proxy --backend-addr 10.78.0.2/24 --backend-addr fd78::2/64");
         assert!(split_text("serve /srv --queues 2").is_none());
         assert!(split_text("serve /srv --addr dhcp").is_none());
         let (device, program) =

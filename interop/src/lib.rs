@@ -45,6 +45,7 @@ pub use nvme::{fio_report, namespace_server, nvme_initiator, nvme_target, nvme_t
 pub use relay::{RelayLink, RelayLinkConfig, RelayLinkCounts};
 pub use server::{ADDR, PEER, ServerExit, TestServer, outboard, outboard_lab, program};
 pub use tool::{
-    Watchdog, expect_success, output_text, run, run_for_output, wait_with_time_limit, with_clients,
+    Watchdog, expect_success, interface_bytes, output_text, run, run_for_output,
+    wait_with_time_limit, with_clients,
 };
 pub use vm::{NVME_WORK, VM_ADDR, Vm};

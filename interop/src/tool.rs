@@ -140,3 +140,17 @@ pub fn with_clients<R>(clients: &[&(dyn Fn() + Sync)], work: impl FnOnce() -> R)
     });
     (calls.into_inner(), result)
 }
+
+/// Returns the numbers of bytes that an interface has received and sent. `ip` is a command of ip(8)
+/// in its namespace.
+///
+/// # Panics
+/// If there is no such interface.
+#[must_use]
+pub fn interface_bytes(mut ip: Command, interface: &str) -> [u64; 2] {
+    let shown = run_for_output(ip.args(["-s", "-j", "link", "show", interface]));
+    let shown: serde_json::Value = serde_json::from_str(&shown).expect("JSON");
+    ["rx", "tx"].map(|direction| {
+        shown[0]["stats64"][direction]["bytes"].as_u64().expect("statistics of the interface")
+    })
+}

@@ -8,7 +8,7 @@ use std::thread;
 
 use interop::{
     DeviceFixture, Files, Netns, PEER, TestServer, ThirdPartyServer, Vm, expect_success,
-    fetch_sha256, outboard, run, sha256, with_clients,
+    fetch_sha256, interface_bytes, outboard, run, sha256, with_clients,
 };
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
@@ -99,6 +99,39 @@ fn http3_survives_kills_of_the_device() {
     expect_kills(&program);
     assert_eq!(fetch_http3(&fixture.netns), want);
     nic.stat().expect_nonzero(&["quic_tx_sealed", "quic_rx_opened"]);
+}
+
+/// The device has a second link, on which a proxy has an address too. Spliced data crosses from one
+/// to the other.
+#[test]
+fn backends_on_a_separate_link() {
+    let fixture = DeviceFixture::new(TMP);
+    let want = sha256(&fixture.files.fill("a.bin", 5 << 20));
+    // The kernel is at the other end of both links. This makes it answer ARP requests only on the
+    // interface that has the address.
+    let mut sysctl = fixture.netns.command("sysctl");
+    let _ = expect_success(&run(sysctl.args(["-qw", "net.ipv4.conf.all.arp_ignore=1"])));
+    let nic = fixture.nic("a", &["--backend-link", "tap:ob1", "--backend-peer", "10.78.0.1/24"]);
+    let files = fixture.files.path();
+    let _nginx =
+        ThirdPartyServer::nginx(&fixture.netns, fixture.scratch.path(), files, &[8081], "");
+    let args = ["proxy", "--listen", ":80", "--backend", "10.78.0.1:8081"];
+    let both = [&args[..], &["--addr", "10.77.0.2/24", "--backend-addr", "10.78.0.2/24"]].concat();
+    let proxy = fixture.program(&["a"], &both);
+    for _ in 0..2 {
+        assert_eq!(fetch(&fixture.netns, "http://10.77.0.2/a.bin", "1G"), want);
+    }
+    assert_eq!(nic.stat().get("splice_begun"), 2);
+    proxy.expect_no_alarm();
+    let [received, sent] = interface_bytes(fixture.netns.command("ip"), "ob1");
+    assert!(received > 1000 && sent > 10 << 20, "{received} {sent}");
+    nic.stat().expect_zero(&["bridge_tx_half", "switch_tx_refused", "nic_internal_errors"]);
+    let mut command = outboard(&fixture.netns);
+    command.args(args).args(["--backend-addr", "10.78.0.2/24"]);
+    let refused = run(&mut command);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(2), "{said}");
+    assert!(said.contains("--backend-addr needs --backend-link, or --nic"), "{said}");
 }
 
 /// Connections that the host relays continue. Those that a device splices end with it, by design.

@@ -1,6 +1,6 @@
 //! `outboard proxy` between real clients (curl, wrk) and real backends (nginx, openssl, redis).
 
-use interop::{Files, Netns, PEER, TestServer, ThirdPartyServer, sha256};
+use interop::{Files, Netns, PEER, TestServer, ThirdPartyServer, interface_bytes, sha256};
 use std::fmt::Write as _;
 use std::process::{Command, Stdio};
 
@@ -112,16 +112,9 @@ fn backends_on_a_separate_link() {
     let stat = lab.server.stat();
     assert_eq!(stat.get("splice_begun"), 2, "{stat:?}");
     assert_eq!(stat.get("bridge_tx_half"), 0);
-    let (links, _) = run(&mut lab.server.command("ip"), &["-s", "-o", "link", "show", "ob1"]);
-    let received = links
-        .split_once("RX:")
-        .and_then(|(_, rest)| rest.split_whitespace().find_map(|word| word.parse::<u64>().ok()));
     // The interface receives what we send: requests and acknowledgments.
-    assert!(received.is_some_and(|bytes| bytes > 1000), "{links}");
-    let sent = links
-        .split_once("TX:")
-        .and_then(|(_, rest)| rest.split_whitespace().find_map(|word| word.parse::<u64>().ok()));
-    assert!(sent.is_some_and(|bytes| bytes > 10 << 20), "{links}");
+    let [received, sent] = interface_bytes(lab.server.command("ip"), "ob1");
+    assert!(received > 1000 && sent > 10 << 20, "{received} {sent}");
 }
 
 #[test]

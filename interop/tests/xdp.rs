@@ -201,6 +201,65 @@ fn active_opens_from_a_shared_address() {
     }
 }
 
+/// Programs on a device process have ports of the kernel's addresses, and connections that they
+/// open; the kernel has all other ports.
+#[test]
+fn programs_have_ports_of_the_kernels_addresses() {
+    let (files, of_kernel, scratch) = (Files::new(TMP), Files::new(TMP), Files::new("/tmp"));
+    let want = sha256(&files.fill("a.bin", FILE_BYTES));
+    let root = format!("site={}", files.path().display());
+    let folder = files.path().to_string_lossy();
+    let at = ["--addr", "10.77.0.3/24", "--addr", "fd77::3/64", "--share-address"];
+    for link in ["xdp:v0,native", "xdp:v0,generic"] {
+        let network = Network::new(1);
+        let _kernels = [&*network.server, &network.clients]
+            .map(|netns| Network::kernel_server(netns, &of_kernel));
+        let kernel_file = sha256(&of_kernel.path().join("k.txt"));
+        let socket = scratch.path().join("nic").display().to_string();
+        let device = ["nic", "--link", link, "--root", &root, "--listen", &socket];
+        let nic = TestServer::device(Arc::clone(&network.server), &[&device, &at[..]].concat());
+        let unix = format!("unix:{socket}");
+        let serve = |options: &[&str]| {
+            let args = [&["serve", &folder, "--nic", &unix], &at[..], options].concat();
+            TestServer::attached(Arc::clone(&network.server), &args)
+        };
+        let (web, tls) = (serve(&[]), serve(&["--tls", "--http3"]));
+        for _ in 0..2 {
+            assert_eq!(network.fetch("http://10.77.0.3/a.bin"), want, "{link}");
+            assert_eq!(network.fetch("https://[fd77::3]/a.bin"), want, "{link}");
+            assert_eq!(network.fetch("http://10.77.0.3:8000/k.txt"), kernel_file, "{link}");
+            assert_eq!(network.fetch("http://[fd77::3]:8000/k.txt"), kernel_file, "{link}");
+        }
+        let refused = run(network.clients.command("curl").args(["-sS", "http://10.77.0.3:81/"]));
+        assert_eq!(refused.status.code(), Some(7), "the kernel refuses other ports");
+        let control = scratch.path().join("third");
+        let third = |args: &[&str]| {
+            let mut third = interop::outboard(&network.server);
+            run(third.args(args).args(["--nic", &unix, "--control"]).arg(&control))
+        };
+        let to = scratch.path().join("got").display().to_string();
+        let get = ["get", "http://10.77.0.1:8000/k.txt", "-o", &to];
+        let _ = expect_success(&third(&[&get, &at[..]].concat()));
+        assert_eq!(sha256(to.as_ref()), kernel_file);
+        std::fs::remove_file(&to).unwrap();
+        for (args, why) in [
+            (&at[..2], "the kernel of its machine has the same addresses; use --share-address"),
+            (&["--addr", "10.77.0.4/24", "--share-address"], "start it with --addr CIDR for each"),
+        ] {
+            let refused = third(&[&get, args].concat());
+            let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+            assert_eq!(refused.status.code(), Some(69), "{said}");
+            assert!(said.contains(why) && said.lines().count() == 1, "{said}");
+        }
+        let stat = nic.stat();
+        assert!(stat.get("file_bytes") >= 4 * FILE_BYTES, "{stat:?}");
+        stat.expect_nonzero(&["link_neighbors_answered", "tx_tls_encrypted_bytes"]);
+        stat.expect_zero(&["switch_tx_refused", "switch_rx_dropped", "nic_internal_errors"]);
+        assert_eq!([&web, &tls].map(|program| program.stat().get("http_responses_2xx")), [2, 2]);
+        [&web, &tls, &nic].into_iter().for_each(TestServer::expect_no_alarm);
+    }
+}
+
 /// A proxy on a shared address that reloads its configuration: frames to a new port reach it, and
 /// the kernel keeps the others. More ports than a program can have change nothing.
 #[test]

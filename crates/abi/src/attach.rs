@@ -142,6 +142,10 @@ pub enum AttachRefusal {
     Claimed,
     /// One of the listed ports belongs to the ranges for outgoing connections.
     ReservedPort,
+    /// The claim is for all ports of addresses that the kernel of the device's machine has too.
+    AddressesOfKernel,
+    /// The device's link selects frames by addresses, and one of these is not among them.
+    NotReceived,
 }
 
 impl fmt::Display for AttachRefusal {
@@ -153,6 +157,8 @@ impl fmt::Display for AttachRefusal {
             Self::BadRequest => "the request is malformed",
             Self::Claimed => "another program has claimed one of the addresses or ports",
             Self::ReservedPort => "ports from 49152 are for outgoing connections",
+            Self::AddressesOfKernel => "the kernel of its machine has the same addresses",
+            Self::NotReceived => "its link does not receive frames for one of the addresses",
         })
     }
 }

@@ -238,9 +238,10 @@ pub(crate) struct ProxyArgs {
     /// Separate link to the backends, in the forms of --link [default: the link of --link]
     #[arg(long, value_name = "LINK", conflicts_with = "nic")]
     pub(crate) backend_link: Option<LinkName>,
-    /// Address and prefix length of the stack on the link to the backends; may be given twice
-    #[arg(long, value_name = "CIDR", requires = "backend_link",
-        default_values = ["10.78.0.2/24", "fd78::2/64"])]
+    /// Address and prefix length of the stack on the link to the backends, which is that of
+    /// --backend-link, or of `outboard nic` with --nic; may be given twice [default with
+    /// --backend-link: 10.78.0.2/24 fd78::2/64]
+    #[arg(long, value_name = "CIDR")]
     pub(crate) backend_addr: Vec<Cidr>,
     /// Address and prefix length of the kernel's end of the TAP to the backends; may be given twice
     #[arg(long, value_name = "CIDR", requires = "backend_link",

@@ -11,8 +11,8 @@ use host::Cidr;
 use io::disk::ChangeRule;
 use nic::{DeviceConfig, L5oConfig, QuicConfig};
 use stack::{
-    AddrSource, AttachListener, ConfinedFiles, ConfinementOptions, FaultOptions, LimitOptions,
-    LinkName, NicProcess, Offloads, RootDirectory, Signals, StackOptions,
+    AddrSource, AttachListener, BackendLink, ConfinedFiles, ConfinementOptions, FaultOptions,
+    LimitOptions, LinkName, NicProcess, Offloads, RootDirectory, Signals, StackOptions,
 };
 
 use crate::alarms::is_alarm;
@@ -51,9 +51,22 @@ pub(crate) struct NicArgs {
     /// Address of the programs, needed for an xdp link; may be given several times
     #[arg(long, value_name = "CIDR")]
     addr: Vec<Cidr>,
+    /// The kernel has the same addresses on the interface of the xdp link. Programs attach with
+    /// --share-address, too, and get the frames of the ports that they claim; the kernel gets all
+    /// others. A port returns to the kernel when the device process ends. At most four programs
+    #[arg(long)]
+    share_address: bool,
     /// Address and prefix length of the kernel's end of a TAP; may be given twice
     #[arg(long, value_name = "CIDR", default_values = ["10.77.0.1/24", "fd77::1/64"])]
     peer: Vec<Cidr>,
+    /// Separate link to the backends of proxies, in the forms of --link. Their --backend-addr is
+    /// their address on it
+    #[arg(long, value_name = "LINK")]
+    backend_link: Option<LinkName>,
+    /// Address and prefix length of the kernel's end of the TAP to the backends; may be given twice
+    #[arg(long, value_name = "CIDR", requires = "backend_link",
+        default_values = ["10.78.0.1/24", "fd78::1/64"])]
+    backend_peer: Vec<Cidr>,
     /// Offloads that the device provides, as in `outboard serve`
     #[arg(long, default_value = "all", value_name = "LIST")]
     offload: Offloads,
@@ -112,6 +125,10 @@ pub(crate) fn run(args: &NicArgs) -> Result<(), Failure> {
     let files = args.files.clone();
     let process = NicProcess {
         options,
+        backend: args
+            .backend_link
+            .clone()
+            .map(|link| BackendLink { link, peer: args.backend_peer.clone() }),
         programs_max: args.max_programs,
         listen,
         listen_ethernet: args.listen_ether.clone(),
@@ -184,6 +201,7 @@ fn options(args: &NicArgs) -> StackOptions {
     StackOptions {
         link: args.link.clone(),
         addr: args.addr.iter().copied().map(AddrSource::Static).collect(),
+        share_address: args.share_address,
         peer: args.peer.clone(),
         offload: args.offload,
         crypto_workers: args.crypto_workers,

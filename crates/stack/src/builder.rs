@@ -297,7 +297,8 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
         self.configure_queue(0, &mut wanted, &mut host_config);
         let root = self.root.filter(|_| wanted.file.is_some());
         let root = root.map(|root| self.options.root_identity(nic, root)).transpose()?;
-        let request = AttachRequest { root, claim: self.options.address_claim(), outgoing: None };
+        let claim = self.options.address_claim(&host_config.addrs);
+        let request = AttachRequest { root, claim, outgoing: None };
         let (AttachGrant { capabilities, outgoing }, carrier) =
             ProgramCarrier::attach(nic, request)?;
         self.options.confinement.complete(self.options.opens_bpf_links())?;

@@ -59,6 +59,11 @@ impl Confinement {
         owned.map_err(|e| Failure::NoPermission(format!("cannot own {}: {e}", path.display())))
     }
 
+    /// Returns whether [`Self::complete`] gives up the privileges.
+    pub(crate) const fn switches_user(&self) -> bool {
+        self.user.is_some()
+    }
+
     /// Switches to the user and restricts the system calls of all threads. `opens_bpf_links`: see
     /// [`restrict_system_calls`].
     ///

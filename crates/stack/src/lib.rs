@@ -59,7 +59,7 @@ pub use cli::{Failure, exit_code};
 pub use confinement::{Confinement, ConfinementOptions};
 pub use io::confinement::ConfinedFiles;
 pub use limits::{ConnectionLimits, LimitOptions};
-pub use link::{LinkName, open_links};
+pub use link::{BackendLink, LinkName, open_links};
 pub use network::Network;
 pub use nic_process::{AttachListener, NicProcess, OpenRoot, RunningNic};
 pub use options::{

@@ -8,6 +8,8 @@ use std::path::Path;
 use std::str::FromStr;
 
 use cli::Failure;
+use host::Cidr;
+use io::bridge::Bridge;
 use io::clock::MonotonicClock;
 use io::fault::FaultLink;
 use io::link::Link;
@@ -162,6 +164,61 @@ pub fn open_links(
     opened.into_iter().enumerate().map(wrap).collect()
 }
 
+/// A second link of the same stack or device, joined with the first by a bridge
+/// ([`io::bridge::Bridge`]): that to the backends of a proxy.
+#[derive(Clone, Debug)]
+pub struct BackendLink {
+    /// The link.
+    pub link: LinkName,
+    /// Addresses of the kernel's end of a TAP.
+    pub peer: Vec<Cidr>,
+}
+
+impl BackendLink {
+    /// Fails if the link cannot be joined with that of the options.
+    ///
+    /// # Errors
+    /// A line about the options.
+    pub fn check(&self, options: &StackOptions) -> Result<(), Failure> {
+        let is_xdp = |link: &LinkName| matches!(link, LinkName::Xdp { .. });
+        let line = if self.link == options.link {
+            "--backend-link is the same as --link; omit it"
+        } else if options.has_auto_addrs() {
+            "--backend-link: dhcp and slaac support only one link; set --addr CIDR"
+        } else if is_xdp(&self.link) || is_xdp(&options.link) {
+            // The stack has one link address, and each xdp link that of its interface.
+            "--backend-link does not work with xdp links"
+        } else {
+            return Ok(());
+        };
+        Err(Failure::Usage(line.to_owned()))
+    }
+
+    /// Opens the link of the options for each queue, joined with this one. Captures of this one
+    /// are in files with `.backend` after their names.
+    ///
+    /// # Errors
+    /// As [`open_links`].
+    pub fn open_joined(
+        &self,
+        options: &StackOptions,
+        clock: &MonotonicClock,
+    ) -> Result<Vec<Box<dyn Link>>, Failure> {
+        let firsts = open_links(options, clock)?;
+        let pcap = options.pcap.clone().map(|mut path| {
+            path.as_mut_os_string().push(".backend");
+            path
+        });
+        let (link, peer) = (self.link.clone(), self.peer.clone());
+        let seconds = open_links(&StackOptions { link, peer, pcap, ..options.clone() }, clock)?;
+        let join = |(first, second)| match Bridge::new([first, second]) {
+            Ok(bridge) => Ok(Box::new(bridge) as Box<dyn Link>),
+            Err(e) => Err(Failure::System(format!("cannot poll two links: {e}"))),
+        };
+        firsts.into_iter().zip(seconds).map(join).collect()
+    }
+}
+
 /// Opens the interface of the options, without capture and faults. Its changes are reported on
 /// standard error.
 fn open_interface(options: &StackOptions) -> Result<Vec<Box<dyn Link>>, Failure> {
@@ -180,7 +237,7 @@ fn open_interface(options: &StackOptions) -> Result<Vec<Box<dyn Link>>, Failure>
     let offloads = !options.faults.config(0).is_active();
     match &options.link {
         LinkName::Tap(name) => {
-            let prefix = |cidr: &host::Cidr| IpPrefix { addr: cidr.addr, prefix: cidr.prefix_len };
+            let prefix = |cidr: &Cidr| IpPrefix { addr: cidr.addr, prefix: cidr.prefix_len };
             let peer = options.peer.iter().map(prefix).collect();
             let steering = (queues > 1).then(|| options.flow_steering());
             let config =

@@ -16,13 +16,14 @@ use signal_hook::consts::SIGUSR1;
 use wire::LinkAddress;
 
 use crate::attach::{
-    EthernetListener, PatternThread, ProgramListeners, ProgramRoots, RootDirectory, accept_programs,
+    EthernetListener, PatternThread, ProgramListeners, ProgramRoots, ReceivedAddresses,
+    RootDirectory, accept_programs,
 };
 use crate::confinement::Confinement;
 use crate::control::metrics::IsAlarm;
 use crate::control::{self, ControlHandlers, ControlSocket, SocketFile, bind_socket};
 use crate::device::device_config;
-use crate::link::open_links;
+use crate::link::{BackendLink, open_links};
 use crate::listener::ListenerThread;
 use crate::machine::MachineKey;
 use crate::options::StackOptions;
@@ -84,6 +85,8 @@ pub struct NicProcess {
     /// Options of the link, the devices, their limits, faults, captures and queries. Those of hosts
     /// and of queues have no effect.
     pub options: StackOptions,
+    /// A second link, if there is one.
+    pub backend: Option<BackendLink>,
     /// Maximum number of programs, 1 to [`nic::switch::FUNCTIONS_MAX`]. They have equal shares of
     /// the memory for the devices' tables.
     pub programs_max: u8,
@@ -133,10 +136,12 @@ impl NicProcess {
     /// # Errors
     /// Fails if a link, file, socket or thread is not available; the message says what to do.
     pub fn start(self, configure: impl FnOnce(&mut DeviceConfig)) -> Result<RunningNic, Failure> {
-        let Self { mut options, programs_max, listen, listen_ethernet, .. } = self;
+        let Self { mut options, backend, programs_max, listen, listen_ethernet, .. } = self;
         let Self { roots, open_root, is_alarm, .. } = self;
         let record = options.record.as_deref().map(RunRecord::create).transpose()?;
         let roots = ProgramRoots::new(&roots, open_root)?;
+        backend.iter().try_for_each(|backend| backend.check(&options))?;
+        let received = ReceivedAddresses::of_options(&options, programs_max)?;
         let path = control::path(options.control.as_deref(), &options.link);
         let (listener, listen_file) = listen.open(&options.confinement)?;
         let open = |interface: String| EthernetListener::open(&interface, programs_max.into());
@@ -148,7 +153,11 @@ impl NicProcess {
         let clock = MonotonicClock::since_boot();
         // Programs come and go with their addresses; the neighbors of the link know this one.
         options.link_address = Some(MachineKey::read().link_address(&options.link.to_string()));
-        let Some(link) = open_links(&options, &clock)?.into_iter().next() else {
+        let links = match &backend {
+            None => open_links(&options, &clock)?,
+            Some(backend) => backend.open_joined(&options, &clock)?,
+        };
+        let Some(link) = links.into_iter().next() else {
             return Err(Failure::System("the link has no queue".to_owned()));
         };
         options.confinement.complete(options.opens_bpf_links())?;
@@ -158,7 +167,7 @@ impl NicProcess {
         let kept = kept.map_err(|e| Failure::System(format!("cannot keep the socket: {e}")))?;
         let listeners = ProgramListeners { unix: listener, ethernet };
         let (acceptors, arrivals) =
-            accept_programs(listeners, capabilities, roots, programs_max.into())?;
+            accept_programs(listeners, (capabilities, received), roots, programs_max.into())?;
         let recorders = record.as_ref().map(|record| record.source().clone());
         let mut threads = Threads::new(clock, false);
         let patterns = PatternThread::start()?;

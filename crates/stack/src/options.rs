@@ -364,8 +364,8 @@ impl StackOptions {
         self.addr.iter().filter_map(known).collect()
     }
 
-    /// Returns the addresses and ports that the program claims of a device in another process.
-    pub(crate) fn address_claim(&self) -> AddressClaim {
+    /// Returns what a program with these addresses claims of a device in another process.
+    pub(crate) fn address_claim(&self, addrs: &[Cidr]) -> AddressClaim {
         let range = |port| PortRange { first: port, last: port };
         let listed = || self.listen_ports.list().into_iter().map(range).collect();
         let ports = match (self.share_address, self.reuse_port) {
@@ -373,7 +373,7 @@ impl StackOptions {
             (true, false) => PortClaim::Listed(listed()),
             (true, true) => PortClaim::Shared(listed()),
         };
-        AddressClaim { addrs: self.addrs().iter().map(|cidr| cidr.addr).collect(), ports }
+        AddressClaim { addrs: addrs.iter().map(|cidr| cidr.addr).collect(), ports }
     }
 
     /// Returns the identity of a directory for a device in another process.

@@ -376,6 +376,7 @@ layout_enum! {
     AttachReply { 0 Attached(grant: Box<AttachGrant>), 1 Refused(reason: AttachRefusal) }
     AttachRefusal {
         0 Full, 1 UnknownRoot, 2 NoResources, 3 BadRequest, 4 Claimed, 5 ReservedPort,
+        6 AddressesOfKernel, 7 NotReceived,
     }
     ResyncMode { 0 StreamScan, 1 NextHint, 2 Async }
 }

@@ -13,8 +13,13 @@ use alloc::vec::Vec;
 pub const FUNCTIONS_MAX: usize = 16;
 /// First port of the ranges for outgoing connections: the dynamic ports (RFC 6335 section 6).
 const OUTGOING_FIRST: u16 = 49152;
-/// Ports of each function's range; the ranges of all functions end at 65535.
+/// Ports of each function's range. The first function has the highest range: if the kernel has the
+/// same addresses, only the ports above its own are free.
 const OUTGOING_PORTS: u16 = 1024;
+const _: () = assert!(
+    OUTGOING_FIRST as usize + FUNCTIONS_MAX * OUTGOING_PORTS as usize == 1 << 16,
+    "the ranges of all functions are the dynamic ports"
+);
 
 /// Returns the range of outgoing connections of a function that does not have all ports of its
 /// addresses.
@@ -25,8 +30,8 @@ const OUTGOING_PORTS: u16 = 1024;
 pub const fn outgoing_ports(function: usize) -> PortRange {
     assert!(function < FUNCTIONS_MAX, "a function of a switch");
     #[expect(clippy::cast_possible_truncation, reason = "less than 16")]
-    let first = OUTGOING_FIRST + function as u16 * OUTGOING_PORTS;
-    PortRange { first, last: first + (OUTGOING_PORTS - 1) }
+    let last = u16::MAX - function as u16 * OUTGOING_PORTS;
+    PortRange { first: last - (OUTGOING_PORTS - 1), last }
 }
 
 /// A set of functions.
@@ -201,8 +206,8 @@ impl ClaimTable {
         if let Some(function) = claimed.sole {
             return PortOwner::Function(function);
         }
-        if let Some(offset) = port.checked_sub(OUTGOING_FIRST) {
-            let function = usize::from(offset / OUTGOING_PORTS);
+        if port >= OUTGOING_FIRST {
+            let function = usize::from((u16::MAX - port) / OUTGOING_PORTS);
             if claimed.functions.contains(function) {
                 return PortOwner::Function(function);
             }
@@ -329,7 +334,7 @@ pub(super) mod tests {
         assert_eq!(table.owner(A.into(), 60_000), PortOwner::Function(0));
         assert_eq!(table.owner(B.into(), 80), PortOwner::Unclaimed);
         let outgoing = table.insert(2, &claim(B, Listed, &[(8000, 8010), (80, 81)])).unwrap();
-        assert_eq!(outgoing, Some(PortRange { first: 51_200, last: 52_223 }));
+        assert_eq!(outgoing, Some(PortRange { first: 62_464, last: 63_487 }));
         assert_eq!(table.check(&claim(B, Listed, &[(79, 80)])), Err(Claimed));
         assert_eq!(table.check(&claim(B, Shared, &[(80, 81)])), Err(Claimed));
         assert_eq!(table.check(&all(B)), Err(Claimed));
@@ -341,9 +346,10 @@ pub(super) mod tests {
             (82, PortOwner::Function(1)),
             (8005, PortOwner::Function(2)),
             (8011, PortOwner::Answerer(1)),
-            (50_176, PortOwner::Function(1)),
-            (52_223, PortOwner::Function(2)),
-            (52_224, PortOwner::Answerer(1)),
+            (62_463, PortOwner::Answerer(1)),
+            (62_464, PortOwner::Function(2)),
+            (64_511, PortOwner::Function(1)),
+            (65_535, PortOwner::Answerer(1)),
         ] {
             assert_eq!(table.owner(B.into(), port), owner, "{port}");
         }

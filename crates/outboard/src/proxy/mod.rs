@@ -19,12 +19,12 @@ use apps::proxy::{
     ProxyLimits, ProxyListener, ProxyMode, ProxyOffloads, ProxyPool, ProxyTable,
 };
 use base::Duration;
-use io::bridge::Bridge;
+use host::Cidr;
 use io::clock::{self, MonotonicClock};
 use io::link::Link;
 use nic::{DeviceConfig, L5oConfig};
 use stack::{
-    BACKLOG, ConfinedFiles, LinkName, MessageSender, QueueSetup, Signals, Stack, StackOptions,
+    BACKLOG, BackendLink, ConfinedFiles, MessageSender, QueueSetup, Signals, Stack, StackOptions,
     Switch,
 };
 
@@ -118,19 +118,26 @@ fn add_listen_ports(args: &ProxyArgs, plan: &ProxyPlan) -> Result<(), String> {
 
 /// Fails if options contradict each other.
 fn check_options(args: &ProxyArgs) -> Result<(), Failure> {
-    if args.backend_link.as_ref() == Some(&args.stack.link) {
-        return Err(Failure::Usage("--backend-link is the same as --link; omit it".to_owned()));
-    }
-    if args.backend_link.is_some() && args.stack.has_auto_addrs() {
-        let line = "--backend-link: dhcp and slaac support only one link; set --addr CIDR";
+    if args.backend_link.is_none() && args.stack.nic.is_none() && !args.backend_addr.is_empty() {
+        let line = "--backend-addr needs --backend-link, or --nic of a device with one";
         return Err(Failure::Usage(line.to_owned()));
     }
-    let is_xdp = |link: &LinkName| matches!(link, LinkName::Xdp { .. });
-    if args.backend_link.iter().any(|link| is_xdp(link) || is_xdp(&args.stack.link)) {
-        // The stack has one link address, and each xdp link that of its interface.
-        return Err(Failure::Usage("--backend-link does not work with xdp links".to_owned()));
+    backend_link(args).map_or(Ok(()), |backend| backend.check(&args.stack))
+}
+
+/// Returns the link to the backends, if it is another one than that to the clients.
+fn backend_link(args: &ProxyArgs) -> Option<BackendLink> {
+    let link = args.backend_link.clone()?;
+    Some(BackendLink { link, peer: args.backend_peer.clone() })
+}
+
+/// Returns the addresses on the link to the backends, if it is another one.
+fn backend_addrs(args: &ProxyArgs) -> Vec<Cidr> {
+    if args.backend_link.is_some() && args.backend_addr.is_empty() {
+        let default = |addr: &str| addr.parse().expect("an address with its prefix length");
+        return ["10.78.0.2/24", "fd78::2/64"].map(default).into();
     }
-    Ok(())
+    args.backend_addr.clone()
 }
 
 /// Returns the plan of the options or the file, if a proxy can start with it.
@@ -146,9 +153,8 @@ fn read_plan(args: &ProxyArgs) -> Result<ProxyPlan, Failure> {
 
 /// Returns the plan if its listeners can be opened.
 fn check_plan_listeners(args: &ProxyArgs, plan: ProxyPlan) -> Result<ProxyPlan, String> {
-    let backend_addr = args.backend_link.iter().flat_map(|_| &args.backend_addr);
-    let addrs = args.stack.addrs();
-    let ours: Vec<_> = addrs.iter().chain(backend_addr).map(|cidr| cidr.addr).collect();
+    let addrs = args.stack.addrs().into_iter().chain(backend_addrs(args));
+    let ours: Vec<_> = addrs.map(|cidr| cidr.addr).collect();
     // The device's link-local address is derived from its MAC address, which is not known here.
     let link_local = |addr| matches!(addr, IpAddr::V6(v6) if v6.is_unicast_link_local());
     // With `--check` an automatic address is not known either.
@@ -199,19 +205,10 @@ fn open_links(
     options: &StackOptions,
     clock: &MonotonicClock,
 ) -> Result<Vec<Box<dyn Link>>, Failure> {
-    let clients = stack::open_links(options, clock)?;
-    let Some(link) = args.backend_link.clone() else { return Ok(clients) };
-    let pcap = options.pcap.clone().map(|mut path| {
-        path.as_mut_os_string().push(".backend");
-        path
-    });
-    let options = StackOptions { link, peer: args.backend_peer.clone(), pcap, ..options.clone() };
-    let backends = stack::open_links(&options, clock)?;
-    let join = |(first, second)| match Bridge::new([first, second]) {
-        Ok(bridge) => Ok(Box::new(bridge) as Box<dyn Link>),
-        Err(e) => Err(Failure::System(format!("cannot poll two links: {e}"))),
-    };
-    clients.into_iter().zip(backends).map(join).collect()
+    match backend_link(args) {
+        None => stack::open_links(options, clock),
+        Some(backend) => backend.open_joined(options, clock),
+    }
 }
 
 /// Starts the thread that resolves names, and sends the proxy a table if addresses have changed.
@@ -303,9 +300,7 @@ fn configure(args: &ProxyArgs, device: &mut DeviceConfig, host: &mut host::HostC
         tls_rx: false,
         ..L5oConfig::new(Arc::new(crypto::Provider))
     });
-    if args.backend_link.is_some() {
-        host.addrs.extend(&args.backend_addr);
-    }
+    host.addrs.extend(backend_addrs(args));
 }
 
 fn app_config(args: &ProxyArgs, clock: &MonotonicClock) -> proxy::ProxyConfig {

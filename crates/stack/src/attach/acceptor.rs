@@ -21,6 +21,7 @@ use super::channel::AttachedChannel;
 use super::ethernet_listener::EthernetListener;
 use super::handshake::{ProgramConnection, ProgramOrigin, ProgramRequest};
 use super::new_notifier;
+use super::received_addresses::ReceivedAddresses;
 use super::roots::ProgramRoots;
 use super::waiting_programs::{
     ProgramService, WAITING_PROCESSES_MAX, WAITING_STATIONS_MAX, WaitingPrograms,
@@ -164,13 +165,14 @@ pub(crate) struct ProgramListeners {
 }
 
 /// Starts the threads that accept up to `programs_max` programs for devices with these
-/// capabilities. Returns them with the arrivals for the device's thread.
+/// capabilities, and addresses that their link receives. Returns them with the arrivals for the
+/// device's thread.
 ///
 /// # Errors
 /// If no thread or file descriptor is left.
 pub(crate) fn accept_programs(
     listeners: ProgramListeners,
-    capabilities: Capabilities,
+    (capabilities, received): (Capabilities, ReceivedAddresses),
     roots: ProgramRoots,
     programs_max: usize,
 ) -> Result<(Vec<ListenerThread>, ProgramArrivals), Failure> {
@@ -181,6 +183,7 @@ pub(crate) fn accept_programs(
         ProgramArrivals { receiver, shared: Arc::clone(&shared), notifier: new_notifier()? };
     let acceptor = Arc::new(ProgramAcceptor {
         capabilities,
+        received,
         roots,
         arrivals: sender,
         shared,
@@ -201,6 +204,7 @@ pub(crate) fn accept_programs(
 /// Accepts programs, in threads of its own.
 struct ProgramAcceptor {
     capabilities: Capabilities,
+    received: ReceivedAddresses,
     roots: ProgramRoots,
     arrivals: Sender<ProgramArrival>,
     shared: Arc<AcceptorState>,
@@ -241,8 +245,7 @@ impl ProgramAcceptor {
             Ok(disk) => disk,
             Err(reason) => return Err(program.refuse(reason)),
         };
-        let admitted = self.shared.programs().admit(&request.request);
-        match admitted {
+        match self.admit(&request.request) {
             Ok((function, outgoing)) => {
                 let accepted = self.accept(program, request, (function, outgoing), disk);
                 if !accepted {
@@ -253,6 +256,20 @@ impl ProgramAcceptor {
             }
             Err(reason) => Err(program.refuse(reason)),
         }
+    }
+
+    /// Assigns a function to a program, whose frames the link receives then.
+    ///
+    /// # Errors
+    /// The reason for the program.
+    fn admit(&self, request: &AttachRequest) -> Result<(usize, Option<PortRange>), AttachRefusal> {
+        self.received.check(&request.claim)?;
+        let admitted = self.shared.programs().admit(request)?;
+        if let Err(reason) = self.received.redirect(&request.claim) {
+            self.shared.programs().release(admitted.0, FunctionUse::Ending);
+            return Err(reason);
+        }
+        Ok(admitted)
     }
 
     /// Passes a program to the device's thread; returns false if it is gone.

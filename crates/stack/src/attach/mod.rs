@@ -45,6 +45,7 @@ mod handshake;
 mod pattern_thread;
 mod program;
 mod program_ports;
+mod received_addresses;
 mod roots;
 mod shared_channel;
 mod waiting_programs;
@@ -67,6 +68,7 @@ pub(crate) use handshake::{AttachError, ProgramOrigin};
 pub(crate) use pattern_thread::PatternThread;
 pub(crate) use program::{AttachCounters, ProgramCarrier, restrict_to};
 pub(crate) use program_ports::ProgramPorts;
+pub(crate) use received_addresses::ReceivedAddresses;
 pub(crate) use roots::ProgramRoots;
 pub use roots::RootDirectory;
 

@@ -273,6 +273,10 @@ fn failure(address: &DeviceAddress, error: &AttachError) -> Failure {
             "stop another program, or raise --max-programs"
         }
         AttachError::Refused(AttachRefusal::ReservedPort) => "listen on lower ports",
+        AttachError::Refused(AttachRefusal::AddressesOfKernel) => "use --share-address",
+        AttachError::Refused(AttachRefusal::NotReceived) => {
+            "start it with --addr CIDR for each address"
+        }
         AttachError::Refused(AttachRefusal::BadRequest) => "see --addr",
         AttachError::Refused(AttachRefusal::NoResources) => "see its messages",
         AttachError::Unsuitable => "start another device",

@@ -130,6 +130,7 @@ mod tests {
 
     use super::super::acceptor::{ProgramListeners, accept_programs};
     use super::super::handshake::attach_at_path;
+    use super::super::received_addresses::ReceivedAddresses;
     use super::super::roots::ProgramRoots;
     use super::WAITING_PROCESSES_MAX;
 
@@ -144,7 +145,8 @@ mod tests {
             Capabilities::without_engines([2, 0, 0, 0, 0, 1], 1500, 65_416, Refusal::Disabled);
         let roots = ProgramRoots::new(&[], Box::new(|_| unreachable!("no roots"))).unwrap();
         let listeners = ProgramListeners { unix, ethernet: None };
-        let (_threads, arrivals) = accept_programs(listeners, capabilities, roots, 2).unwrap();
+        let offers = (capabilities, ReceivedAddresses::Any);
+        let (_threads, arrivals) = accept_programs(listeners, offers, roots, 2).unwrap();
         let connect = || UnixStream::connect(&path).unwrap();
         let mut silent: Vec<_> = (0..WAITING_PROCESSES_MAX).map(|_| connect()).collect();
         let claim = AddressClaim { addrs: [[10, 0, 0, 1].into()].into(), ports: PortClaim::All };
