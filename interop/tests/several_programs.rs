@@ -134,6 +134,43 @@ fn programs_have_ports_of_one_address() {
     nic.stat().expect_zero(&["switch_tx_refused", "switch_rx_dropped", "nic_internal_errors"]);
 }
 
+/// A claim does not change while a program runs: a proxy keeps its configuration if the new one has
+/// a port that it has not claimed.
+#[test]
+fn reload_needs_claimed_ports() {
+    let fixture = DeviceFixture::new(TMP);
+    let want = sha256(&fixture.files.fill("a.bin", 1 << 20));
+    let _nic = fixture.nic("a", &[]);
+    let _web = serve(&fixture, "10.77.0.2/24", &[]);
+    let write = |ports: &[u16]| {
+        let listener =
+            |port| format!("[[listener]]\nlisten = ':{port}'\nmode = 'http'\ndefault = 'a'\n");
+        let listeners: String = ports.iter().map(listener).collect();
+        let backend = "[[backend]]\nname = 'a'\nservers = ['10.77.0.2:80']\n";
+        fixture.scratch.write("proxy.toml", listeners + backend)
+    };
+    let path = write(&[80, 81]).to_string_lossy().into_owned();
+    let args = ["proxy", "--config", &path, "--addr", "10.77.0.3/24", "--share-address"];
+    let proxy = fixture.program(&["a"], &args);
+    let _ = write(&[80]);
+    proxy.signal("HUP");
+    while proxy.stat().get("proxy_ports_closed") == 0 {}
+    let before = proxy.stat();
+    let _ = write(&[80, 81]);
+    proxy.signal("HUP");
+    while proxy.stat().moved(&before, "proxy_ports_opened") == 0 {}
+    let _ = write(&[80, 81, 82]);
+    proxy.signal("HUP");
+    assert_eq!(fetch(&fixture, "http://10.77.0.3:81/a.bin", &[]), want);
+    let _ = write(&[80]);
+    proxy.signal("HUP");
+    while proxy.stat().get("proxy_ports_closed") == 1 {}
+    let ended = proxy.stop();
+    let line = "SIGHUP: with --nic and --share-address, ports are claimed at the start; restart the \
+                proxy to listen on port 82; keeping the old configuration";
+    assert!(ended.stderr.contains(line), "{}", ended.stderr);
+}
+
 /// Programs that share a port have a part of its connections each, and the rest takes over.
 #[test]
 fn programs_share_a_port() {

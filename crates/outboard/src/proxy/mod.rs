@@ -116,6 +116,22 @@ fn add_listen_ports(args: &ProxyArgs, plan: &ProxyPlan) -> Result<(), String> {
     args.stack.listen_ports.extend(ports).map_err(|error| error.to_string())
 }
 
+/// Fails if a plan has ports that the proxy cannot claim of a device process while it runs.
+fn check_claimed_ports(args: &ProxyArgs, plan: &ProxyPlan) -> Result<(), String> {
+    if args.stack.nic.is_none() || !args.stack.share_address {
+        return Ok(());
+    }
+    let claimed = args.stack.listen_ports.list();
+    match plan.listeners.iter().find(|listener| !claimed.contains(&listener.port)) {
+        None => Ok(()),
+        Some(listener) => Err(format!(
+            "with --nic and --share-address, ports are claimed at the start; restart the proxy to \
+             listen on port {}",
+            listener.port
+        )),
+    }
+}
+
 /// Fails if options contradict each other.
 fn check_options(args: &ProxyArgs) -> Result<(), Failure> {
     if args.backend_link.is_none() && args.stack.nic.is_none() && !args.backend_addr.is_empty() {
@@ -184,6 +200,7 @@ fn check(args: &ProxyArgs) -> Result<(), Failure> {
 fn reload(args: &ProxyArgs, path: &Path, plans: &Sender<ProxyPlan>) {
     let read = || {
         let new = check_plan_listeners(args, file::read(path, &limits(args))?)?;
+        check_claimed_ports(args, &new)?;
         // Before the listeners are opened, so that no connection to them is the kernel's.
         add_listen_ports(args, &new)?;
         Ok::<_, String>(new)
