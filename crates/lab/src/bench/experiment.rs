@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::{Debug, Display};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
@@ -216,6 +217,11 @@ pub(crate) struct BenchReport {
     void: Option<Failure>,
 }
 
+/// Prints a line. A closed standard output, as that of `| head`, is no reason to panic.
+fn print_line(text: impl Display) {
+    let _ = writeln!(std::io::stdout(), "{text}");
+}
+
 impl BenchReport {
     /// Returns an empty report, as JSON or as tables.
     pub(crate) fn new(json: bool) -> Self {
@@ -227,7 +233,7 @@ impl BenchReport {
         if self.json {
             eprintln!("{text}");
         } else {
-            println!("{text}");
+            print_line(text);
         }
     }
 
@@ -275,9 +281,9 @@ impl BenchReport {
     /// Returns the reason for which the numbers are invalid.
     pub(crate) fn finish(self) -> Result<(), Failure> {
         if self.json {
-            println!("{:#}", Value::Object(self.fields));
+            print_line(format_args!("{:#}", Value::Object(self.fields)));
         } else if let Some(headline) = self.fields.get("headline") {
-            println!("\nheadline: {headline:#}");
+            print_line(format_args!("\nheadline: {headline:#}"));
         }
         self.void.map_or(Ok(()), Err)
     }

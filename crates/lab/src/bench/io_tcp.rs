@@ -38,8 +38,9 @@ const HOST_CORE_HZ: f64 = 2.2e9;
 const REPEATS: usize = 3;
 /// Total bytes of all files: more than the device's memory, so that it reads from disk.
 const WORKING_SET_BYTES: u64 = 192 << 20;
-/// Limit of body bytes to measure over.
+/// Limit of body bytes to measure over, in full and with `--quick`.
 const MEASURED_BYTES_MAX: u64 = 1_500_000_000;
+const QUICK_BYTES_MAX: u64 = 400_000_000;
 /// A disk whose queueing delay exceeds a retransmission timeout at a thousand connections.
 const SLOW_DISK: DiskModel =
     DiskModel { latency: Duration::from_micros(80), bytes_per_s: 250_000_000 };
@@ -47,7 +48,7 @@ const SLOW_DISK: DiskModel =
 /// Arguments of `outboard-lab bench io-tcp`.
 #[derive(Debug, Args)]
 pub(crate) struct IoTcpArgs {
-    /// Run only 300 KB with 64 and 1,000 connections, which takes about a minute
+    /// Run only 300 KB with 64 and 1,000 connections, over fewer bytes
     #[arg(long)]
     quick: bool,
     /// File sizes in bytes [default: all]
@@ -109,7 +110,8 @@ impl Benchmark for IoTcpArgs {
         let folder = TempFolder::new();
         let mut files = FileSet::new(folder.path(), WORKING_SET_BYTES);
         let tls = BenchTls::new()?;
-        let mut measure = |setting| measure(setting, &tls, &mut files);
+        let bytes_max = if self.quick { QUICK_BYTES_MAX } else { MEASURED_BYTES_MAX };
+        let mut measure = |setting| measure((setting, bytes_max), &tls, &mut files);
         let rows = report.measure("rows", reading(self.readings(), &mut measure))?;
         report.line("\nHTTPS, encrypted by the side that reads the files:");
         let encrypted = reading(self.encrypted_readings(), &mut measure);
@@ -202,7 +204,7 @@ fn corrections() -> Vec<Vec<IoTcpSetting>> {
 }
 
 fn measure(
-    setting: IoTcpSetting,
+    (setting, bytes_max): (IoTcpSetting, u64),
     tls: &BenchTls,
     files: &mut FileSet<'_>,
 ) -> Result<IoTcpFigures, Failure> {
@@ -211,7 +213,7 @@ fn measure(
     let mut pair = content_pair(sending, tls, connections, files.of_size(size)?, files.folder)?;
     pair.start();
     let warm = u64::from(connections) * 2;
-    let wanted = (MEASURED_BYTES_MAX / size).clamp(warm, 20_000);
+    let wanted = (bytes_max / size).clamp(warm, 20_000);
     pair.run_until(|p| p.client.app.is_warm())?;
     pair.client.app.reset_bytes_per_connection();
     let before = pair.server_usage();

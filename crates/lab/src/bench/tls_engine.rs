@@ -135,7 +135,7 @@ impl TlsEngineWork {
         let record = RECORD_CONTENT_BYTES as usize + 1;
         let (mut engine, mut record_calls, mut packet_calls) = match self {
             Self::Encrypt => (
-                EngineLoop::Transmit(EngineTransmit::new(suite)),
+                EngineLoop::Transmit(Box::new(EngineTransmit::new(suite))),
                 SingleCalls::new(suite, AeadCall::Seal, record),
                 None,
             ),
@@ -342,7 +342,7 @@ pub(super) fn transmit_records(number: u64, seq: u32, content: &Bytes, records: 
 
 /// Work of the engine in turns.
 enum EngineLoop {
-    Transmit(EngineTransmit),
+    Transmit(Box<EngineTransmit>),
     Receive(EngineReceive),
 }
 

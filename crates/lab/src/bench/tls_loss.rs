@@ -28,14 +28,16 @@ const RATES: [u32; 6] = [0, 5, 10, 20, 30, 50];
 /// Number of streams, as in the paper.
 const CONNECTIONS: u32 = 128;
 const WARM_BYTES: u64 = 24 << 20;
+/// Bytes to measure in each run, in full and with `--quick`.
 const MEASURED_BYTES: u64 = 240 << 20;
+const QUICK_BYTES: u64 = 60 << 20;
 /// Clock rate of a core of the paper's testbed (section 6), in cycles per second.
 const CORE_HZ: f64 = 2.0e9;
 
 /// Arguments of `outboard-lab bench tls-loss`.
 #[derive(Debug, Args)]
 pub(crate) struct TlsLossArgs {
-    /// Run only rates of 2 and 5 percent
+    /// Run only rates of 2 and 5 percent, over fewer bytes
     #[arg(long)]
     quick: bool,
     #[command(flatten)]
@@ -125,7 +127,7 @@ impl TlsLossArgs {
             faults: setting.faults.config(self.reordering, data),
             mtu: self.mtu,
             out_of_order: setting.algorithm != TlsLossAlgorithm::Paper,
-            ..StreamRun::new(WARM_BYTES, MEASURED_BYTES)
+            ..StreamRun::new(WARM_BYTES, if self.quick { QUICK_BYTES } else { MEASURED_BYTES })
         }
     }
 
