@@ -264,10 +264,12 @@ fn a_faulty_link_to_the_dpu_is_repaired() {
     let _ = expect_success(&run(&mut curl));
     assert_eq!(sha256(&fixture.files.path().join("b.bin")), want);
     expect_session(&program);
-    nic.stat().expect_nonzero(&["carrier_frames_repeated", "carrier_frames_doubled"]);
-    let stat = program.stat();
-    stat.expect_zero(&["nic_lost"]);
-    stat.expect_nonzero(&["carrier_frames_doubled"]);
+    // The device receives few frames of these transfers: 2 % of them may be none.
+    while [&nic, &program].iter().any(|end| end.stat().get("carrier_frames_doubled") == 0) {
+        assert_eq!(fetch(&fixture.client, "http://10.77.0.2/a.bin", &[]), want);
+    }
+    nic.stat().expect_nonzero(&["carrier_frames_repeated"]);
+    program.stat().expect_zero(&["nic_lost"]);
 }
 
 /// A station that begins sessions and says nothing in them, sends frames of sessions that it has
