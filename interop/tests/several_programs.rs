@@ -166,8 +166,8 @@ fn reload_needs_claimed_ports() {
     proxy.signal("HUP");
     while proxy.stat().get("proxy_ports_closed") == 1 {}
     let ended = proxy.stop();
-    let line = "SIGHUP: with --nic and --share-address, ports are claimed at the start; restart the \
-                proxy to listen on port 82; keeping the old configuration";
+    let line = "SIGHUP: with --nic and --share-address, ports are claimed at the start; restart \
+                the proxy to listen on port 82; keeping the old configuration";
     assert!(ended.stderr.contains(line), "{}", ended.stderr);
 }
 
