@@ -37,8 +37,8 @@ setup:
 # The inner loop: everything that needs neither privileges nor other programs.
 check: lint checks unit
 
-# From cheap to dear; the first that fails ends it. Link-time optimization makes the programs about a
-# tenth faster, and takes longer than the tests gain from it.
+# From cheap to dear; the first that fails ends it. Link-time optimization takes longer than the tests
+# gain from it.
 test: export CARGO_PROFILE_RELEASE_LTO ?= off
 test:
 	@$(MAKE) --no-print-directory setup

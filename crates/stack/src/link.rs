@@ -53,6 +53,11 @@ pub enum LinkName {
 }
 
 impl LinkName {
+    /// Returns whether the link consists of XDP sockets.
+    pub(crate) const fn is_xdp(&self) -> bool {
+        matches!(self, Self::Xdp { .. })
+    }
+
     /// Returns the name of the interface that carries the frames.
     #[must_use]
     pub fn interface(&self) -> String {
@@ -180,12 +185,11 @@ impl BackendLink {
     /// # Errors
     /// A line about the options.
     pub fn check(&self, options: &StackOptions) -> Result<(), Failure> {
-        let is_xdp = |link: &LinkName| matches!(link, LinkName::Xdp { .. });
         let line = if self.link == options.link {
             "--backend-link is the same as --link; omit it"
         } else if options.has_auto_addrs() {
             "--backend-link: dhcp and slaac support only one link; set --addr CIDR"
-        } else if is_xdp(&self.link) || is_xdp(&options.link) {
+        } else if self.link.is_xdp() || options.link.is_xdp() {
             // The stack has one link address, and each xdp link that of its interface.
             "--backend-link does not work with xdp links"
         } else {
@@ -222,7 +226,7 @@ impl BackendLink {
 /// Opens the interface of the options, without capture and faults. Its changes are reported on
 /// standard error.
 fn open_interface(options: &StackOptions) -> Result<Vec<Box<dyn Link>>, Failure> {
-    let is_xdp = matches!(options.link, LinkName::Xdp { .. });
+    let is_xdp = options.link.is_xdp();
     if is_xdp && options.has_auto_addrs() {
         // The program of the link selects frames by addresses that must be known before.
         let line = format!("--addr dhcp and slaac do not work with --link {}", options.link);
@@ -287,7 +291,7 @@ fn watch<L: ChangeableLink + 'static>(
         interface,
         needs,
         mac,
-        follows_queues: matches!(options.link, LinkName::Xdp { .. }),
+        follows_queues: options.link.is_xdp(),
         open: Box::new(open),
         report: |line| eprintln!("outboard: {line}"),
     };

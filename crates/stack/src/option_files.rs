@@ -23,7 +23,7 @@ impl StackOptions {
 
     /// Returns whether the link loads programs for its queues, also when it is opened again.
     pub(crate) fn opens_bpf_links(&self) -> bool {
-        self.nic.is_none() && (self.queues > 1 || matches!(self.link, LinkName::Xdp { .. }))
+        self.nic.is_none() && (self.queues > 1 || self.link.is_xdp())
     }
 
     /// Returns the files that these options need.

@@ -9,10 +9,10 @@ use std::net::IpAddr;
 
 use abi::attach::{AddressClaim, AttachRefusal, PortClaim, PortRange};
 use cli::Failure;
+use io::open_error::OpenLinkError;
 use io::xdp::ListenerPorts;
 use nic::switch::outgoing_ports;
 
-use crate::link::LinkName;
 use crate::options::{SHARED_ACTIVE_PORTS, StackOptions};
 
 /// Addresses and ports that a link receives.
@@ -33,7 +33,7 @@ impl ReceivedAddresses {
     /// If there are not enough ports for the outgoing connections of that many programs, or the
     /// ports of programs could not be added later.
     pub(crate) fn of_options(options: &StackOptions, programs_max: u8) -> Result<Self, Failure> {
-        if !matches!(options.link, LinkName::Xdp { .. }) {
+        if !options.link.is_xdp() {
             return Ok(Self::Any);
         }
         let addrs: Vec<_> = options.addrs().iter().map(|cidr| cidr.addr).collect();
@@ -94,12 +94,12 @@ impl ReceivedAddresses {
         let count: usize = ranges.iter().map(|range| of_range(range).len()).sum();
         let max = ListenerPorts::MAX;
         let redirected = if count > max {
-            Err(format!("{count} listening ports; at most {max} are possible"))
+            Err(OpenLinkError::TooManyPorts { count, max })
         } else {
-            ports.extend(ranges.iter().flat_map(of_range)).map_err(|error| error.to_string())
+            ports.extend(ranges.iter().flat_map(of_range))
         };
-        redirected.map_err(|why| {
-            eprintln!("outboard: refusing a program: {why}");
+        redirected.map_err(|error| {
+            eprintln!("outboard: refusing a program: {error}");
             AttachRefusal::NoResources
         })
     }
@@ -155,7 +155,7 @@ mod tests {
         let mut options = options("xdp:eth0", true);
         let refused = ReceivedAddresses::of_options(&options, 5).unwrap_err().to_string();
         assert!(refused.contains("of 4 programs"), "{refused}");
-        let user = ConfinementOptions { user: Some("nobody".to_owned()), sandbox: false };
+        let user = ConfinementOptions { user: Some("daemon".to_owned()), sandbox: false };
         options.confinement = user.begin(&ConfinedFiles::default()).unwrap();
         let refused = ReceivedAddresses::of_options(&options, 4).unwrap_err().to_string();
         assert!(refused.contains("omit --user"), "{refused}");
