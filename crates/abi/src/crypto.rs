@@ -6,7 +6,8 @@
 //! them; a simulation that does not test cryptography may inject a cheap fake. This crate has no
 //! implementation.
 //!
-//! A whole text is sealed or opened in one call. If only ranges of it are at hand (packets of a TLS
+//! A whole text is sealed or opened in one call ([`AeadRanges::open_whole`] also restores a text
+//! whose tag is wrong). If only ranges of it are at hand (packets of a TLS
 //! record, in the order of arrival), [`AeadRanges`] encrypts or decrypts each on its own and adds
 //! it to an [`AuthSum`] of constant size, from which the tag is computed in the end. This works
 //! because all suites use counter mode, and because both authenticators, GHASH (NIST SP 800-38D
@@ -14,6 +15,7 @@
 //! separate ranges add up.
 
 use alloc::boxed::Box;
+use alloc::vec::Vec;
 use core::fmt;
 
 /// AEAD algorithms of TLS 1.2, TLS 1.3 and QUIC: all with nonces of 12 bytes and tags of 16 bytes
@@ -170,7 +172,8 @@ pub trait Aead: Send + Sync {
     fn ranges(&self) -> Box<dyn AeadRanges>;
 }
 
-/// Encryption and decryption of ranges of texts with one key, in place.
+/// Encryption and decryption of ranges of texts with one key, and decryption of whole texts, in
+/// place.
 ///
 /// [`Self::seek`] begins a run of adjacent ranges, [`Self::end_run`] ends it. Ranges may have any
 /// length, also zero, and runs any order. Ranges within a run are nearly as fast as whole texts; a
@@ -192,4 +195,19 @@ pub trait AeadRanges: Send {
     /// Ends the run, and returns the sum over the ranges before it and its own. Without a run, the
     /// sum is empty.
     fn end_run(&mut self) -> AuthSum;
+
+    /// Decrypts `sealed`, a ciphertext followed by its tag, in place and returns the length of the
+    /// plaintext. The tag is left as it is. A run is abandoned. `copy` is empty, and holds a copy
+    /// of `sealed` afterwards if the implementation needs one to restore it.
+    ///
+    /// # Errors
+    /// `BadTag` if the tag does not match or `sealed` is shorter than a tag. Unlike after
+    /// [`Aead::open`], `sealed` is then as it was.
+    fn open_whole(
+        &mut self,
+        nonce: &[u8; NONCE_BYTES],
+        aad: &[u8],
+        sealed: &mut [u8],
+        copy: &mut Vec<u8>,
+    ) -> Result<usize, BadTag>;
 }

@@ -1,5 +1,6 @@
 //! Functions of aws-lc that aws-lc-rs, its safe interface, does not have: AES-GCM with an IV of any
-//! length, which returns the tag in both directions, and ChaCha20 from any block on.
+//! length, which returns the tag in both directions and keeps a text whose tag is wrong, and
+//! ChaCha20 from any block on.
 //!
 //! Called by [`crate::gcm`] and [`crate::chacha`]. The `unsafe` code of this crate is here and in
 //! [`crate::whole_text`]: each call passes pointers to slices and arrays of the lengths that
@@ -24,15 +25,15 @@ pub(crate) enum GcmDirection {
     Seal = 1,
 }
 
-/// A key of AES-GCM with IVs of 16 bytes, by the kernels of aws-lc that encrypt and authenticate in
-/// one pass.
+/// A key of AES-GCM, by the kernels of aws-lc that encrypt and authenticate in one pass.
 pub(crate) struct GcmContext(NonNull<ffi::EVP_CIPHER_CTX>);
 
 // SAFETY: the context belongs to this value alone, and aws-lc's contexts are not bound to a thread.
 unsafe impl Send for GcmContext {}
 
 impl GcmContext {
-    /// Returns `None` if the suite is not AES-GCM or `key` does not have its length.
+    /// Returns `None` if the suite is not AES-GCM, `key` does not have its length, or memory is
+    /// exhausted.
     pub(crate) fn new(suite: Suite, key: &[u8]) -> Option<Self> {
         let cipher = match suite {
             // SAFETY: the functions return a pointer to a constant.
@@ -49,26 +50,32 @@ impl GcmContext {
         let raw = context.0.as_ptr();
         let (no_key, no_iv) = (null(), null());
         // SAFETY: `raw` is a context that `EVP_CIPHER_CTX_new` initialized; `key` has the length of
-        // the cipher's keys. The IV's length is set before the first IV.
+        // the cipher's keys.
         let ready = unsafe {
             ffi::EVP_CipherInit_ex(raw, cipher, null_mut(), no_key, no_iv, 1) == 1
-                && ffi::EVP_CIPHER_CTX_ctrl(raw, ffi::EVP_CTRL_AEAD_SET_IVLEN, IV_BYTES, null_mut())
-                    == 1
                 && ffi::EVP_CipherInit_ex(raw, null(), null_mut(), key.as_ptr(), no_iv, 1) == 1
         };
         ready.then_some(context)
     }
 
     /// Begins a text whose associated data is `aad`.
-    pub(crate) fn begin(&mut self, direction: GcmDirection, iv: &[u8; BLOCK], aad: &[u8; BLOCK]) {
+    ///
+    /// # Panics
+    /// If the IV does not have 1 to 16 bytes, or the associated data is longer than 2 GiB.
+    pub(crate) fn begin(&mut self, direction: GcmDirection, iv: &[u8], aad: &[u8]) {
         let (raw, mut written) = (self.0.as_ptr(), 0);
-        // SAFETY: `raw` is a context with a key and an IV length of 16 bytes; without an output,
-        // `EVP_CipherUpdate` reads associated data of the length that is passed, and writes nothing
-        // but `written`.
+        assert!((1..=BLOCK).contains(&iv.len()), "the context has room for an IV of a block");
+        let len = |bytes: &[u8]| c_int::try_from(bytes.len()).expect("associated data is short");
+        let (iv_len, aad_len) = (len(iv), len(aad));
+        // SAFETY: `raw` is a context with a key; the IV has the length that is set before it.
+        // Without an output, `EVP_CipherUpdate` reads associated data of the length that is passed,
+        // and writes nothing but `written`.
         let done = unsafe {
             let direction = direction as c_int;
-            ffi::EVP_CipherInit_ex(raw, null(), null_mut(), null(), iv.as_ptr(), direction) == 1
-                && ffi::EVP_CipherUpdate(raw, null_mut(), &mut written, aad.as_ptr(), IV_BYTES) == 1
+            ffi::EVP_CIPHER_CTX_ctrl(raw, ffi::EVP_CTRL_AEAD_SET_IVLEN, iv_len, null_mut()) == 1
+                && ffi::EVP_CipherInit_ex(raw, null(), null_mut(), null(), iv.as_ptr(), direction)
+                    == 1
+                && ffi::EVP_CipherUpdate(raw, null_mut(), &mut written, aad.as_ptr(), aad_len) == 1
         };
         assert!(done, "a context with a key accepts an IV and associated data");
     }
@@ -99,7 +106,7 @@ impl GcmContext {
                 && ffi::EVP_CIPHER_CTX_ctrl(
                     raw,
                     ffi::EVP_CTRL_AEAD_GET_TAG,
-                    IV_BYTES,
+                    TAG_LEN,
                     tag.as_mut_ptr().cast(),
                 ) == 1
         };
@@ -127,5 +134,5 @@ pub(crate) fn chacha20(key: &[u8; 32], nonce: &[u8; NONCE_BYTES], first: u32, te
     }
 }
 
-/// Length of the IVs of a [`GcmContext`], and of other blocks.
-const IV_BYTES: c_int = 16;
+/// [`TAG_BYTES`] as aws-lc takes it.
+const TAG_LEN: c_int = 16;

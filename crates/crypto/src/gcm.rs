@@ -29,48 +29,59 @@ use crate::{bytes_within_max, halves, offset_in_block, u128_from_halves};
 
 /// A key of AES-GCM with the block cipher `C`.
 pub(crate) struct Gcm<C> {
-    whole: WholeTextKey,
-    suite: Suite,
-    /// The key, for `field` and for each [`GcmRanges`]; the first [`Suite::key_bytes`] bytes.
-    key: Zeroizing<[u8; 32]>,
-    /// Created with the first range: most keys see only whole texts.
-    field: OnceLock<Arc<GcmField<C>>>,
+    key: Arc<GcmKey<C>>,
+    /// Created with the first use: a device's receive contexts decrypt by [`GcmRanges`] alone.
+    whole: OnceLock<WholeTextKey>,
 }
 
 impl<C: AesCipher> Gcm<C> {
     /// Returns `None` if `key` does not have the length of `suite`'s keys, or `C` is not the cipher
     /// of `suite`.
     pub(crate) fn new(suite: Suite, key: &[u8]) -> Option<Self> {
-        if key.len() != C::key_size() {
+        if key.len() != C::key_size() || key.len() != suite.key_bytes() {
             return None;
         }
-        let whole = WholeTextKey::new(suite, key)?;
-        let mut copy = Zeroizing::new([0; 32]);
-        copy[..key.len()].copy_from_slice(key);
-        Some(Self { whole, suite, key: copy, field: OnceLock::new() })
+        let mut bytes = Zeroizing::new([0; 32]);
+        bytes[..key.len()].copy_from_slice(key);
+        let key = Arc::new(GcmKey { suite, bytes, field: OnceLock::new() });
+        Some(Self { key, whole: OnceLock::new() })
     }
 
-    fn key(&self) -> &[u8] {
-        &self.key[..self.suite.key_bytes()]
+    fn whole(&self) -> &WholeTextKey {
+        let key = &self.key;
+        self.whole.get_or_init(|| WholeTextKey::new(key.suite, key.bytes()).expect(NO_MEMORY))
     }
 
-    /// Returns `None` if memory is exhausted, or if the hash key is zero and has no inverse.
-    fn context(&self) -> Option<GcmContext> {
-        let invertible = self.field().inverse != [0; BLOCK];
-        GcmContext::new(self.suite, self.key()).filter(|_| invertible)
+    fn field(&self) -> &GcmField<C> {
+        self.key.field()
+    }
+}
+
+/// The bytes of a key, and its field.
+struct GcmKey<C> {
+    suite: Suite,
+    /// The first [`Suite::key_bytes`] are the key.
+    bytes: Zeroizing<[u8; 32]>,
+    /// Created with the first range: most keys see only whole texts.
+    field: OnceLock<GcmField<C>>,
+}
+
+impl<C: AesCipher> GcmKey<C> {
+    fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.suite.key_bytes()]
     }
 
-    fn field(&self) -> &Arc<GcmField<C>> {
+    fn field(&self) -> &GcmField<C> {
         self.field.get_or_init(|| {
-            let cipher = C::new_from_slice(self.key()).expect("`new` checked the length");
-            Arc::new(GcmField::new(cipher))
+            let cipher = C::new_from_slice(self.bytes()).expect("`Gcm::new` checked the length");
+            GcmField::new(cipher)
         })
     }
 }
 
 impl<C: AesCipher + 'static> Aead for Gcm<C> {
     fn seal(&self, nonce: &[u8; NONCE_BYTES], aad: &[u8], text: &mut [u8]) -> [u8; TAG_BYTES] {
-        self.whole.seal(nonce, aad, text)
+        self.whole().seal(nonce, aad, text)
     }
 
     fn seal_copy(
@@ -81,7 +92,7 @@ impl<C: AesCipher + 'static> Aead for Gcm<C> {
         last: &[u8],
         out: &mut [u8],
     ) {
-        self.whole.seal_copy(nonce, aad, text, last, out);
+        self.whole().seal_copy(nonce, aad, text, last, out);
     }
 
     fn open(
@@ -90,7 +101,7 @@ impl<C: AesCipher + 'static> Aead for Gcm<C> {
         aad: &[u8],
         sealed: &mut [u8],
     ) -> Result<usize, BadTag> {
-        self.whole.open(nonce, aad, sealed)
+        self.whole().open(nonce, aad, sealed)
     }
 
     fn apply_keystream(&self, nonce: &[u8; NONCE_BYTES], offset: u64, range: &mut [u8]) {
@@ -99,7 +110,7 @@ impl<C: AesCipher + 'static> Aead for Gcm<C> {
 
     fn merge(&self, sum: &mut AuthSum, other: &AuthSum) {
         let mut running = load(sum);
-        running.merge(&**self.field(), load(other));
+        running.merge(self.field(), load(other));
         *sum = store(running);
     }
 
@@ -110,14 +121,14 @@ impl<C: AesCipher + 'static> Aead for Gcm<C> {
         text_len: u64,
         sum: &AuthSum,
     ) -> [u8; TAG_BYTES] {
-        let field = &**self.field();
+        let field = self.field();
         let lengths = length_block(aad.len() as u64, text_len).to_be_bytes();
         let hash = load(sum).finish(field, aad, text_len, &lengths);
         (hash ^ field.encrypted_counter(nonce, FIRST - 1)).to_be_bytes()
     }
 
     fn ranges(&self) -> Box<dyn AeadRanges> {
-        Box::new(GcmRanges { field: Arc::clone(self.field()), context: self.context(), run: None })
+        Box::new(GcmRanges::new(&self.key))
     }
 }
 
@@ -127,7 +138,7 @@ impl<C> fmt::Debug for Gcm<C> {
     }
 }
 
-/// Runs of ranges.
+/// Runs of ranges, and decryption of whole texts.
 ///
 /// Encryption and GHASH of a run are one pass of aws-lc over a text of its own. A run begins at any
 /// block of the record, but aws-lc begins a text with the block after J0, and its GHASH with zero.
@@ -136,10 +147,12 @@ impl<C> fmt::Debug for Gcm<C> {
 /// preceding ranges comes first, as a block of associated data. The sum after the run is computed
 /// back from the tag. Each of these inverts GHASH, which is a product with the inverse of the hash
 /// key. Nonces are safe: the counter blocks, and so the keystream, are those of the whole text.
+///
+/// Whole texts take the context too, with their own nonce: unlike [`WholeTextKey`], it keeps a text
+/// whose tag is wrong, which another pass of the keystream restores.
 struct GcmRanges<C> {
-    field: Arc<GcmField<C>>,
-    /// `None` if every range is processed without it.
-    context: Option<GcmContext>,
+    key: Arc<GcmKey<C>>,
+    context: GcmContext,
     run: Option<GcmRun>,
 }
 
@@ -179,33 +192,69 @@ impl<C: AesCipher> AeadRanges for GcmRanges<C> {
 
     fn end_run(&mut self) -> AuthSum {
         let Some(mut run) = self.run.take() else { return AuthSum::default() };
-        if let Some(context) = &mut self.context {
-            run.leave_context(context, &self.field);
-        }
+        run.leave_context(&mut self.context, self.key.field());
         store(run.sum)
+    }
+
+    fn open_whole(
+        &mut self,
+        nonce: &[u8; NONCE_BYTES],
+        aad: &[u8],
+        sealed: &mut [u8],
+        _copy: &mut Vec<u8>,
+    ) -> Result<usize, BadTag> {
+        self.run = None;
+        let Some((text, tag)) = sealed.split_last_chunk_mut::<TAG_BYTES>() else {
+            return Err(BadTag);
+        };
+        if text.len() as u64 > TEXT_MAX {
+            return Err(BadTag);
+        }
+        self.pass(GcmDirection::Open, nonce, aad, text);
+        // Constant time: timing must not reveal how much of a forged tag was correct.
+        let made = self.context.tag();
+        if made.iter().zip(&*tag).fold(0, |diff, (a, b)| diff | (a ^ b)) == 0 {
+            return Ok(text.len());
+        }
+        self.pass(GcmDirection::Seal, nonce, aad, text);
+        Err(BadTag)
     }
 }
 
 impl<C: AesCipher> GcmRanges<C> {
+    fn new(key: &Arc<GcmKey<C>>) -> Self {
+        let context = GcmContext::new(key.suite, key.bytes()).expect(NO_MEMORY);
+        Self { key: Arc::clone(key), context, run: None }
+    }
+
+    /// Passes a whole text through the context.
+    fn pass(
+        &mut self,
+        direction: GcmDirection,
+        nonce: &[u8; NONCE_BYTES],
+        aad: &[u8],
+        text: &mut [u8],
+    ) {
+        self.context.begin(direction, nonce, aad);
+        for range in text.chunks_mut(CONTEXT_BYTES_MAX) {
+            self.context.update(range);
+        }
+    }
+
     fn crypt(&mut self, direction: GcmDirection, range: &mut [u8]) {
         let run = self.run.as_mut().expect("the caller has called `seek`");
+        let (context, field) = (&mut self.context, self.key.field());
         let end = run.offset.saturating_add(range.len() as u64);
-        match &mut self.context {
-            Some(context) => {
-                let running =
-                    run.in_context.as_ref().is_some_and(|part| part.direction == direction);
-                let fits = end <= TEXT_MAX && range.len() <= CONTEXT_BYTES_MAX;
-                let by_context = fits && (running || range.len() >= CONTEXT_BYTES_MIN);
-                if !running || !by_context {
-                    run.leave_context(context, &self.field);
-                }
-                if by_context {
-                    run.crypt_in(context, &self.field, direction, range);
-                } else {
-                    run.crypt_apart(&self.field, direction, range);
-                }
-            }
-            None => run.crypt_apart(&self.field, direction, range),
+        let running = run.in_context.as_ref().is_some_and(|part| part.direction == direction);
+        let fits = field.is_invertible() && end <= TEXT_MAX && range.len() <= CONTEXT_BYTES_MAX;
+        let by_context = fits && (running || range.len() >= CONTEXT_BYTES_MIN);
+        if !running || !by_context {
+            run.leave_context(context, field);
+        }
+        if by_context {
+            run.crypt_in(context, field, direction, range);
+        } else {
+            run.crypt_apart(field, direction, range);
         }
         run.offset = end;
     }
@@ -345,6 +394,11 @@ impl<C: AesCipher> GcmField<C> {
         if !done {
             inside.fill(0);
         }
+    }
+
+    /// Returns whether sums can be computed back from a tag: whether the hash key is not zero.
+    fn is_invertible(&self) -> bool {
+        self.inverse != [0; BLOCK]
     }
 
     /// Returns E(K, counter block).
@@ -492,6 +546,8 @@ fn multiply(a: u128, b: &[u8; BLOCK]) -> u128 {
     u128::from_le_bytes(product.finalize().into())
 }
 
+/// Reason why aws-lc has no context for a key whose length was checked.
+const NO_MEMORY: &str = "memory for a key of AES-GCM";
 /// Counter of a text's first block; the one before masks the tag (SP 800-38D section 7.1).
 const FIRST: u32 = 2;
 /// Longest text in bytes (SP 800-38D section 5.2.1.1).
@@ -513,8 +569,7 @@ mod tests {
     #[test]
     fn the_context_processes_long_ranges_and_what_follows_them() {
         let key = Gcm::<Aes128Enc>::new(Suite::Aes128Gcm, &[7; 16]).unwrap();
-        let (field, context, run) = (Arc::clone(key.field()), key.context(), None);
-        let mut ranges = GcmRanges { field, context, run };
+        let mut ranges = GcmRanges::new(&key.key);
         let in_context = |ranges: &GcmRanges<_>| {
             ranges.run.as_ref().and_then(|run| run.in_context.as_ref()).map_or(0, |part| part.len)
         };

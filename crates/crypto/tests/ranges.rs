@@ -1,6 +1,6 @@
 //! Any partition of a text, in any order, has the result of aws-lc for the whole text.
 
-use abi::crypto::{Aead, AuthSum, CryptoProvider, NONCE_BYTES, Suite, TAG_BYTES};
+use abi::crypto::{Aead, AuthSum, BadTag, CryptoProvider, NONCE_BYTES, Suite, TAG_BYTES};
 use aes::cipher::{BlockCipherEncrypt, KeyInit};
 use outboard_crypto::Provider;
 use proptest::prelude::*;
@@ -198,6 +198,47 @@ fn copies_are_the_same() {
                 case.key.seal_copy(&case.nonce, &case.aad, text, last, &mut out);
                 assert_eq!(out, [&case.sealed[..], &case.tag].concat());
             }
+        }
+    }
+}
+
+/// A text whose tag is wrong is restored, and a correct one keeps its tag. Runs before and after,
+/// which share the context, have their own nonces.
+#[test]
+fn whole_texts_with_a_wrong_tag_are_restored() {
+    for suite in SUITES {
+        for len in [0, 1, 15, 16, 17, 1000, 16_385] {
+            let case =
+                RangeCase::new(suite, &vec![7; suite.key_bytes()], [1; 12], b"h", &bytes(len, 3));
+            let sealed = [&case.sealed[..], &case.tag].concat();
+            let mut ranges = case.key.ranges();
+            let mut copy = Vec::new();
+            let mut open = |sealed: &mut [u8], aad: &[u8]| {
+                // A run that is abandoned.
+                ranges.seek(&[9; 12], &AuthSum::default(), 5);
+                ranges.open(&mut [0; 500]);
+                copy.clear();
+                ranges.open_whole(&case.nonce, aad, sealed, &mut copy)
+            };
+            for bit in [0, len * 4, len * 8, len * 8 + 127] {
+                let mut changed = sealed.clone();
+                changed[bit / 8] ^= 1 << (bit % 8);
+                let received = changed.clone();
+                assert_eq!(open(&mut changed, b"h"), Err(BadTag), "{suite:?} {len} {bit}");
+                assert!(changed == received, "{suite:?} {len} {bit}: not restored");
+            }
+            let mut opened = sealed.clone();
+            assert_eq!(open(&mut opened, b"g"), Err(BadTag), "other associated data");
+            assert!(opened == sealed, "{suite:?} {len}: not restored");
+            assert_eq!(open(&mut opened, b"h"), Ok(len));
+            assert!(opened == [&case.text[..], &case.tag].concat(), "{suite:?} {len}");
+            assert_eq!(open(&mut [0; TAG_BYTES - 1], b"h"), Err(BadTag), "shorter than a tag");
+            assert_eq!(ranges.end_run().words(), AuthSum::default().words(), "no run is left");
+            ranges.seek(&case.nonce, &AuthSum::default(), 0);
+            let mut text = case.sealed.clone();
+            ranges.open(&mut text);
+            let tag = case.key.finish(&case.nonce, b"h", len as u64, &ranges.end_run());
+            assert!((text, tag) == (case.text, case.tag), "{suite:?} {len}: a run after it");
         }
     }
 }

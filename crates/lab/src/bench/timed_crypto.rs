@@ -124,4 +124,14 @@ impl AeadRanges for MeteredKey<dyn AeadRanges> {
     fn end_run(&mut self) -> AuthSum {
         self.1.time(|| self.0.end_run())
     }
+
+    fn open_whole(
+        &mut self,
+        nonce: &[u8; NONCE_BYTES],
+        aad: &[u8],
+        sealed: &mut [u8],
+        copy: &mut Vec<u8>,
+    ) -> Result<usize, BadTag> {
+        self.1.time(|| self.0.open_whole(nonce, aad, sealed, copy))
+    }
 }

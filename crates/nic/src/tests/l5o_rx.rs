@@ -45,21 +45,20 @@ fn in_order_in_packets_of_every_size() {
 
 #[test]
 fn whole_records_and_their_counters() {
-    for out_of_order in [false, true] {
+    // ChaCha20-Poly1305 alone needs a copy to restore a record.
+    let cases = [(ALL[3], None), (ALL[5], Some("rx_tls_copied_bytes +49203"))];
+    for (out_of_order, (suite, copied)) in
+        [false, true].into_iter().flat_map(|out_of_order| cases.map(|case| (out_of_order, case)))
+    {
         let lens = [16_384, 16_384, 16_384];
-        let mut flow = TlsRxFlow::new(TlsTestPeer::new(ALL[3]), config(out_of_order, SCAN), &lens);
+        let mut flow = TlsRxFlow::new(TlsTestPeer::new(suite), config(out_of_order, SCAN), &lens);
         let opened = flow.deliver(0..flow.wire.len()).unwrap();
         assert_eq!((opened.range, opened.number, opened.offset), (0..49_218, NUMBER, 0));
         assert_eq!((opened.message_len, opened.verified), (16_406, NUMBER..NUMBER + 3));
         assert_eq!(flow.offloaded(), 3);
-        assert_eq!(
-            flow.moved(),
-            [
-                "rx_tls_decrypted_packets +1",
-                "rx_tls_decrypted_bytes +49218",
-                "rx_tls_copied_bytes +49203",
-            ]
-        );
+        let decrypted = ["rx_tls_decrypted_packets +1", "rx_tls_decrypted_bytes +49218"];
+        let expected: Vec<_> = decrypted.into_iter().chain(copied).collect();
+        assert_eq!(flow.moved(), expected);
         // A duplicate is left as received.
         assert_eq!(flow.deliver(0..20_000), None);
         assert_eq!(flow.moved(), [""; 0]);
@@ -273,7 +272,6 @@ fn hints_and_asynchronous_requests() {
         [
             "rx_tls_decrypted_packets +2",
             "rx_tls_decrypted_bytes +3300",
-            "rx_tls_copied_bytes +1990",
             "rx_tls_resync_req_pkt +1",
             "rx_tls_resync_req_start +1",
             "rx_tls_resync_req_end +1",

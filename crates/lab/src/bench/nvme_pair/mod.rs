@@ -108,7 +108,7 @@ struct RunSlice {
     device: f64,
 }
 
-/// Bytes that a device copies: to registered buffers, and records before their decryption.
+/// Bytes that a device copies: to registered buffers, and records of ChaCha20-Poly1305.
 pub(crate) const DEVICE_COPIES: [&str; 2] = ["rx_nvmeotcp_bytes", "rx_tls_copied_bytes"];
 /// Bytes that a host copies: to buffers, and records before their decryption.
 pub(crate) const HOST_COPIES: [&str; 2] = ["nvme_rx_copied_bytes", "tls_rx_copied_bytes"];

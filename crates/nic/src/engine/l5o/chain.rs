@@ -23,6 +23,7 @@
 //! `next`, and only the last may lack its length.
 
 use abi::crypto::AuthSum;
+use alloc::vec::Vec;
 use base::{SeqNum, internal_error};
 use smallvec::SmallVec;
 
@@ -92,7 +93,8 @@ pub(super) struct RecordTracker {
     /// Wrong tags since the last correct one, or since the host confirmed a number.
     pub(super) wrong_tags: u32,
     pub(super) nonces: NoncePredictor,
-    /// Decrypts runs of ranges; contains the sum of the message whose `sum` is `None`.
+    /// Decrypts whole messages and runs of ranges; contains the sum of the message whose `sum` is
+    /// `None`.
     cipher: TlsRangeCipher,
     /// Offset in that message's text at which its run continues.
     run_end: u32,
@@ -134,6 +136,18 @@ impl RecordTracker {
         }
         self.cipher.decrypt(keys, range);
         self.run_end = offset + offset_u32(range.len());
+    }
+
+    /// Decrypts a whole message in place; see [`TlsRangeCipher::decrypt_whole`].
+    pub(super) fn decrypt_message(
+        &mut self,
+        keys: &TlsDeviceKeys,
+        number: u64,
+        message: &mut [u8],
+        copy: &mut Vec<u8>,
+    ) -> bool {
+        self.end_run();
+        self.cipher.decrypt_whole(keys, number, message, copy)
     }
 
     /// Returns the sum over the text of message `index`.

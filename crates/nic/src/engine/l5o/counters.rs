@@ -25,7 +25,7 @@ base::counters! {
         /// Bytes of decrypted ranges.
         rx_tls_decrypted_bytes,
         /// Bytes of whole records copied before their decryption, to restore them if the tag is
-        /// wrong.
+        /// wrong; AES-GCM needs no copy.
         rx_tls_copied_bytes,
         /// Receive contexts created.
         rx_tls_ctx,

@@ -12,7 +12,7 @@ use crate::engine::tls::DecryptedRange;
 /// Scratch memory and bounds shared by all receive contexts.
 #[derive(Debug)]
 pub(super) struct RxScratch {
-    /// Copy of a whole message while it is decrypted in place.
+    /// Copy of a whole message while it is decrypted in place, if the suite needs one.
     pub(super) scratch: Vec<u8>,
     /// Ranges decrypted in the current packet.
     pub(super) decrypted: Vec<DecryptedRange>,

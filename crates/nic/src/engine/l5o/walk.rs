@@ -113,9 +113,10 @@ impl RecordTracker {
     ) -> ParseStep {
         let end = at + len as usize;
         self.push_whole(w.seq_at(at), len, number);
-        w.counters.rx_tls_copied_bytes += u64::from(len.saturating_sub(w.keys.front()));
         let message = &mut w.payload[at..end];
-        if !w.keys.decrypt_whole(number, message, &mut w.tools.scratch) {
+        let correct = self.decrypt_message(w.keys, number, message, &mut w.tools.scratch);
+        w.counters.rx_tls_copied_bytes += w.tools.scratch.len() as u64;
+        if !correct {
             self.on_wrong_tag(w, at..end);
             return ParseStep::ContinueAt(end);
         }

@@ -31,8 +31,8 @@ pub(crate) const HEADER: u32 = HEADER_BYTES as u32;
 #[expect(clippy::cast_possible_truncation, reason = "sixteen")]
 pub(crate) const TAG: u32 = TAG_BYTES as u32;
 
-/// State for encrypting and decrypting ranges of a context's messages, created with the first one:
-/// in many contexts, all messages are whole.
+/// State for encrypting and decrypting ranges of a context's messages, and for decrypting whole
+/// ones; created with the first use.
 #[derive(Default)]
 pub(crate) struct TlsRangeCipher(Option<Box<dyn AeadRanges>>);
 
@@ -63,6 +63,30 @@ impl TlsRangeCipher {
     /// Ends the run; returns the sum over the ranges before it and its own.
     pub(crate) fn end_run(&mut self) -> AuthSum {
         self.0.as_mut().map_or_else(AuthSum::default, |ranges| ranges.end_run())
+    }
+
+    /// Decrypts a whole message in place; there must be no run. Returns false, with `message`
+    /// unchanged, if the tag is wrong. `copy` holds a copy of the encrypted text afterwards, or
+    /// nothing if none was needed.
+    pub(crate) fn decrypt_whole(
+        &mut self,
+        keys: &TlsDeviceKeys,
+        number: u64,
+        message: &mut [u8],
+        copy: &mut Vec<u8>,
+    ) -> bool {
+        copy.clear();
+        let mut front = [0; FRONT];
+        let front_len = keys.framing.full_header_len();
+        if message.len() < front_len + TAG_BYTES {
+            return false;
+        }
+        front[..front_len].copy_from_slice(&message[..front_len]);
+        let nonce = keys.framing.received_nonce(&keys.iv, number, &front);
+        let text_len = message.len() - front_len - TAG_BYTES;
+        let (aad, used) = keys.framing.aad(number, front[0], text_len);
+        let sealed = &mut message[front_len..];
+        self.ranges(keys).open_whole(&nonce, &aad[..used], sealed, copy).is_ok()
     }
 
     /// Encrypts a range in place and adds it to `sum`.
@@ -158,33 +182,5 @@ impl TlsDeviceKeys {
         let made = self.aead.finish(&nonce, &aad[..used], u64::from(text_len), sum);
         // Constant time: timing must not reveal how much of a forged tag was correct.
         made.iter().zip(tag).fold(0, |diff, (a, b)| diff | (a ^ b)) == 0
-    }
-
-    /// Decrypts a whole message in place. Returns false, with `message` unchanged, if the tag is
-    /// wrong. `scratch` holds a copy.
-    pub(crate) fn decrypt_whole(
-        &self,
-        number: u64,
-        message: &mut [u8],
-        scratch: &mut Vec<u8>,
-    ) -> bool {
-        let mut front = [0; FRONT];
-        let front_len = self.framing.full_header_len();
-        if message.len() < front_len + TAG_BYTES {
-            return false;
-        }
-        front[..front_len].copy_from_slice(&message[..front_len]);
-        let nonce = self.framing.received_nonce(&self.iv, number, &front);
-        let text_len = message.len() - front_len - TAG_BYTES;
-        let (aad, used) = self.framing.aad(number, front[0], text_len);
-        let sealed = &mut message[front_len..];
-        scratch.clear();
-        scratch.extend_from_slice(sealed);
-        let opened = self.aead.open(&nonce, &aad[..used], sealed).is_ok();
-        // The tag stays as it arrived, and so does the text if the tag is wrong; `open` guarantees
-        // neither.
-        let keep = if opened { text_len } else { 0 };
-        sealed[keep..].copy_from_slice(&scratch[keep..]);
-        opened
     }
 }
