@@ -67,7 +67,12 @@ impl ReportContents<'_> {
         for run in self.runs {
             let name = || HtmlCell::html(format!("<code>{}</code>", escape(&run.name)));
             let Some(result) = self.results.get(&run.name) else {
-                let missing = HtmlCell::with_class("muted", "not run");
+                let there = self.machine["cores"].as_u64();
+                let reason = match there.is_some_and(|there| there < run.cores as u64) {
+                    true => format!("not run: it needs {} cores", run.cores),
+                    false => "not run".to_owned(),
+                };
+                let missing = HtmlCell::with_class("muted", &reason);
                 rows.push(vec![name(), missing, HtmlCell::value(&Value::Null)]);
                 continue;
             };
@@ -341,7 +346,7 @@ mod tests {
         let results =
             [("tls-loss".to_owned(), result(vec![loss])), ("proxy-live".to_owned(), failed)].into();
         let (runs, papers) = (all_runs(), all_papers());
-        let machine = json!({ "processor": "A & B" });
+        let machine = json!({ "processor": "A & B", "cores": 2 });
         let contents =
             ReportContents { runs: &runs, papers: &papers, results: &results, machine: &machine };
         let pages: BTreeMap<_, _> = contents.pages().unwrap().into_iter().collect();
@@ -353,6 +358,7 @@ mod tests {
         assert!(runs.iter().all(|run| first.contains(&format!("<code>{}</code>", run.name))));
         assert!(first.contains("<td>ours.full_at_5_loss</td><td class=\"n\">0.990</td>"));
         assert!(first.contains("needs &lt;root&gt;") && first.contains("&lt;b&gt;"));
+        assert!(first.contains("not run: it needs 4 cores"), "queue-balance");
         assert!(summary.contains("not measured"));
         let paper = &pages["autonomous-nic-offloads.html"];
         assert!(paper.contains("<svg class=\"plot\"") && paper.contains("id=\"fig-17\""));
