@@ -116,7 +116,11 @@ impl StreamApp {
 
     /// Handles an established connection: attaches TLS, if it is used.
     fn establish(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
-        self.established += 1;
+        self.attach_keys(now, host, socket);
+        self.count_established(now, host);
+    }
+
+    fn attach_keys(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
         let Some((version, suite)) = self.params.suite else { return };
         // One key for all streams of a measurement: nothing here is secret.
         let direction = |which: u8| TlsDirection::new(&[which; 32], [which; 12], 0);
@@ -128,6 +132,19 @@ impl StreamApp {
         }
     }
 
+    /// Counts an established connection. With the last one, all begin.
+    fn count_established(&mut self, now: Instant, host: &mut Host) {
+        self.established += 1;
+        if self.is_up() {
+            self.work_all(now, host);
+        }
+    }
+
+    fn work_all(&mut self, now: Instant, host: &mut Host) {
+        let sockets: Vec<SocketId> = self.done.keys().copied().collect();
+        sockets.into_iter().for_each(|socket| self.work(now, host, socket));
+    }
+
     fn work(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
         if self.sends {
             self.write(now, host, socket);
@@ -137,6 +154,11 @@ impl StreamApp {
     }
 
     fn write(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
+        // A connection whose SYN is lost again and again is seconds behind: meanwhile, the others
+        // would send gigabytes.
+        if !self.is_up() {
+            return;
+        }
         let Some(done) = self.done.get_mut(&socket) else { return };
         let message = self.params.message_bytes;
         let share = QUEUED_BYTES / u64::from(self.params.connections);
@@ -214,14 +236,11 @@ impl Application for StreamApp {
                     && self.server.is_some()
                     && self.established < self.params.connections
                 {
-                    self.established += 1;
+                    self.count_established(now, host);
                 }
                 self.work(now, host, socket);
             }
-            _ => {
-                let sockets: Vec<SocketId> = self.done.keys().copied().collect();
-                sockets.into_iter().for_each(|socket| self.work(now, host, socket));
-            }
+            _ => self.work_all(now, host),
         }
     }
 }
