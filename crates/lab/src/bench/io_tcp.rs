@@ -48,7 +48,7 @@ const SLOW_DISK: DiskModel =
 /// Arguments of `outboard-lab bench io-tcp`.
 #[derive(Debug, Args)]
 pub(crate) struct IoTcpArgs {
-    /// Run only 300 KB with 64 and 1,000 connections, over fewer bytes
+    /// Run only 300 KB with 64 and 1,000 connections, and 4,000 by the device, over fewer bytes
     #[arg(long)]
     quick: bool,
     /// File sizes in bytes [default: all]
@@ -156,7 +156,8 @@ impl IoTcpArgs {
             fewer.iter().chain(counts).map(move |&count| (size, count)).collect::<Vec<_>>()
         };
         let both = sizes.iter().flat_map(of_size);
-        both.map(|(size, connections)| both_readers(size, connections, false)).collect()
+        let both = both.map(|(size, connections)| both_readers(size, connections, false));
+        both.chain(self.quick_many(false)).collect()
     }
 
     /// Returns the settings with TLS.
@@ -165,7 +166,17 @@ impl IoTcpArgs {
         let counts = self.connections.as_deref().unwrap_or(all);
         let sizes = self.sizes.as_deref().unwrap_or(&[MAIN_SIZE]).iter();
         let both = sizes.flat_map(|&size| counts.iter().map(move |&count| (size, count)));
-        both.map(|(size, connections)| both_readers(size, connections, true)).collect()
+        let both = both.map(|(size, connections)| both_readers(size, connections, true));
+        both.chain(self.quick_many(true)).collect()
+    }
+
+    /// Returns the setting with many connections that the headline of a quick run needs.
+    fn quick_many(&self, is_secure: bool) -> Option<Vec<IoTcpSetting>> {
+        let is_wanted = self.quick && self.sizes.is_none() && self.connections.is_none();
+        is_wanted.then(|| {
+            let sending = FileSending::BY_DEVICE;
+            vec![IoTcpSetting { size: MAIN_SIZE, connections: 4_000, is_secure, sending }]
+        })
     }
 }
 

@@ -113,7 +113,7 @@ pub(super) fn costs(time: Duration) -> Result<Vec<FloodCost>, Failure> {
     add("ack_host", what, cookies, &strays, "tcp_syn_cookies_failed")?;
     let connected = || FloodTarget::new(false, usize::from(AIMS)).with_connections();
     add("ack_connected", "forged ACK to a host connection", connected()?, &inside, "tcp_in_segs")?;
-    add("rst_nobody", "RST without a connection", on_host(), &many, "tcp_no_connection")?;
+    add("rst_unknown", "RST without a connection", on_host(), &many, "tcp_no_connection")?;
     add("rst_connected", "RST to a host connection", connected()?, &few, "tcp_in_segs")?;
     let (torn, joined) = (FloodTarget::new(false, 1), FloodTarget::new(false, 1));
     let (what, torn) = ("RST to a connection in tear-down", torn.with_teardowns());
