@@ -6,13 +6,12 @@
 //! them; a simulation that does not test cryptography may inject a cheap fake. This crate has no
 //! implementation.
 //!
-//! A whole text is sealed or opened in one call ([`AeadRanges::open_whole`] also restores a text
-//! whose tag is wrong). If only ranges of it are at hand (packets of a TLS
-//! record, in the order of arrival), [`AeadRanges`] encrypts or decrypts each on its own and adds
-//! it to an [`AuthSum`] of constant size, from which the tag is computed in the end. This works
-//! because all suites use counter mode, and because both authenticators, GHASH (NIST SP 800-38D
-//! section 6.4) and Poly1305 (RFC 8439 section 2.5), are polynomials of the text: the sums of
-//! separate ranges add up.
+//! A whole text is sealed or opened in one call; [`AeadRanges::open_whole`] also restores a text
+//! whose tag is wrong. If only ranges of it are at hand (packets of a TLS record, in the order of
+//! arrival), [`AeadRanges`] encrypts or decrypts each on its own and adds it to an [`AuthSum`] of
+//! constant size, from which the tag is computed in the end. This works because all suites use
+//! counter mode, and because both authenticators, GHASH (NIST SP 800-38D section 6.4) and Poly1305
+//! (RFC 8439 section 2.5), are polynomials of the text: the sums of separate ranges add up.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
