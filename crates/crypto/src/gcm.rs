@@ -62,8 +62,9 @@ struct GcmKey<C> {
     suite: Suite,
     /// The first [`Suite::key_bytes`] are the key.
     bytes: Zeroizing<[u8; 32]>,
-    /// Created with the first range: most keys see only whole texts.
-    field: OnceLock<GcmField<C>>,
+    /// Created with the first range: most keys see only whole texts. In memory of its own, since it
+    /// is as large as all else of a key.
+    field: OnceLock<Box<GcmField<C>>>,
 }
 
 impl<C: AesCipher> GcmKey<C> {
@@ -74,7 +75,7 @@ impl<C: AesCipher> GcmKey<C> {
     fn field(&self) -> &GcmField<C> {
         self.field.get_or_init(|| {
             let cipher = C::new_from_slice(self.bytes()).expect("`Gcm::new` checked the length");
-            GcmField::new(cipher)
+            Box::new(GcmField::new(cipher))
         })
     }
 }

@@ -8,8 +8,9 @@
 
 use crate::config::DeviceConfig;
 
-/// Bytes of a context of the layer-5 engine: [`crate::L5oConfig::contexts_max`].
-pub const CONTEXT_BYTES: u32 = 1536;
+/// Bytes of a context of the layer-5 engine: [`crate::L5oConfig::contexts_max`]. A receive context
+/// that has decrypted parts of records needs more.
+pub const CONTEXT_BYTES: u32 = 2048;
 /// Bytes of a QUIC entry, one direction of a connection: [`crate::QuicConfig::entries_max`].
 pub const QUIC_ENTRY_BYTES: u32 = 2816;
 /// Bytes of a pair of spliced connections: [`crate::SpliceConfig::pairs_max`].

@@ -48,7 +48,7 @@ impl Benchmark for MemoryArgs {
         report.line(format!(
             "host memory per connection: {idle:.0} bytes (stack, application, timers)"
         ));
-        report.line("device memory per entry that has carried no packet:");
+        report.line("device memory per entry, its keys used:");
         let entries = device_entries::measure()?;
         for DeviceEntry { entry, bytes, .. } in &entries {
             report.line(format!("{bytes:>7.0} bytes  {entry}"));
