@@ -12,6 +12,7 @@ use interop::{
 };
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
+const H3GET: &str = env!("CARGO_BIN_EXE_h3get");
 const FILE_BYTES: u64 = 3_000_000;
 /// Address of the kernel on the same interface.
 const KERNEL: &str = "10.77.0.3";
@@ -60,6 +61,22 @@ impl Network {
         curl.args(["-sSfk", "--max-time", "60", "-o"]).arg(&to).arg(url);
         let _ = expect_success(&run(&mut curl));
         sha256(&to)
+    }
+
+    /// Fetches a file over HTTP/3, and returns the SHA-256 of its content.
+    fn fetch_http3(&self, path: &str) -> String {
+        let folder = Files::new(TMP);
+        let to = folder.path().join("got");
+        let mut client = self.clients.command("timeout");
+        client.args(["60", H3GET, "10.77.0.2:443", path]).arg(&to);
+        let _ = expect_success(&run(&mut client));
+        sha256(&to)
+    }
+
+    /// Makes the kernel compute the checksums that `v0` is to complete. Otherwise a veth passes
+    /// them on as they are, and the peer's kernel does not verify them.
+    fn compute_checksums(&self) {
+        run_for_output(self.server.command("ethtool").args(["-K", "v0", "tx", "off"]));
     }
 
     /// Returns whether `v0` has an XDP program.
@@ -313,8 +330,15 @@ fn reload_redirects_further_ports() {
 fn frames_of_several_chunks() {
     let files = Files::new(TMP);
     let want = sha256(&files.fill("a.bin", FILE_BYTES));
-    for (link, native) in [("xdp:v0,native", 1), ("xdp:v0,generic", 0)] {
+    let links = [
+        ("xdp:v0,native", 1),
+        ("xdp:v0,generic", 0),
+        ("xdp:v0,native,tx-checksum", 1),
+        ("xdp:v0,generic,tx-checksum", 0),
+    ];
+    for (link, native) in links {
         let network = Network::new(1);
+        network.compute_checksums();
         for (netns, name) in [(&*network.server, "v0"), (&network.clients, "v1")] {
             run_for_output(netns.command("ip").args(["link", "set", name, "mtu", "9000"]));
         }
@@ -337,6 +361,33 @@ fn frames_of_several_chunks() {
         }
         server.stat().expect_zero(&["link_rx_malformed", "link_rx_too_long", "link_rx_dropped"]);
         server.stat().expect_zero(&["link_tx_errors", "link_tx_refused", "link_tx_too_big"]);
+        server.expect_no_alarm();
+    }
+}
+
+/// The interface completes the checksums of TCP, UDP and ICMPv6 if the link says so.
+#[test]
+fn interface_completes_checksums() {
+    let files = Files::new(TMP);
+    let want = sha256(&files.fill("a.bin", FILE_BYTES));
+    for (link, completes) in [
+        ("xdp:v0", false),
+        ("xdp:v0,native,copy,tx-checksum", true),
+        ("xdp:v0,generic,tx-checksum", true),
+    ] {
+        let network = Network::new(1);
+        network.compute_checksums();
+        let server = network.serve(&files, link, &[]);
+        for url in ["http://10.77.0.2/a.bin", "https://[fd77::2]/a.bin"] {
+            assert_eq!(network.fetch(url), want, "{link} {url}");
+        }
+        assert_eq!(network.fetch_http3("/a.bin"), want, "{link}");
+        let stat = server.stat();
+        let (completed, sent) = (stat.get("link_tx_checksums"), stat.get("link_tx_frames"));
+        // All but answers to ARP and echo requests.
+        assert!(if completes { completed + 20 > sent } else { completed == 0 }, "{link}: {stat:?}");
+        assert_eq!(stat.get("link_xdp_tx_checksum"), u64::from(completes));
+        stat.expect_zero(&["link_tx_errors", "link_tx_refused"]);
         server.expect_no_alarm();
     }
 }

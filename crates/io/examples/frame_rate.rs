@@ -54,6 +54,7 @@ fn open(kind: &str, interface: &str) -> Box<dyn Link> {
         mode: Some(mode),
         transfer: None,
         busy_poll: false,
+        tx_checksum: false,
         addrs: vec!["10.77.0.2".parse().expect("an address")],
         shared: None,
     };

@@ -183,6 +183,15 @@ pub enum OpenLinkError {
         /// The interface.
         name: String,
     },
+    /// The interface does not complete checksums.
+    #[error(
+        "interface {name} cannot complete checksums of XDP frames, which takes Linux 6.11, and \
+         with `zerocopy` a driver that can; omit `tx-checksum` from --link"
+    )]
+    NoTxChecksum {
+        /// The interface.
+        name: String,
+    },
     /// The process may not lock as much memory as an XDP socket needs.
     #[error(
         "cannot lock the memory of an XDP socket on {name}; run `ulimit -l unlimited` before, or \

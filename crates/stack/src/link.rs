@@ -49,6 +49,8 @@ pub enum LinkName {
         transfer: Option<XdpTransfer>,
         /// The device polls the driver.
         busy_poll: bool,
+        /// The interface completes checksums, also of copied frames.
+        tx_checksum: bool,
     },
 }
 
@@ -102,7 +104,8 @@ impl FromStr for LinkName {
 fn parse_xdp(text: &str) -> Result<LinkName, String> {
     let mut parts = text.split(',');
     let interface = parts.next().unwrap_or_default().to_owned();
-    let (mut mode, mut transfer, mut busy_poll) = (None, None, false);
+    let (mut mode, mut transfer) = (None, None);
+    let (mut busy_poll, mut tx_checksum) = (false, false);
     for part in parts {
         match part {
             "native" => mode = Some(XdpMode::Native),
@@ -110,10 +113,11 @@ fn parse_xdp(text: &str) -> Result<LinkName, String> {
             "copy" => transfer = Some(XdpTransfer::Copy),
             "zerocopy" => transfer = Some(XdpTransfer::ZeroCopy),
             "busy-poll" => busy_poll = true,
+            "tx-checksum" => tx_checksum = true,
             _ => {
                 return Err(format!(
-                    "unknown XDP mode `{part}`; expected native, generic, copy, zerocopy or \
-                     busy-poll"
+                    "unknown XDP mode `{part}`; expected native, generic, copy, zerocopy, \
+                     busy-poll or tx-checksum"
                 ));
             }
         }
@@ -121,7 +125,7 @@ fn parse_xdp(text: &str) -> Result<LinkName, String> {
     if (mode, transfer) == (Some(XdpMode::Generic), Some(XdpTransfer::ZeroCopy)) {
         return Err("XDP mode `generic` copies; omit `zerocopy`".to_owned());
     }
-    Ok(LinkName::Xdp { interface, mode, transfer, busy_poll })
+    Ok(LinkName::Xdp { interface, mode, transfer, busy_poll, tx_checksum })
 }
 
 impl fmt::Display for LinkName {
@@ -130,7 +134,7 @@ impl fmt::Display for LinkName {
             Self::Tap(name) => write!(f, "tap:{name}"),
             Self::Macvtap { lower, mode } => write!(f, "macvtap:{lower},{}", mode.name()),
             Self::Packet(name) => write!(f, "packet:{name}"),
-            Self::Xdp { interface, mode, transfer, busy_poll } => {
+            Self::Xdp { interface, mode, transfer, busy_poll, tx_checksum } => {
                 let mode = mode.map_or("", |mode| match mode {
                     XdpMode::Native => ",native",
                     XdpMode::Generic => ",generic",
@@ -140,7 +144,8 @@ impl fmt::Display for LinkName {
                     XdpTransfer::ZeroCopy => ",zerocopy",
                 });
                 let busy_poll = if *busy_poll { ",busy-poll" } else { "" };
-                write!(f, "xdp:{interface}{mode}{transfer}{busy_poll}")
+                let tx_checksum = if *tx_checksum { ",tx-checksum" } else { "" };
+                write!(f, "xdp:{interface}{mode}{transfer}{busy_poll}{tx_checksum}")
             }
         }
     }
@@ -258,7 +263,7 @@ fn open_interface(options: &StackOptions) -> Result<Vec<Box<dyn Link>>, Failure>
                 PacketSocketConfig { interface: name.clone(), queues, steering, mac, offloads };
             watch(options, move || packet_socket::open(&config))
         }
-        LinkName::Xdp { interface, mode, transfer, busy_poll } => {
+        LinkName::Xdp { interface, mode, transfer, busy_poll, tx_checksum } => {
             let shared = options.share_address.then(|| SharedAddress {
                 listeners: options.listen_ports.clone(),
                 active: SHARED_ACTIVE_PORTS,
@@ -269,6 +274,7 @@ fn open_interface(options: &StackOptions) -> Result<Vec<Box<dyn Link>>, Failure>
                 mode: *mode,
                 transfer: *transfer,
                 busy_poll: *busy_poll,
+                tx_checksum: *tx_checksum,
                 addrs: options.addrs().iter().map(|cidr| cidr.addr).collect(),
                 shared,
             };
@@ -335,6 +341,8 @@ mod tests {
         assert_eq!(name.to_string(), "xdp:eth0,generic,copy");
         let polled: LinkName = "xdp:eth0,busy-poll".parse().unwrap();
         assert_eq!(polled.to_string().parse(), Ok(polled));
+        let completed: LinkName = "xdp:eth0,native,copy,tx-checksum".parse().unwrap();
+        assert_eq!(completed.to_string().parse(), Ok(completed));
         let plain: LinkName = "xdp:eth0".parse().unwrap();
         assert_eq!(plain.to_string().parse(), Ok(plain));
         assert!("xdp:eth0,fast".parse::<LinkName>().unwrap_err().contains("zerocopy"));

@@ -55,7 +55,7 @@ pub struct StackOptions {
     /// Link to use: tap:NAME to the kernel of this machine; macvtap:IF, macvtap:IF,MODE or
     /// packet:IF to the network of the interface IF, as a station of its own; xdp:IF to this
     /// network through AF_XDP, with the link address of IF. Options of xdp, after commas: native or
-    /// generic, copy or zerocopy, busy-poll
+    /// generic, copy or zerocopy, busy-poll, tx-checksum
     #[arg(long = "link", alias = "wire", default_value = "tap:ob0", value_name = "LINK")]
     pub link: LinkName,
     /// Attach to a device in another process, `outboard nic`, instead of opening a link: unix:PATH,

@@ -32,6 +32,31 @@ const PROTOCOL_ICMPV6: u8 = 58;
 /// CWR in the flags byte of a TCP header, which is at offset 13.
 const TCP_CWR: u8 = 0x80;
 
+/// The request to complete a transport checksum, as virtio-net and AF_XDP state it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ChecksumRequest {
+    /// First byte of the frame that the checksum covers.
+    pub(crate) start: u16,
+    /// Offset of the checksum from there.
+    pub(crate) offset: u16,
+}
+
+impl ChecksumRequest {
+    /// Returns the request for a frame with [`TxFrame::checksum_partial`]; `None` for a protocol
+    /// without partial checksums.
+    pub(crate) fn of(frame: &TxFrame) -> Option<Self> {
+        let (_, protocol) = ip_version_and_protocol(frame.headers(), frame.header.l3())?;
+        let offset = match protocol {
+            PROTOCOL_TCP => 16,
+            PROTOCOL_UDP => 6,
+            PROTOCOL_ICMPV6 => 2,
+            // ICMP over IPv4 has no pseudo-header and so no partial checksum.
+            _ => return None,
+        };
+        Some(Self { start: u16::try_from(frame.header.l4()).ok()?, offset })
+    }
+}
+
 /// Returns the header for a frame, or `None` if the format cannot describe the frame.
 pub(super) fn encode(frame: &TxFrame) -> Option<[u8; VNET_BYTES]> {
     let mut out = [0; VNET_BYTES];
@@ -42,16 +67,10 @@ pub(super) fn encode(frame: &TxFrame) -> Option<[u8; VNET_BYTES]> {
     let (ipv6, protocol) = ip_version_and_protocol(header, frame.header.l3())?;
     let l4 = frame.header.l4();
     if frame.checksum_partial {
-        let offset: u16 = match protocol {
-            PROTOCOL_TCP => 16,
-            PROTOCOL_UDP => 6,
-            PROTOCOL_ICMPV6 => 2,
-            // ICMP over IPv4 has no pseudo-header and so no partial checksum.
-            _ => return None,
-        };
+        let request = ChecksumRequest::of(frame)?;
         out[0] = F_NEEDS_CSUM;
-        out[6..8].copy_from_slice(&u16::try_from(l4).ok()?.to_ne_bytes());
-        out[8..10].copy_from_slice(&offset.to_ne_bytes());
+        out[6..8].copy_from_slice(&request.start.to_ne_bytes());
+        out[8..10].copy_from_slice(&request.offset.to_ne_bytes());
     }
     // A run that fits one packet is sent as a packet: the kernel refuses to segment it.
     if frame.segment_size > 0 && frame.payload_len() > usize::from(frame.segment_size) {

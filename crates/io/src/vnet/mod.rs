@@ -33,7 +33,7 @@ use crate::netlink::CreatedInterface;
 use crate::notify::{Notifier, replace_descriptor};
 use crate::queue_steering::KernelSteering;
 use crate::watched_link::ChangeableLink;
-pub(crate) use header::VNET_BYTES;
+pub(crate) use header::{ChecksumRequest, VNET_BYTES};
 use landing::LandingBuffer;
 pub(crate) use packet_queues::PacketQueues;
 

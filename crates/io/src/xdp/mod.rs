@@ -5,9 +5,10 @@
 //! receive queue of the interface; the kernel receives all others. The stack has the link address
 //! of the interface, so the network sees one station.
 //!
-//! Frames are copied between the memory of the sockets and the buffers of the device. There are no
-//! offloads: sent frames have complete checksums, those of received frames are verified by the
-//! device, and a frame is one packet. A frame fits a few chunks of memory, which limits the MTU.
+//! Frames are copied between the memory of the sockets and the buffers of the device. Checksums of
+//! sent frames are completed by the interface if it can ([`XdpConfig::tx_checksum`]); those of
+//! received frames are verified by the device. A frame is one packet, and fits a few chunks of
+//! memory, which limits the MTU.
 //!
 //! [`open()`] attaches the program and opens the sockets. Both end with the last queue, with the
 //! interface, or with the process. [`crate::watched_link`] opens the link again if the interface is
@@ -66,6 +67,10 @@ pub struct XdpConfig {
     pub transfer: Option<XdpTransfer>,
     /// The device polls the driver while it works, instead of the kernel in interrupts.
     pub busy_poll: bool,
+    /// The interface completes checksums, also if frames are copied: the kernel then does what the
+    /// driver cannot. Without a copy it does so if the driver reports that it can, whatever this
+    /// says.
+    pub tx_checksum: bool,
     /// Our addresses.
     pub addrs: Vec<IpAddr>,
     /// Our part of the addresses, if they are the kernel's too.
@@ -81,7 +86,10 @@ base::counters! {
         link_tx_bytes,
         /// Frames for which there was no free memory: the interface is the bottleneck.
         link_tx_full,
-        /// Frames that are longer than the memory for a frame.
+        /// Frames whose checksum the interface completes.
+        link_tx_checksums,
+        /// Frames that are longer than the memory for a frame, or whose checksum the interface
+        /// cannot complete.
         link_tx_refused: alarm,
         /// Frames dropped because the interface was down or removed.
         link_tx_down,
@@ -256,18 +264,19 @@ impl Link for XdpLink {
             self.counters.link_tx_too_big += 1;
             return LinkTxStatus::Failed;
         }
-        let sent = self.sockets.first_mut().map_or(XskSent::TooLong, |s| s.transmit(frame));
+        let sent = self.sockets.first_mut().map_or(XskSent::Refused, |s| s.transmit(frame));
         match sent {
             XskSent::Sent => {
                 self.counters.link_tx_frames += 1;
                 self.counters.link_tx_bytes += frame.len() as u64;
+                self.counters.link_tx_checksums += u64::from(frame.checksum_partial);
                 LinkTxStatus::Sent
             }
             XskSent::Full => {
                 self.counters.link_tx_full += 1;
                 LinkTxStatus::Full
             }
-            XskSent::TooLong => {
+            XskSent::Refused => {
                 self.counters.link_tx_refused += 1;
                 LinkTxStatus::Failed
             }
@@ -333,6 +342,7 @@ impl Link for XdpLink {
         let napi_ids = self.sockets.iter().filter(|socket| socket.has_napi_id()).count();
         f("link_xdp_napi_ids", napi_ids as u64);
         f("link_xdp_zero_copy", u64::from(self.transfer == XdpTransfer::ZeroCopy));
+        f("link_xdp_tx_checksum", u64::from(self.caps.checksum));
     }
 }
 
@@ -383,6 +393,9 @@ impl ChangeableLink for XdpLink {
     }
 
     fn reopen(&mut self, new: Self) -> io::Result<()> {
+        if self.caps.checksum && !new.caps.checksum {
+            return Err(io::Error::other("it no longer completes checksums"));
+        }
         replace_descriptor(&new.readable, &self.readable)?;
         self.release();
         self.sockets = new.sockets;

@@ -22,6 +22,7 @@ use crate::netlink;
 use crate::open_error::{LinkKind, OpenLinkError};
 use crate::packet_socket;
 use crate::tap::kernel_version;
+use crate::xdp_features::xdp_features;
 
 /// Largest MTU whose packets fit one chunk.
 const CHUNK_MTU_MAX: u16 = 4096 - 256 - 14;
@@ -32,6 +33,9 @@ const _: () = assert!(
         && MTU_MAX as usize + ETHERNET_BYTES == FRAME_BYTES_MAX,
     "a frame fits the chunks of a frame"
 );
+
+/// Kernel that takes requests for checksums with the flag that newer ones demand.
+const TX_METADATA_SINCE: (u32, u32) = (6, 11);
 
 /// Returns the largest MTU of a link on this kernel: frames have several chunks since Linux 6.6.
 #[must_use]
@@ -110,16 +114,26 @@ pub fn open(config: &XdpConfig) -> Result<Vec<XdpLink>, OpenLinkError> {
         (XdpMode::Generic, None) => Some(XdpTransfer::Copy),
         (_, transfer) => transfer,
     };
-    let options = XskOptions { transfer, has_fragments, busy_poll: config.busy_poll };
+    let offers_checksums = kernel_version() >= TX_METADATA_SINCE
+        && xdp_features(index).is_ok_and(|features| features.tx_checksum);
+    let has_metadata = config.tx_checksum || offers_checksums;
+    let options = XskOptions { transfer, has_fragments, busy_poll: config.busy_poll, has_metadata };
     let groups = join_groups(config, index).map_err(control.error("join groups of"))?;
     let interface = XdpInterface { control, index, options, program, _groups: groups };
     let interface = Arc::new(interface);
-    let caps = LinkCaps { segmentation: false, udp_segmentation: false, checksum: false, mtu };
     let link = |queue| {
         let sockets = (queue..interface_queues)
             .step_by(queues as usize)
             .map(|queue| interface.open_socket(queue))
             .collect::<Result<Vec<_>, _>>()?;
+        let transfer = transfer_of(&sockets);
+        let checksum = match transfer {
+            XdpTransfer::Copy => config.tx_checksum,
+            XdpTransfer::ZeroCopy => offers_checksums,
+        };
+        if config.tx_checksum && !checksum {
+            return Err(OpenLinkError::NoTxChecksum { name: config.interface.clone() });
+        }
         Ok(XdpLink {
             queue,
             queues,
@@ -128,11 +142,11 @@ pub fn open(config: &XdpConfig) -> Result<Vec<XdpLink>, OpenLinkError> {
             received: 0,
             busy_poll: config.busy_poll,
             polled: false,
-            caps,
+            caps: LinkCaps { segmentation: false, udp_segmentation: false, checksum, mtu },
             mtu_max: if has_fragments { max } else { CHUNK_MTU_MAX },
             mac,
             mode: interface.program.mode,
-            transfer: transfer_of(&sockets),
+            transfer,
             readable: readable(&sockets).map_err(interface.control.error("poll"))?,
             sockets,
             neighbors: config.shared.as_ref().map(|_| KernelNeighbors::new(index, mac)),
@@ -161,7 +175,9 @@ impl XdpInterface {
     pub(super) fn open_socket(&self, queue: u32) -> Result<XskSocket, OpenLinkError> {
         let Self { control, index, options, program, .. } = self;
         let name = || control.name().to_owned();
-        let socket = XskSocket::open().map_err(|error| match error.raw_os_error() {
+        let opened = XskSocket::open(options.has_metadata);
+        let socket = opened.map_err(|error| match error.raw_os_error() {
+            None if options.has_metadata => OpenLinkError::NoTxChecksum { name: name() },
             Some(libc::ENOBUFS) => OpenLinkError::LockedMemory { name: name() },
             _ => control.error("open an XDP socket on")(error),
         })?;

@@ -5,6 +5,9 @@
 //! are copied between chunks and the buffers of the device. With `XDP_USE_SG` (Linux 6.6) a frame
 //! may have several chunks ([`super::chain`]).
 //!
+//! If the interface completes checksums, each frame to send has room for a request in front
+//! (`struct xsk_tx_metadata`, Linux 6.11).
+//!
 //! Descriptors from the kernel are checked: an address outside of its half is an error, which is
 //! counted by the caller.
 #![expect(unsafe_code, reason = "socket, bind, and memory shared with the kernel")]
@@ -19,6 +22,7 @@ use super::chain::{CHUNKS_PER_FRAME_MAX, ChunkResult, RxChain};
 use super::ring::XskRing;
 use crate::mapping::Mapping;
 use crate::socket_option::{get_option, option_len, set_option};
+use crate::vnet::ChecksumRequest;
 
 /// Size of a chunk, and of a page.
 const CHUNK_BYTES: usize = 4096;
@@ -30,6 +34,10 @@ const HEADROOM: usize = 256;
 pub(super) const CHUNK_FRAME_BYTES_MAX: usize = CHUNK_BYTES - HEADROOM;
 /// Longest frame that can be received in several chunks.
 pub(super) const FRAME_BYTES_MAX: usize = CHUNKS_PER_FRAME_MAX * CHUNK_FRAME_BYTES_MAX;
+/// Bytes in front of a frame to send, if they are registered: the size of `xsk_tx_metadata` since
+/// it has a launch time (Linux 6.15). Older kernels use a part of them.
+const METADATA_BYTES: usize = 24;
+const _: () = assert!(METADATA_BYTES >= size_of::<libc::xsk_tx_metadata>());
 /// Kernel memory for frames on their way to the interface, in copy mode.
 const SEND_BUFFER_BYTES: libc::c_int = 8 << 20;
 /// Frames that one system call sends in copy mode (`TX_BATCH_SIZE`).
@@ -60,6 +68,8 @@ pub(super) struct XskOptions {
     pub(super) has_fragments: bool,
     /// The process polls the driver ([`XskSocket::poll_driver`]).
     pub(super) busy_poll: bool,
+    /// Frames to send can have a request for a checksum.
+    pub(super) has_metadata: bool,
 }
 
 /// Result of a receive.
@@ -80,7 +90,8 @@ pub(super) enum XskReceived {
 pub(super) enum XskSent {
     Sent,
     Full,
-    TooLong,
+    /// Too long, or with a checksum that cannot be requested.
+    Refused,
 }
 
 /// A socket that is bound to one queue.
@@ -96,6 +107,8 @@ pub(super) struct XskSocket {
     rx_free: Vec<u64>,
     /// Addresses of free chunks for transmits.
     tx_free: Vec<u64>,
+    /// Bytes in front of a frame to send: none, or [`METADATA_BYTES`].
+    metadata_bytes: usize,
     /// Appended to the transmit ring and not published yet.
     tx_unpublished: u32,
     rx_chain: RxChain,
@@ -105,7 +118,11 @@ pub(super) struct XskSocket {
 
 impl XskSocket {
     /// Opens a socket with its memory, and fills the fill ring. Binding is separate.
-    pub(super) fn open() -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// Among others `Unsupported`, if the kernel takes no metadata.
+    pub(super) fn open(has_metadata: bool) -> io::Result<Self> {
+        let metadata_bytes = if has_metadata { METADATA_BYTES } else { 0 };
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
         // SAFETY: no pointers are passed; the result is checked before use.
         let fd = unsafe { libc::socket(libc::AF_XDP, kind, 0) };
@@ -115,7 +132,7 @@ impl XskSocket {
         // SAFETY: the kernel has just returned this descriptor, and nothing else owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let umem = Mapping::anonymous(CHUNKS as usize * 2 * CHUNK_BYTES)?;
-        register(&fd, &umem)?;
+        register(&fd, &umem, metadata_bytes)?;
         // Without the privilege the default remains: fewer frames can wait for the interface.
         let _ = set_option(&fd, (libc::SOL_SOCKET, libc::SO_SNDBUFFORCE), &SEND_BUFFER_BYTES);
         let offsets = offsets(&fd)?;
@@ -136,6 +153,7 @@ impl XskSocket {
             umem,
             rx_free: Vec::with_capacity(CHUNKS as usize),
             tx_free: (CHUNKS..2 * CHUNKS).map(address).collect(),
+            metadata_bytes,
             tx_unpublished: 0,
             rx_chain: RxChain::Empty,
             bad_completions: 0,
@@ -207,9 +225,13 @@ impl XskSocket {
 
     /// Copies a frame to free chunks and appends it to the transmit ring.
     pub(super) fn transmit(&mut self, frame: &TxFrame) -> XskSent {
-        let count = frame.len().div_ceil(CHUNK_BYTES).max(1);
-        if count > CHUNKS_PER_FRAME_MAX {
-            return XskSent::TooLong;
+        let count = frame.len().div_ceil(CHUNK_BYTES - self.metadata_bytes).max(1);
+        let request = match frame.checksum_partial {
+            true => ChecksumRequest::of(frame).filter(|_| self.metadata_bytes > 0),
+            false => None,
+        };
+        if count > CHUNKS_PER_FRAME_MAX || request.is_some() != frame.checksum_partial {
+            return XskSent::Refused;
         }
         if self.tx_free.len() < count {
             self.flush_backlog();
@@ -219,9 +241,9 @@ impl XskSocket {
             return XskSent::Full;
         }
         if count == 1 {
-            frame.copy_to(self.append_chunk(frame.len(), true));
+            frame.copy_to(self.append_chunk(frame.len(), true, request));
         } else {
-            self.append_chunks(frame);
+            self.append_chunks(frame, request);
         }
         if self.tx_unpublished >= TX_BATCH {
             self.flush();
@@ -230,15 +252,16 @@ impl XskSocket {
     }
 
     /// Appends a frame of several chunks. The caller has checked that enough are free.
-    fn append_chunks(&mut self, frame: &TxFrame) {
+    fn append_chunks(&mut self, frame: &TxFrame, mut request: Option<ChecksumRequest>) {
         let payload = frame.payload.iter().map(FramePayload::as_slice);
+        let chunk_room = CHUNK_BYTES - self.metadata_bytes;
         let (mut left, mut room): (_, &mut [u8]) = (frame.len(), &mut []);
         for mut piece in std::iter::once(frame.header.as_slice()).chain(payload) {
             while !piece.is_empty() {
                 if room.is_empty() {
-                    let len = left.min(CHUNK_BYTES);
+                    let len = left.min(chunk_room);
                     left -= len;
-                    room = self.append_chunk(len, left == 0);
+                    room = self.append_chunk(len, left == 0, request.take());
                 }
                 let len = piece.len().min(room.len());
                 let (head, tail) = room.split_at_mut(len);
@@ -249,10 +272,21 @@ impl XskSocket {
     }
 
     /// Appends a free chunk with `len` bytes to the transmit ring, and returns its memory. It is
-    /// published later.
-    fn append_chunk(&mut self, len: usize, is_last: bool) -> &mut [u8] {
-        let addr = self.tx_free.pop().expect("the caller has counted the free chunks");
-        let options = if is_last { 0 } else { libc::XDP_PKT_CONTD };
+    /// published later. `request` is that of a frame's first chunk.
+    fn append_chunk(
+        &mut self,
+        len: usize,
+        is_last: bool,
+        request: Option<ChecksumRequest>,
+    ) -> &mut [u8] {
+        let chunk = self.tx_free.pop().expect("the caller has counted the free chunks");
+        let mut options = if is_last { 0 } else { libc::XDP_PKT_CONTD };
+        if let Some(request) = request {
+            options |= libc::XDP_TX_METADATA;
+            let metadata = chunk_bytes(&mut self.umem, chunk, METADATA_BYTES);
+            metadata.expect("free chunks lie in the memory").copy_from_slice(&metadata_of(request));
+        }
+        let addr = chunk + self.metadata_bytes as u64;
         let bytes = u32::try_from(len).expect("at most a chunk");
         let has_room = self.tx.push(libc::xdp_desc { addr, len: bytes, options });
         debug_assert!(has_room, "the caller has looked for room");
@@ -382,17 +416,31 @@ const fn chunk_of(addr: u64) -> u64 {
     addr & !(CHUNK_BYTES as u64 - 1)
 }
 
+/// Returns the metadata (`struct xsk_tx_metadata`) with a request: flags, then the request's fields.
+fn metadata_of(request: ChecksumRequest) -> [u8; METADATA_BYTES] {
+    let mut bytes = [0; METADATA_BYTES];
+    bytes[..8].copy_from_slice(&u64::from(libc::XDP_TXMD_FLAGS_CHECKSUM).to_ne_bytes());
+    bytes[8..10].copy_from_slice(&request.start.to_ne_bytes());
+    bytes[10..12].copy_from_slice(&request.offset.to_ne_bytes());
+    bytes
+}
+
 /// Registers the memory with the socket, and creates the rings.
-fn register(fd: &OwnedFd, umem: &Mapping) -> io::Result<()> {
+fn register(fd: &OwnedFd, umem: &Mapping, metadata_bytes: usize) -> io::Result<()> {
     let region = libc::xdp_umem_reg {
         addr: umem.base().as_ptr() as u64,
         len: umem.len() as u64,
         chunk_size: u32::try_from(CHUNK_BYTES).map_err(io::Error::other)?,
         headroom: 0,
-        flags: 0,
-        tx_metadata_len: 0,
+        flags: if metadata_bytes > 0 { libc::XDP_UMEM_TX_METADATA_LEN } else { 0 },
+        tx_metadata_len: u32::try_from(metadata_bytes).map_err(io::Error::other)?,
     };
-    set_option(fd, (libc::SOL_XDP, libc::XDP_UMEM_REG), &region)?;
+    let registered = set_option(fd, (libc::SOL_XDP, libc::XDP_UMEM_REG), &region);
+    registered.map_err(|error| match error.raw_os_error() {
+        // An older kernel does not know the flag.
+        Some(libc::EINVAL) if metadata_bytes > 0 => io::ErrorKind::Unsupported.into(),
+        _ => error,
+    })?;
     for ring in [
         libc::XDP_UMEM_FILL_RING,
         libc::XDP_UMEM_COMPLETION_RING,
@@ -413,5 +461,23 @@ fn offsets(fd: &OwnedFd) -> io::Result<libc::xdp_mmap_offsets> {
         Ok(offsets)
     } else {
         Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The layout of `struct xsk_tx_metadata`, which libc does not have with all of its fields.
+    #[test]
+    fn metadata_is_as_the_kernel_reads_it() {
+        let bytes = metadata_of(ChecksumRequest { start: 34, offset: 16 });
+        let word = |at: usize| u16::from_ne_bytes([bytes[at], bytes[at + 1]]);
+        let request = std::mem::offset_of!(libc::xsk_tx_metadata, xsk_tx_metadata_union);
+        let start = std::mem::offset_of!(libc::xsk_tx_metadata_request, csum_start);
+        let offset = std::mem::offset_of!(libc::xsk_tx_metadata_request, csum_offset);
+        assert_eq!(bytes[..8], 2_u64.to_ne_bytes());
+        assert_eq!((word(request + start), word(request + offset)), (34, 16));
+        assert_eq!(bytes[12..], [0; 12]);
     }
 }

@@ -39,7 +39,7 @@ fn server() -> MachineFacts {
             prefix: Some(22),
             gateway: Some("192.0.2.1".into()),
             info: nic("ixgbe"),
-            xdp: Some(XdpFeatures { native: true, zero_copy: true }),
+            xdp: Some(XdpFeatures { native: true, zero_copy: true, tx_checksum: false }),
             ..InterfaceFacts::default()
         }),
         ..MachineFacts::default()
@@ -225,7 +225,7 @@ fn slow_xdp_links_have_a_fix() {
         verdict.fix
     };
     let generic = |eth: &mut InterfaceFacts| {
-        eth.xdp = Some(XdpFeatures { native: false, zero_copy: false });
+        eth.xdp = Some(XdpFeatures { native: false, zero_copy: false, tx_checksum: false });
     };
     assert_eq!(slow(generic), "use packet:eth0 if the network admits it");
     assert_eq!(slow(|eth| eth.mtu = 9000), "sudo ip link set eth0 mtu 3826");

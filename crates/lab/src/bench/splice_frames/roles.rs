@@ -70,6 +70,7 @@ fn open(interface: &str, addrs: &[[u8; 4]]) -> Result<XdpLink, Failure> {
         mode: Some(XdpMode::Native),
         transfer: None,
         busy_poll: false,
+        tx_checksum: false,
         addrs: addrs.iter().map(|addr| IpAddr::from(*addr)).collect(),
         shared: None,
     };
