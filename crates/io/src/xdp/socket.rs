@@ -416,7 +416,7 @@ const fn chunk_of(addr: u64) -> u64 {
     addr & !(CHUNK_BYTES as u64 - 1)
 }
 
-/// Returns the metadata (`struct xsk_tx_metadata`) with a request: flags, then the request's fields.
+/// Returns the metadata (`struct xsk_tx_metadata`) with a request: flags, then its fields.
 fn metadata_of(request: ChecksumRequest) -> [u8; METADATA_BYTES] {
     let mut bytes = [0; METADATA_BYTES];
     bytes[..8].copy_from_slice(&u64::from(libc::XDP_TXMD_FLAGS_CHECKSUM).to_ne_bytes());

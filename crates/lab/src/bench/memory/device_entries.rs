@@ -1,11 +1,10 @@
 //! Bytes of device memory for an entry of each of the device's tables.
 //!
 //! Fills a table of a [`Device`] by operations alone, and divides what the heap of the process has
-//! grown by, which includes the memory of aws-lc, by the number of entries. The keys have been used:
-//! a part of their memory is allocated then. [`nic::table_memory`]
-//! has the same figures as constants, from which the limits of the tables follow. Entries that have
-//! carried packets can need more: incomplete records, kept frames and unacknowledged bytes have
-//! limits of their own.
+//! grown by, which includes the memory of aws-lc, by the number of entries. The keys have been
+//! used: a part of their memory is allocated then. [`nic::table_memory`] has the same figures as
+//! constants, from which the limits of the tables follow. Entries that have carried packets can
+//! need more: incomplete records, kept frames and unacknowledged bytes have limits of their own.
 
 use std::sync::Arc;
 
