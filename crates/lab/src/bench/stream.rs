@@ -44,6 +44,9 @@ pub(crate) struct StreamParams {
     pub(crate) connections: u32,
     pub(crate) message_bytes: usize,
     pub(crate) source: StreamSource,
+    /// Nothing is sent before all connections are established. One whose SYN is lost again and
+    /// again is seconds behind: meanwhile, the others would send gigabytes.
+    pub(crate) begin_together: bool,
     /// TLS version and cipher suite; `None` for plain TCP.
     pub(crate) suite: Option<(TlsVersion, Suite)>,
 }
@@ -154,9 +157,7 @@ impl StreamApp {
     }
 
     fn write(&mut self, now: Instant, host: &mut Host, socket: SocketId) {
-        // A connection whose SYN is lost again and again is seconds behind: meanwhile, the others
-        // would send gigabytes.
-        if !self.is_up() {
+        if self.params.begin_together && !self.is_up() {
             return;
         }
         let Some(done) = self.done.get_mut(&socket) else { return };

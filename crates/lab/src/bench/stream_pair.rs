@@ -90,6 +90,8 @@ pub(crate) struct StreamRun {
     pub(crate) out_of_order: bool,
     /// Bytes before the measurement.
     pub(crate) warm_bytes: u64,
+    /// See [`StreamParams::begin_together`].
+    pub(crate) begin_together: bool,
     pub(crate) measured_bytes: u64,
 }
 
@@ -97,7 +99,8 @@ impl StreamRun {
     /// Returns a run on a link without faults.
     pub(crate) fn new(warm_bytes: u64, measured_bytes: u64) -> Self {
         let (faults, mtu) = (FaultConfig::default(), MemoryLinkConfig::default().mtu);
-        Self { faults, mtu, out_of_order: true, warm_bytes, measured_bytes }
+        let begin_together = false;
+        Self { faults, mtu, out_of_order: true, begin_together, warm_bytes, measured_bytes }
     }
 }
 
@@ -185,7 +188,8 @@ fn build(streams: Streams, run: &StreamRun, folder: &Path) -> Result<StreamPair,
     let near = testbed::with_faults(near, run.faults.clone());
     let sends = side == StreamSide::Transmit;
     let suite = (by != TlsProcessing::NoTls).then_some((TlsVersion::Tls13, suite));
-    let agreed = StreamParams { connections, message_bytes, source, suite };
+    let begin_together = run.begin_together;
+    let agreed = StreamParams { connections, message_bytes, source, begin_together, suite };
     let l5o = (by == TlsProcessing::Device).then(|| L5oConfig {
         out_of_order: run.out_of_order,
         contexts_max,

@@ -32,9 +32,9 @@ const MEASURED_BYTES: u64 = 240 << 20;
 /// Bytes before them, with loss. With 96 MiB, losses at the end of slow start still show: the
 /// paper's algorithm decrypts 82 instead of 88 % of the records at 0.5 %.
 const LOSS_WARM_BYTES: u64 = 512 << 20;
-/// Bytes before them, with reordering. If no packet is chosen, windows fill the queue of the delay
-/// at the end of slow start, within the first 24 MiB, and again within 512 MiB; packets are lost.
-const REORDER_WARM_BYTES: u64 = 96 << 20;
+/// Bytes before them, with reordering. With more, windows fill the queue of the delay, and packets
+/// are lost.
+const REORDER_WARM_BYTES: u64 = 24 << 20;
 /// Clock rate of a core of the paper's testbed (section 6), in cycles per second.
 const CORE_HZ: f64 = 2.0e9;
 
@@ -135,6 +135,7 @@ impl TlsLossArgs {
             faults: setting.faults.config(self.reordering, data),
             mtu: self.mtu,
             out_of_order: setting.algorithm != TlsLossAlgorithm::Paper,
+            begin_together: setting.faults.fault == PacketFault::Loss,
             ..StreamRun::new(warm_bytes, MEASURED_BYTES)
         }
     }
