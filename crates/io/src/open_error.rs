@@ -186,7 +186,7 @@ pub enum OpenLinkError {
     /// The interface does not complete checksums.
     #[error(
         "interface {name} cannot complete checksums of XDP frames, which takes Linux 6.11, and \
-         with `zerocopy` a driver that can; omit `tx-checksum` from --link"
+         without a copy a driver that can; omit `tx-checksum` from --link, or add `copy`"
     )]
     NoTxChecksum {
         /// The interface.

@@ -46,6 +46,11 @@ impl ChecksumRequest {
     /// without partial checksums.
     pub(crate) fn of(frame: &TxFrame) -> Option<Self> {
         let (_, protocol) = ip_version_and_protocol(frame.headers(), frame.header.l3())?;
+        Self::new(protocol, frame.header.l4())
+    }
+
+    /// Returns the request for a packet of this protocol whose transport header is at `l4`.
+    fn new(protocol: u8, l4: usize) -> Option<Self> {
         let offset = match protocol {
             PROTOCOL_TCP => 16,
             PROTOCOL_UDP => 6,
@@ -53,7 +58,7 @@ impl ChecksumRequest {
             // ICMP over IPv4 has no pseudo-header and so no partial checksum.
             _ => return None,
         };
-        Some(Self { start: u16::try_from(frame.header.l4()).ok()?, offset })
+        Some(Self { start: u16::try_from(l4).ok()?, offset })
     }
 }
 
@@ -67,7 +72,7 @@ pub(super) fn encode(frame: &TxFrame) -> Option<[u8; VNET_BYTES]> {
     let (ipv6, protocol) = ip_version_and_protocol(header, frame.header.l3())?;
     let l4 = frame.header.l4();
     if frame.checksum_partial {
-        let request = ChecksumRequest::of(frame)?;
+        let request = ChecksumRequest::new(protocol, l4)?;
         out[0] = F_NEEDS_CSUM;
         out[6..8].copy_from_slice(&request.start.to_ne_bytes());
         out[8..10].copy_from_slice(&request.offset.to_ne_bytes());
