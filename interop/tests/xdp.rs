@@ -350,6 +350,8 @@ fn frames_of_several_chunks() {
         assert_eq!(stat.get("link_xdp_native"), native);
         let (frames, bytes) = (stat.get("link_tx_frames"), stat.get("link_tx_bytes"));
         assert!(bytes > 2 * FILE_BYTES && bytes / frames > 4096, "{link}: {stat:?}");
+        let completes = link.ends_with("tx-checksum");
+        assert_eq!(stat.get("link_tx_checksums") > FILE_BYTES / 9000, completes, "{stat:?}");
         // An echo request of two, three and exactly one chunk; its reply has the same bytes.
         for bytes in ["8900", "3840", "3798"] {
             let before = server.stat();
