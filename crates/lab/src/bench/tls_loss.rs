@@ -29,8 +29,8 @@ const RATES: [u32; 6] = [0, 5, 10, 20, 30, 50];
 const CONNECTIONS: u32 = 128;
 /// Bytes to measure in each run.
 const MEASURED_BYTES: u64 = 240 << 20;
-/// Bytes before them, with loss. With 96 MiB, losses at the end of slow start still show: the
-/// paper's algorithm decrypts 82 instead of 88 % of the records at 0.5 %.
+/// Bytes before them, with loss. After fewer, losses at the end of slow start still show at low
+/// rates.
 const LOSS_WARM_BYTES: u64 = 512 << 20;
 /// Bytes before them, with reordering. With more, windows fill the queue of the delay, and packets
 /// are lost.
