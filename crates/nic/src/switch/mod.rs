@@ -28,7 +28,7 @@ mod tests;
 use abi::attach::{AddressClaim, AttachRefusal, PortRange};
 use abi::link::TxFrame;
 use alloc::collections::VecDeque;
-use base::Instant;
+use base::{Instant, mix};
 use core::net::IpAddr;
 use tcp_rules::tuple::hash_tuple;
 use wire::{Tuple, link_local};
@@ -224,7 +224,9 @@ impl EmbeddedSwitch {
             }
             PortOwner::Shared(functions) => {
                 let known = self.flows.function_of(key).filter(|&f| functions.contains(f));
-                let selected = || functions.select(hash_tuple(self.seed, tuple));
+                // Mixed again: under some seeds the lowest bit of a tuple's hash is the same for
+                // many successive ports of one parity, which Linux assigns to a client.
+                let selected = || functions.select(mix(0, hash_tuple(self.seed, tuple), 0));
                 known.or_else(selected).map(SwitchRoute::One)
             }
             PortOwner::Unclaimed => {

@@ -312,6 +312,23 @@ fn flows_of_a_shared_port_stay() {
     assert!(!functions.contains(&SwitchRoute::One(0)));
 }
 
+/// Linux assigns every second port to the connections of a client, in sequence.
+#[test]
+fn successive_ports_are_distributed_under_any_seed() {
+    let shared = claim(A, PortClaim::Shared, &[(80, 80)]);
+    for seed in (0..500).map(|n| n << 55).chain([7]) {
+        let mut switch = EmbeddedSwitch::new(MAC, seed);
+        assert!(switch.add(0, &shared).is_ok() && switch.add(1, &shared).is_ok());
+        let mut shares = [0; 2];
+        for port in (40_000..40_200).step_by(2) {
+            let frame = segment_in(A, (port, 80), TcpFlags::SYN, 0);
+            let SwitchRoute::One(function) = switch.steer(&frame, None) else { panic!() };
+            shares[function] += 1;
+        }
+        assert!(shares.iter().all(|&n| n > 20), "{seed:x}: {shares:?}");
+    }
+}
+
 /// The connections of a program that is gone are reset at the sequence number that their peers
 /// expect, and a peer that has not received everything is answered.
 #[test]
