@@ -34,7 +34,7 @@ const MEASURED_BYTES: u64 = 240 << 20;
 const LOSS_WARM_BYTES: u64 = 512 << 20;
 /// Bytes before them, with reordering. With more, windows fill the queue of the delay, and packets
 /// are lost.
-const REORDER_WARM_BYTES: u64 = 24 << 20;
+const REORDER_WARM_BYTES: u64 = 96 << 20;
 /// Clock rate of a core of the paper's testbed (section 6), in cycles per second.
 const CORE_HZ: f64 = 2.0e9;
 

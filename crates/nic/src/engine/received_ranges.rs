@@ -16,7 +16,7 @@ pub(crate) struct ReceivedRanges {
 impl ReceivedRanges {
     /// Returns the set that holds the first `len` bytes.
     pub(crate) fn prefix(len: u32) -> Self {
-        let mut seen = Self { count: 1, ..Self::default() };
+        let mut seen = Self { count: usize::from(len > 0), ..Self::default() };
         seen.ranges[0] = (0, len);
         seen
     }
@@ -90,7 +90,8 @@ impl ReceivedRanges {
         }
     }
 
-    fn all(&self) -> &[(u32, u32)] {
+    /// Returns the ranges, ascending.
+    pub(crate) fn all(&self) -> &[(u32, u32)] {
         &self.ranges[..self.count]
     }
 }

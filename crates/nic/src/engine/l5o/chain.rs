@@ -25,6 +25,7 @@
 use abi::crypto::AuthSum;
 use alloc::vec::Vec;
 use base::{SeqNum, internal_error};
+use core::ops::Range;
 use smallvec::SmallVec;
 
 use super::counters::L5oCounters;
@@ -37,19 +38,80 @@ use super::rx_scratch::RxScratch;
 use crate::engine::received_ranges::ReceivedRanges;
 use crate::engine::tls::{HEADER, TlsDeviceKeys, TlsRangeCipher};
 
+/// Maximum number of [`DecryptGuard::used_ahead`] and of [`DecryptGuard::misplaced`].
+const EXCEPTIONS_MAX: usize = 64;
+
 /// Guards against decrypting a message twice: the messages that may still become live.
 #[derive(Debug)]
 pub(super) struct DecryptGuard {
     /// Next unused number: lower ones were live or have been skipped for good.
     next_unused_number: u64,
+    /// Higher numbers that were live, too: those of messages with assumed boundaries that do not
+    /// exist.
+    used_ahead: Vec<u64>,
+    /// Value of `next_unused_number` when the current numbering began: all numbers of earlier
+    /// numberings are lower.
+    first_of_numbering: u64,
     /// Messages that begin before this sequence number are not decrypted.
     no_decrypt_before: SeqNum,
+    /// Bytes that were received as parts of messages with wrong assumed boundaries. Messages that
+    /// have such bytes are not decrypted: they could not be completed.
+    misplaced: Vec<Range<SeqNum>>,
 }
 
 impl DecryptGuard {
+    fn new(next: SeqNum, number: u64) -> Self {
+        Self {
+            next_unused_number: number,
+            used_ahead: Vec::new(),
+            first_of_numbering: number,
+            no_decrypt_before: next,
+            misplaced: Vec::new(),
+        }
+    }
+
     /// Returns whether no message with this number was live.
-    pub(super) const fn is_unused(&self, number: u64) -> bool {
-        number >= self.next_unused_number
+    pub(super) fn is_unused(&self, number: u64) -> bool {
+        number >= self.next_unused_number && !self.used_ahead.contains(&number)
+    }
+
+    /// Returns whether all bytes of the message at `start..end` can still arrive.
+    pub(super) fn can_complete(&self, start: SeqNum, end: SeqNum) -> bool {
+        !self.misplaced.iter().any(|bytes| bytes.start.lt(end) && bytes.end.gt(start))
+    }
+
+    /// Makes the numbers of `messages` unused again, except of those that were decrypted: the
+    /// boundaries of all but the first were assumed, and do not exist. The first keeps its number.
+    /// Their received bytes are misplaced. Returns false, with nothing changed, if that is too much
+    /// to remember.
+    fn take_back(&mut self, messages: &[TrackedMessage]) -> bool {
+        let Some((first, others)) = messages.split_first() else { return true };
+        // Merged messages have used several numbers.
+        if others.iter().any(TrackedMessage::is_settled) {
+            return false;
+        }
+        let used = others.iter().filter(|message| message.text != TextState::Encrypted);
+        let bytes = messages.iter().flat_map(|message| {
+            let ranges = message.received.all().iter();
+            ranges.map(|&(from, to)| message.start + from..message.start + to)
+        });
+        if self.used_ahead.len() + used.clone().count() > EXCEPTIONS_MAX
+            || self.misplaced.len() + bytes.clone().count() > EXCEPTIONS_MAX
+        {
+            return false;
+        }
+        used.for_each(|message| self.used_ahead.push(message.number));
+        bytes.for_each(|bytes| self.misplaced.push(bytes));
+        let number = first.number.wrapping_add(1).max(self.first_of_numbering);
+        self.next_unused_number = self.next_unused_number.min(number);
+        true
+    }
+
+    /// Forgets numbers below `number` and bytes before `start`, which no message will have.
+    fn forget(&mut self, start: SeqNum, number: u64) {
+        let number = number.min(self.next_unused_number);
+        self.used_ahead.retain(|&used| used >= number);
+        self.misplaced.retain(|bytes| bytes.end.gt(start));
     }
 
     /// Returns whether message `number` at `start` may be decrypted.
@@ -88,8 +150,13 @@ pub(super) struct RecordTracker {
     pub(super) boundary_known: bool,
     /// Trust in `number`.
     numbering: Numbering,
+    /// Start of the first message to which `numbering` applies.
+    pub(super) numbered_from: SeqNum,
     pub(super) guard: DecryptGuard,
     lengths: LengthPredictor,
+    /// Start of a message whose assumed length, or that of one after it, was wrong: none is assumed
+    /// again.
+    unusual_at: Option<SeqNum>,
     /// Wrong tags since the last correct one, or since the host confirmed a number.
     pub(super) wrong_tags: u32,
     pub(super) nonces: NoncePredictor,
@@ -109,8 +176,10 @@ impl RecordTracker {
             number,
             boundary_known: true,
             numbering: Numbering::Known,
-            guard: DecryptGuard { next_unused_number: number, no_decrypt_before: next },
+            numbered_from: next,
+            guard: DecryptGuard::new(next, number),
             lengths: LengthPredictor::default(),
+            unusual_at: None,
             wrong_tags: 0,
             nonces: NoncePredictor::default(),
             cipher: TlsRangeCipher::default(),
@@ -171,6 +240,12 @@ impl RecordTracker {
         self.numbering
     }
 
+    /// Returns whether the number of `message` depends on a speculation.
+    pub(super) fn is_speculative(&self, message: &TrackedMessage) -> bool {
+        let is_current = message.start.ge(self.numbered_from);
+        message.number_unproved || (is_current && self.numbering.speculation().is_some())
+    }
+
     /// Applies an event to the state of the numbers.
     pub(super) fn renumber(&mut self, event: NumberingEvent, counters: &mut L5oCounters) {
         match self.numbering.next(event) {
@@ -216,6 +291,9 @@ impl RecordTracker {
                 message.advance(MessageEvent::Header(len), w.counters);
                 (self.next, self.number) = (start + len, number.wrapping_add(1));
                 self.lengths.learn(len);
+                if !self.guard.can_complete(start, self.next) {
+                    self.give_up(index, w.counters);
+                }
             }
             Some(len) if len == message.len => {
                 message.advance(MessageEvent::Header(len), w.counters);
@@ -226,30 +304,40 @@ impl RecordTracker {
                 (self.next, self.boundary_known) = (start, false);
                 return false;
             }
-            _ => {
-                w.counters.l5o_assumptions_wrong += 1;
-                return self.disprove(w, index, real);
-            }
+            _ => return self.disprove(w, index, real),
         }
         true
     }
 
-    /// Handles a header that contradicts the assumed length: drops everything derived from it.
-    /// Returns false if no boundary is known from here on.
-    fn disprove(&mut self, w: &mut RecordParser<'_>, index: usize, real: Option<u32>) -> bool {
-        // If there is no header at this position, an earlier assumed length was wrong.
-        let guilty = match real {
-            Some(_) => Some(index),
-            None => self.list[..index].iter().rposition(|message| message.state().is_assumed()),
-        };
-        let Some(guilty) = guilty else {
+    /// Handles a header of message `index` that contradicts the assumed length, with the length
+    /// `real`, or a missing header: drops everything derived from the assumption. Returns false if
+    /// no boundary is known for the rest of the packet.
+    pub(super) fn disprove(
+        &mut self,
+        w: &mut RecordParser<'_>,
+        index: usize,
+        real: Option<u32>,
+    ) -> bool {
+        // If there is no header, an earlier assumed length was wrong. Certain is only the start of
+        // the first message with one.
+        let assumed = |message: &TrackedMessage| message.state().is_assumed();
+        let run = self.list[..index].iter().rev().take_while(|message| assumed(message)).count();
+        let guilty = if real.is_some() { index } else { index - run };
+        if real.is_none() && run == 0 {
             self.cut(index, w.counters);
             self.boundary_known = false;
             return false;
-        };
+        }
+        w.counters.l5o_assumptions_wrong += 1;
+        let taken_back = self.guard.take_back(&self.list[guilty..]);
         self.cut(guilty + 1, w.counters);
         let message = &mut self.list[guilty];
         (self.next, self.number) = (message.start, message.number);
+        // With the numbers of an earlier numbering.
+        let (earlier, unproved) = (self.next.lt(self.numbered_from), message.number_unproved);
+        let header = message.received.next_missing(0).min(HEADER);
+        // Bytes received beyond the header were attributed to wrong offsets.
+        let misplaced = message.received.end() > header;
         if let Some(len) = real {
             message.advance(MessageEvent::Header(len), w.counters);
             self.next = message.start + len;
@@ -257,13 +345,21 @@ impl RecordTracker {
             self.lengths.learn(len);
         } else {
             message.advance(MessageEvent::Disprove, w.counters);
+            self.unusual_at = Some(self.next);
         }
-        // Bytes received beyond the header were attributed to wrong offsets.
-        if self.list[guilty].received.end() > HEADER || real.is_none() {
+        if misplaced {
+            message.received = ReceivedRanges::prefix(header);
             self.give_up(guilty, w.counters);
-            self.list[guilty].received = ReceivedRanges::default();
         }
-        self.guard.raise(w.tools.high);
+        if earlier {
+            self.begin_numbering(self.list[guilty].start, w.counters);
+            if unproved {
+                self.renumber(NumberingEvent::Doubt, w.counters);
+            }
+        }
+        if !taken_back {
+            self.guard.raise(w.tools.high);
+        }
         real.is_some()
     }
 
@@ -310,7 +406,7 @@ impl RecordTracker {
     /// it.
     pub(super) fn bridge_hole(&mut self, w: &mut RecordParser<'_>, at: usize) -> bool {
         let Some(usual) = self.lengths.typical_len() else { return false };
-        if !w.tools.out_of_order || !self.boundary_known {
+        if !w.tools.out_of_order || !self.boundary_known || self.unusual_at == Some(self.next) {
             return false;
         }
         let (from, step) = (w.at(self.next), i64::from(usual));
@@ -333,7 +429,9 @@ impl RecordTracker {
                 begun.advance(MessageEvent::Assume(usual), w.counters);
                 continue;
             }
-            let live = self.guard.allows(start, number) && !self.numbering.is_wrong();
+            let live = self.guard.allows(start, number)
+                && self.guard.can_complete(start, self.next)
+                && !self.numbering.is_wrong();
             let mut message = TrackedMessage::new(start, 0, number, live);
             message.advance(MessageEvent::Assume(usual), w.counters);
             self.push(message);
@@ -354,17 +452,41 @@ impl RecordTracker {
                 Err(_) => self.list.clear(),
             }
         }
-        (self.next, self.number, self.boundary_known, self.wrong_tags) = (at, number, true, 0);
-        self.renumber(NumberingEvent::Restart, counters);
+        if self.numbering != Numbering::Known {
+            let from = self.numbered_from;
+            let current = self.list.iter_mut().filter(|message| message.start.ge(from));
+            current.for_each(|message| message.number_unproved = true);
+        }
+        (self.next, self.number, self.boundary_known) = (at, number, true);
+        self.begin_numbering(at, counters);
         self.guard.raise(at);
     }
 
-    /// Corrects the numbers, which were too low by `by` (modulo 2^64).
-    pub(super) fn shift(&mut self, by: u64) {
-        self.number = self.number.wrapping_add(by);
-        if let Some(begun) = self.list.last_mut().filter(|last| last.lacks_length()) {
-            begun.number = begun.number.wrapping_add(by);
+    /// Begins a numbering at the message that begins at `at`. Earlier messages keep their numbers.
+    fn begin_numbering(&mut self, at: SeqNum, counters: &mut L5oCounters) {
+        (self.numbered_from, self.wrong_tags) = (at, 0);
+        self.guard.first_of_numbering = self.guard.next_unused_number;
+        self.renumber(NumberingEvent::Restart, counters);
+    }
+
+    /// Corrects the numbers, which were too low by `by` (modulo 2^64). Messages that are decrypted
+    /// under the wrong ones are given up.
+    pub(super) fn shift(&mut self, by: u64, counters: &mut L5oCounters) {
+        for index in 0..self.list.len() {
+            let message = &self.list[index];
+            if message.start.ge(self.numbered_from) {
+                let number = message.number.wrapping_add(by);
+                if message.text != TextState::Encrypted || !self.guard.is_unused(number) {
+                    self.give_up(index, counters);
+                }
+                self.list[index].number = number;
+                if self.list[index].is_live() {
+                    self.guard.mark_used(number);
+                }
+            }
         }
+        self.number = self.number.wrapping_add(by);
+        self.guard.first_of_numbering = self.guard.next_unused_number;
         self.wrong_tags = 0;
     }
 
@@ -388,15 +510,6 @@ impl RecordTracker {
             counters.l5o_messages_given_up += u64::from(!keep && message.is_live());
             keep
         });
-    }
-
-    /// Abandons messages from `base` on: they were decrypted under speculative numbers.
-    pub(super) fn give_up_speculative(&mut self, base: SeqNum, counters: &mut L5oCounters) {
-        for index in 0..self.list.len() {
-            if self.list[index].start.ge(base) {
-                self.give_up(index, counters);
-            }
-        }
     }
 
     /// Figure 8 (b) of the paper: a packet beyond a hole contains the next header. Its text is not
@@ -435,6 +548,7 @@ impl RecordTracker {
     /// packet.
     pub(super) fn compact(&mut self, high: SeqNum, tools: &RxScratch, counters: &mut L5oCounters) {
         self.guard.no_decrypt_before = self.guard.no_decrypt_before.clamp_behind(high);
+        self.numbered_from = self.numbered_from.clamp_behind(high);
         if self.next.is_far_before(high) {
             self.lose_boundary(counters);
             self.next = self.next.clamp_behind(high);
@@ -446,6 +560,14 @@ impl RecordTracker {
         }
         while self.list.first().is_some_and(TrackedMessage::is_settled) {
             self.list.remove(0);
+        }
+        if !(self.guard.misplaced.is_empty() && self.guard.used_ahead.is_empty()) {
+            let uncertain = self.list.iter().find(|message| {
+                message.state().wants_header() && message.start.ge(self.numbered_from)
+            });
+            let (start, number) = uncertain
+                .map_or((self.next, self.number), |message| (message.start, message.number));
+            self.guard.forget(start, number);
         }
         let mut at = 1;
         while at < self.list.len() {

@@ -112,6 +112,8 @@ pub(super) struct TrackedMessage {
     /// Record number.
     pub(super) number: u64,
     state: MessageState,
+    /// True if `number` depended on a speculation when the numbering was replaced.
+    pub(super) number_unproved: bool,
     pub(super) text: TextState,
     /// Header and explicit nonce: the received or predicted bytes.
     pub(super) front: [u8; FRONT],
@@ -138,6 +140,7 @@ impl TrackedMessage {
             len,
             number,
             state,
+            number_unproved: false,
             text: TextState::Encrypted,
             front: [0; FRONT],
             tag: [0; TAG_BYTES],

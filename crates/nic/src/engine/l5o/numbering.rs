@@ -5,9 +5,9 @@
 //! estimate of the number of messages in a hole. A correct tag proves a speculative number; wrong
 //! tags make the context ask the host again, and nothing new is decrypted until it has answered.
 //!
-//! Invariant: everything that depends on a speculative number is numbered from
-//! `SpeculativeNumber::first_dependent` on, so that it can be given up and corrected together with
-//! that number.
+//! Invariant: all messages from `RecordTracker::numbered_from` on are numbered consecutively, so
+//! that they are given up and renumbered together. Earlier ones have numbers of their own, which
+//! neither prove nor disprove the current ones.
 
 use base::SeqNum;
 
@@ -18,8 +18,6 @@ pub(super) struct SpeculativeNumber {
     pub(super) seq: SeqNum,
     /// Assumed number of the message at `seq`.
     pub(super) number: u64,
-    /// Start and number of the first message that depends on the speculation.
-    pub(super) first_dependent: (SeqNum, u64),
 }
 
 /// Origin and trust of a chain's numbers.
@@ -79,14 +77,6 @@ impl Numbering {
         }
     }
 
-    /// Returns whether message `number` depends on a speculation.
-    pub(super) const fn is_speculative(self, number: u64) -> bool {
-        match self.speculation() {
-            Some(guess) => number >= guess.first_dependent.1,
-            None => false,
-        }
-    }
-
     /// Returns whether the numbers are known to be wrong: nothing new is decrypted.
     pub(super) const fn is_wrong(self) -> bool {
         matches!(self, Self::Doubted | Self::Questioned(_))
@@ -98,8 +88,7 @@ mod tests {
     use super::*;
     use testkit::state_diagram;
 
-    const GUESS: SpeculativeNumber =
-        SpeculativeNumber { seq: SeqNum(100), number: 7, first_dependent: (SeqNum(50), 6) };
+    const GUESS: SpeculativeNumber = SpeculativeNumber { seq: SeqNum(100), number: 7 };
     const STATES: [(Numbering, &str); 4] = [
         (Numbering::Known, "Known"),
         (Numbering::Guessed(GUESS), "Guessed"),

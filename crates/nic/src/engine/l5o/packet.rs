@@ -47,12 +47,25 @@ enum PacketDecryptState {
     Failed,
 }
 
+impl PacketDecryptState {
+    /// Returns whether bytes of message `number` may be added.
+    const fn may_grow(&self, number: u64) -> bool {
+        match self {
+            Self::Nothing => true,
+            Self::Growing(open) => number.wrapping_sub(open.last_number) <= 1,
+            Self::Final(_) | Self::Failed => false,
+        }
+    }
+}
+
 /// The decrypted range.
 #[derive(Clone, Debug)]
 pub(super) struct PacketDecryptedRange {
     pub(super) range: Range<usize>,
     /// The message in which the range begins.
     pub(super) first: DecryptedRangeStart,
+    /// Number of the message in which it ends.
+    last_number: u64,
 }
 
 /// The message in which a range begins.
@@ -98,9 +111,10 @@ impl<'a> RecordParser<'a> {
         self.seq + at as u32
     }
 
-    /// Returns whether more may be decrypted.
-    pub(super) const fn may_decrypt(&self) -> bool {
-        matches!(self.decrypt_state, PacketDecryptState::Nothing | PacketDecryptState::Growing(_))
+    /// Returns whether bytes of message `number` may be decrypted. The host derives the numbers of
+    /// a range from that of its first message, so a range has consecutive ones.
+    pub(super) const fn may_decrypt(&self, number: u64) -> bool {
+        self.decrypt_state.may_grow(number)
     }
 
     /// Returns the decrypted range.
@@ -126,12 +140,13 @@ impl<'a> RecordParser<'a> {
     pub(super) fn extend(&mut self, range: Range<usize>, first: DecryptedRangeStart) {
         match &mut self.decrypt_state {
             PacketDecryptState::Nothing => {
+                let last_number = first.number;
                 self.decrypt_state =
-                    PacketDecryptState::Growing(PacketDecryptedRange { range, first })
+                    PacketDecryptState::Growing(PacketDecryptedRange { range, first, last_number })
             }
             PacketDecryptState::Growing(open) => {
                 debug_assert_eq!(open.range.end, range.start, "one contiguous range");
-                open.range.end = range.end;
+                (open.range.end, open.last_number) = (range.end, first.number);
                 if open.first.number == first.number {
                     (open.first.len, open.first.front) = (first.len, first.front);
                 }
@@ -173,4 +188,21 @@ pub(super) const fn offset_u32(at: usize) -> u32 {
 /// Widens an offset for comparison with positions before the packet.
 pub(super) fn offset_i64(at: usize) -> i64 {
     i64::try_from(at).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_a_range_are_consecutive() {
+        let first = DecryptedRangeStart { number: 3, offset: 0, len: 10, front: [0; FRONT] };
+        let range = PacketDecryptedRange { range: 0..20, first, last_number: 4 };
+        let growing = PacketDecryptState::Growing(range.clone());
+        assert!([4, 5].iter().all(|&number| growing.may_grow(number)));
+        assert!(![0, 3, 6, u64::MAX].iter().any(|&number| growing.may_grow(number)));
+        assert!(PacketDecryptState::Nothing.may_grow(7));
+        assert!(!PacketDecryptState::Final(range).may_grow(4));
+        assert!(!PacketDecryptState::Failed.may_grow(4));
+    }
 }

@@ -124,11 +124,11 @@ impl TlsReceiver {
         let guess = self.chain.numbering().speculation();
         let asked = guess.is_some_and(|guess| self.search.has_asked(guess.seq));
         let overdue = self.search.is_overdue(len) && asked;
-        let Some((base, number)) = walk.last_header else { return };
+        // A message with a number of an earlier numbering says nothing about the current one.
+        let current = |(base, _): &(SeqNum, u64)| base.ge(self.chain.numbered_from);
+        let Some((base, number)) = walk.last_header.filter(current) else { return };
         if overdue || !asked {
-            let from = guess.map_or((base, number), |guess| guess.first_dependent);
-            let ask =
-                NumberingEvent::Ask(SpeculativeNumber { seq: base, number, first_dependent: from });
+            let ask = NumberingEvent::Ask(SpeculativeNumber { seq: base, number });
             self.chain.renumber(ask, walk.counters);
             walk.counters.rx_tls_resync_res_retry += u64::from(overdue);
             self.search.clear_request();
@@ -174,7 +174,7 @@ impl TlsReceiver {
         // The request concerns the last header of the packet.
         let (asked, headers) = self.search.continue_speculatively().unwrap_or((base, 1));
         let last = number.wrapping_add(headers).wrapping_sub(1);
-        let guess = SpeculativeNumber { seq: asked, number: last, first_dependent: (base, number) };
+        let guess = SpeculativeNumber { seq: asked, number: last };
         self.chain.renumber(NumberingEvent::Guess(guess), walk.counters);
         (walk.unknown_from, self.boundary_lost) = (None, false);
         self.chain.walk_from(walk, offset);
@@ -276,11 +276,8 @@ impl TlsReceiver {
         };
         let more = number.wrapping_sub(guess.number);
         if more != 0 {
-            if !self.chain.numbering().is_wrong() {
-                counters.l5o_guesses_wrong += 1;
-                self.chain.give_up_speculative(guess.first_dependent.0, counters);
-            }
-            self.chain.shift(more);
+            counters.l5o_guesses_wrong += u64::from(!self.chain.numbering().is_wrong());
+            self.chain.shift(more, counters);
         }
         self.chain.renumber(NumberingEvent::Answer, counters);
         true
@@ -318,7 +315,7 @@ impl TlsReceiver {
 
 /// Counts a processed packet and returns the description of its decrypted range.
 fn report(id: L5oId, walk: &mut RecordParser<'_>, in_order: bool) -> Option<L5oDecrypted> {
-    let PacketDecryptedRange { range, first } = walk.decrypted()?.clone();
+    let PacketDecryptedRange { range, first, .. } = walk.decrypted()?.clone();
     if first.len == 0 {
         return None;
     }

@@ -9,6 +9,7 @@
 //! If a tag is wrong, the packet is restored as it arrived and every message it touched is given up
 //! (tls-offload.rst: all or nothing per packet).
 
+use base::SeqNum;
 use core::ops::Range;
 
 use super::chain::RecordTracker;
@@ -55,6 +56,7 @@ impl RecordTracker {
                 ParseStep::ContinueAt(to) => at = to,
                 ParseStep::Retry => {}
                 ParseStep::BoundaryLost => {
+                    w.end_range();
                     w.unknown_from = Some(at);
                     return;
                 }
@@ -76,7 +78,7 @@ impl RecordTracker {
         }
         let (start, number) = (w.seq_at(at), self.number);
         let left = w.payload.len() - at;
-        let fresh = w.may_decrypt()
+        let fresh = w.may_decrypt(number)
             && !self.numbering().is_wrong()
             && self.guard.allows(start, number)
             && (self.list.is_empty()
@@ -86,12 +88,13 @@ impl RecordTracker {
             return ParseStep::Retry;
         }
         let Some(len) = w.keys.length(&w.payload[at..]) else {
-            self.boundary_known = false;
+            self.disprove(w, self.list.len(), None);
             return ParseStep::BoundaryLost;
         };
         self.learn(len);
         w.last_header = Some((start, number));
         (self.next, self.number) = (start + len, number.wrapping_add(1));
+        let fresh = fresh && self.guard.can_complete(start, self.next);
         if fresh && len as usize <= left {
             return self.decrypt_whole(w, at, len, number);
         }
@@ -112,12 +115,13 @@ impl RecordTracker {
         number: u64,
     ) -> ParseStep {
         let end = at + len as usize;
-        self.push_whole(w.seq_at(at), len, number);
+        let start = w.seq_at(at);
+        self.push_whole(start, len, number);
         let message = &mut w.payload[at..end];
         let correct = self.decrypt_message(w.keys, number, message, &mut w.tools.scratch);
         w.counters.rx_tls_copied_bytes += w.tools.scratch.len() as u64;
         if !correct {
-            self.on_wrong_tag(w, at..end);
+            self.on_wrong_tag(w, start, at..end);
             return ParseStep::ContinueAt(end);
         }
         let mut front = [0; FRONT];
@@ -133,7 +137,7 @@ impl RecordTracker {
             range: text,
         });
         w.extend(at..end, DecryptedRangeStart { number, offset: 0, len, front });
-        self.on_correct_tag(w, number, &front);
+        self.on_correct_tag(w, (start, number), &front);
         ParseStep::ContinueAt(end)
     }
 
@@ -159,7 +163,7 @@ impl RecordTracker {
             return past(unseen.min(stop));
         }
         let stop = stop.min(message.received.next_received(from));
-        if message.is_live() && w.may_decrypt() {
+        if message.is_live() && w.may_decrypt(message.number) {
             return self.take(w, index, at, from, stop);
         }
         self.give_up(index, w.counters);
@@ -279,7 +283,7 @@ impl RecordTracker {
         let (number, front, message_len) = (message.number, message.front, message.len);
         w.used_assumption |=
             message.state().is_assumed() || message.text == TextState::DecryptedAhead;
-        let sure = !self.numbering().is_speculative(number);
+        let sure = !self.is_speculative(message);
         w.tools.decrypted.push(DecryptedRange {
             number,
             confirmed: sure,
@@ -295,31 +299,41 @@ impl RecordTracker {
     fn complete(&mut self, w: &mut RecordParser<'_>, index: usize, last: Range<usize>) {
         let sum = self.sum(index);
         let message = &mut self.list[index];
-        let TrackedMessage { number, front, len, tag, .. } = message;
+        let TrackedMessage { start, number, front, len, tag, .. } = message;
+        let start = *start;
         if w.keys.verify(*number, front, *len, &sum, tag) {
             let (number, front) = (*number, *front);
             message.advance(MessageEvent::Verify, w.counters);
-            self.on_correct_tag(w, number, &front);
+            self.on_correct_tag(w, (start, number), &front);
         } else {
-            self.on_wrong_tag(w, last);
+            self.on_wrong_tag(w, start, last);
         }
     }
 
-    /// Handles a correct tag.
-    fn on_correct_tag(&mut self, w: &mut RecordParser<'_>, number: u64, front: &[u8; FRONT]) {
+    /// Handles the correct tag of message `number` at `start`.
+    fn on_correct_tag(
+        &mut self,
+        w: &mut RecordParser<'_>,
+        (start, number): (SeqNum, u64),
+        front: &[u8; FRONT],
+    ) {
         w.verify(number);
-        self.wrong_tags = 0;
         if let Some(explicit) = front[HEADER as usize..].first_chunk() {
             self.nonces.learn(number, u64::from_be_bytes(*explicit));
         }
-        if self.numbering().is_speculative(number) {
+        if start.lt(self.numbered_from) {
+            return;
+        }
+        self.wrong_tags = 0;
+        if self.numbering().speculation().is_some() {
             self.renumber(NumberingEvent::Prove, w.counters);
             w.number_proved = true;
         }
     }
 
-    /// Handles the wrong tag of the message that ends with `last`: restores the packet.
-    fn on_wrong_tag(&mut self, w: &mut RecordParser<'_>, last: Range<usize>) {
+    /// Handles the wrong tag of the message that begins at `start` and ends with `last`: restores
+    /// the packet.
+    fn on_wrong_tag(&mut self, w: &mut RecordParser<'_>, start: SeqNum, last: Range<usize>) {
         w.counters.rx_tls_err += 1;
         let mut undo = core::mem::take(&mut w.tools.decrypted);
         for DecryptedRange { number, front, offset, range, .. } in undo.drain(..) {
@@ -333,6 +347,9 @@ impl RecordTracker {
             if message.start.lt(to) && (message.lacks_length() || message.end().gt(from)) {
                 self.give_up(index, w.counters);
             }
+        }
+        if start.lt(self.numbered_from) {
+            return;
         }
         self.wrong_tags += 1;
         match self.numbering() {
