@@ -1,7 +1,7 @@
 //! Runs of this program as child processes, and files of results that are whole or absent.
 //!
 //! Used by [`crate::sweep`] and [`crate::report`]: a run in a process of its own has a heap, caches
-//! and counters of its own, and its failure ends nothing else.
+//! and counters of its own, and its failure ends nothing else. It ends with this process.
 
 use std::io;
 use std::path::Path;
@@ -18,13 +18,16 @@ pub(crate) struct ChildOutput {
     pub(crate) failure: Option<String>,
 }
 
-/// Runs a program that prints JSON.
+/// Runs a program that prints JSON. The kernel ends it if this process is killed, so that no
+/// benchmark outlives it.
 pub(crate) fn run_json(program: &Path, arguments: &[String]) -> ChildOutput {
-    let output = Command::new(program).args(arguments).stdin(Stdio::null()).output();
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "TERM", "--"]).arg(program).args(arguments);
+    let output = command.stdin(Stdio::null()).output();
     let output = match output {
         Ok(output) => output,
         Err(error) => {
-            let failure = Some(format!("cannot run {}: {error}", program.display()));
+            let failure = Some(format!("cannot run setpriv: {error}"));
             return ChildOutput { json: None, failure };
         }
     };
@@ -69,7 +72,8 @@ mod tests {
         assert_eq!(invalid.failure.as_deref(), Some("outboard-lab: wrong path"));
         assert_eq!(shell("kill -9 $$").failure.as_deref(), Some("signal: 9 (SIGKILL)"));
         assert!(shell("echo text").failure.is_some_and(|text| text.contains("not JSON")));
-        let missing = run_json(Path::new("/no/such/program"), &[]).failure.expect("a failure");
-        assert!(missing.starts_with("cannot run /no/such/program: "), "{missing}");
+        let missing = run_json(Path::new("/no/such/program"), &[]).failure;
+        let expected = "setpriv: failed to execute /no/such/program: No such file or directory";
+        assert_eq!(missing.as_deref(), Some(expected));
     }
 }
