@@ -32,8 +32,8 @@ const MEASURED_BYTES: u64 = 240 << 20;
 /// Bytes before them, with loss. After fewer, losses at the end of slow start still show at low
 /// rates.
 const LOSS_WARM_BYTES: u64 = 512 << 20;
-/// Bytes before them, with reordering. With more, windows fill the queue of the delay, and packets
-/// are lost.
+/// Bytes before them, with reordering. If no packet is early, windows fill the queue of the delay,
+/// and packets are lost: at the end of slow start, and with 512 MiB again.
 const REORDER_WARM_BYTES: u64 = 96 << 20;
 /// Clock rate of a core of the paper's testbed (section 6), in cycles per second.
 const CORE_HZ: f64 = 2.0e9;

@@ -82,8 +82,8 @@ impl DecryptGuard {
 
     /// Makes the numbers of `messages` unused again, except of those that were decrypted: the
     /// boundaries of all but the first were assumed, and do not exist. The first keeps its number.
-    /// Their received bytes are misplaced. Returns false, with nothing changed, if that is too much
-    /// to remember.
+    /// Their received bytes, except those of the first one's header, are misplaced. Returns false,
+    /// with nothing changed, if that is too much to remember.
     fn take_back(&mut self, messages: &[TrackedMessage]) -> bool {
         let Some((first, others)) = messages.split_first() else { return true };
         // Merged messages have used several numbers.
@@ -91,10 +91,12 @@ impl DecryptGuard {
             return false;
         }
         let used = others.iter().filter(|message| message.text != TextState::Encrypted);
+        let header_end = first.start + first.received.next_missing(0).min(HEADER);
         let bytes = messages.iter().flat_map(|message| {
             let ranges = message.received.all().iter();
-            ranges.map(|&(from, to)| message.start + from..message.start + to)
+            ranges.map(|&(from, to)| (message.start + from).max(header_end)..message.start + to)
         });
+        let bytes = bytes.filter(|bytes| bytes.start.lt(bytes.end));
         if self.used_ahead.len() + used.clone().count() > EXCEPTIONS_MAX
             || self.misplaced.len() + bytes.clone().count() > EXCEPTIONS_MAX
         {
@@ -154,8 +156,8 @@ pub(super) struct RecordTracker {
     pub(super) numbered_from: SeqNum,
     pub(super) guard: DecryptGuard,
     lengths: LengthPredictor,
-    /// Start of a message whose assumed length, or that of one after it, was wrong: none is assumed
-    /// again.
+    /// Start of the message from which assumed lengths led to no header. No length is assumed for
+    /// it again.
     unusual_at: Option<SeqNum>,
     /// Wrong tags since the last correct one, or since the host confirmed a number.
     pub(super) wrong_tags: u32,
@@ -318,8 +320,8 @@ impl RecordTracker {
         index: usize,
         real: Option<u32>,
     ) -> bool {
-        // If there is no header, an earlier assumed length was wrong. Certain is only the start of
-        // the first message with one.
+        // If there is no header, an earlier assumed length was wrong. Only the start of the first
+        // message with an assumed length is certain.
         let assumed = |message: &TrackedMessage| message.state().is_assumed();
         let run = self.list[..index].iter().rev().take_while(|message| assumed(message)).count();
         let guilty = if real.is_some() { index } else { index - run };
