@@ -13,7 +13,8 @@
 //!
 //! Invariants on which the host relies:
 //! - One contiguous range per packet is decrypted; the rest is exactly as it arrived.
-//! - A number is live at most once in a context's life ([`DecryptGuard`]), and each byte of its
+//! - Bytes that were decrypted under a number belong to the one message that is live under it, or
+//!   to no live message ([`DecryptGuard`]), and each byte of its
 //!   message is added to the sum at most once, so a correct tag vouches for exactly the bytes that
 //!   were decrypted under that number.
 //! - If a tag is wrong, the packet is restored as it arrived, and all messages that it touched are
@@ -38,17 +39,14 @@ use super::rx_scratch::RxScratch;
 use crate::engine::received_ranges::ReceivedRanges;
 use crate::engine::tls::{HEADER, TlsDeviceKeys, TlsRangeCipher};
 
-/// Maximum number of [`DecryptGuard::used_ahead`] and of [`DecryptGuard::misplaced`].
-const EXCEPTIONS_MAX: usize = 64;
+/// Maximum number of [`DecryptGuard::misplaced`].
+const MISPLACED_MAX: usize = 256;
 
 /// Guards against decrypting a message twice: the messages that may still become live.
 #[derive(Debug)]
 pub(super) struct DecryptGuard {
     /// Next unused number: lower ones were live or have been skipped for good.
     next_unused_number: u64,
-    /// Higher numbers that were live, too: those of messages with assumed boundaries that do not
-    /// exist.
-    used_ahead: Vec<u64>,
     /// Value of `next_unused_number` when the current numbering began: all numbers of earlier
     /// numberings are lower.
     first_of_numbering: u64,
@@ -63,7 +61,6 @@ impl DecryptGuard {
     fn new(next: SeqNum, number: u64) -> Self {
         Self {
             next_unused_number: number,
-            used_ahead: Vec::new(),
             first_of_numbering: number,
             no_decrypt_before: next,
             misplaced: Vec::new(),
@@ -71,8 +68,8 @@ impl DecryptGuard {
     }
 
     /// Returns whether no message with this number was live.
-    pub(super) fn is_unused(&self, number: u64) -> bool {
-        number >= self.next_unused_number && !self.used_ahead.contains(&number)
+    pub(super) const fn is_unused(&self, number: u64) -> bool {
+        number >= self.next_unused_number
     }
 
     /// Returns whether all bytes of the message at `start..end` can still arrive.
@@ -80,39 +77,34 @@ impl DecryptGuard {
         !self.misplaced.iter().any(|bytes| bytes.start.lt(end) && bytes.end.gt(start))
     }
 
-    /// Makes the numbers of `messages` unused again, except of those that were decrypted: the
-    /// boundaries of all but the first were assumed, and do not exist. The first keeps its number.
-    /// Their received bytes, except those of the first one's header, are misplaced. Returns false,
-    /// with nothing changed, if that is too much to remember.
+    /// Makes the numbers of `messages` unused again: the boundaries of all but the first were
+    /// assumed, and do not exist. The first keeps its number. Their received bytes, except those of
+    /// the first one's header, are misplaced: no message that has such bytes will be live, so a
+    /// correct tag does not vouch for them. Returns false, with nothing changed, if that is too
+    /// much to remember.
     fn take_back(&mut self, messages: &[TrackedMessage]) -> bool {
         let Some((first, others)) = messages.split_first() else { return true };
         // Merged messages have used several numbers.
         if others.iter().any(TrackedMessage::is_settled) {
             return false;
         }
-        let used = others.iter().filter(|message| message.text != TextState::Encrypted);
         let header_end = first.start + first.received.next_missing(0).min(HEADER);
         let bytes = messages.iter().flat_map(|message| {
             let ranges = message.received.all().iter();
             ranges.map(|&(from, to)| (message.start + from).max(header_end)..message.start + to)
         });
         let bytes = bytes.filter(|bytes| bytes.start.lt(bytes.end));
-        if self.used_ahead.len() + used.clone().count() > EXCEPTIONS_MAX
-            || self.misplaced.len() + bytes.clone().count() > EXCEPTIONS_MAX
-        {
+        if self.misplaced.len() + bytes.clone().count() > MISPLACED_MAX {
             return false;
         }
-        used.for_each(|message| self.used_ahead.push(message.number));
         bytes.for_each(|bytes| self.misplaced.push(bytes));
         let number = first.number.wrapping_add(1).max(self.first_of_numbering);
         self.next_unused_number = self.next_unused_number.min(number);
         true
     }
 
-    /// Forgets numbers below `number` and bytes before `start`, which no message will have.
-    fn forget(&mut self, start: SeqNum, number: u64) {
-        let number = number.min(self.next_unused_number);
-        self.used_ahead.retain(|&used| used >= number);
+    /// Forgets bytes before `start`, which no new message will have.
+    fn forget(&mut self, start: SeqNum) {
         self.misplaced.retain(|bytes| bytes.end.gt(start));
     }
 
@@ -563,13 +555,11 @@ impl RecordTracker {
         while self.list.first().is_some_and(TrackedMessage::is_settled) {
             self.list.remove(0);
         }
-        if !(self.guard.misplaced.is_empty() && self.guard.used_ahead.is_empty()) {
+        if !self.guard.misplaced.is_empty() {
             let uncertain = self.list.iter().find(|message| {
                 message.state().wants_header() && message.start.ge(self.numbered_from)
             });
-            let (start, number) = uncertain
-                .map_or((self.next, self.number), |message| (message.start, message.number));
-            self.guard.forget(start, number);
+            self.guard.forget(uncertain.map_or(self.next, |message| message.start));
         }
         let mut at = 1;
         while at < self.list.len() {

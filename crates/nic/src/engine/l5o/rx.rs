@@ -23,6 +23,9 @@ use crate::engine::plausibility::{PlausibleWindow, WindowCheck};
 use crate::engine::received_ranges::ReceivedRanges;
 use crate::engine::tls::{HEADER, TlsDeviceKeys};
 
+/// Messages in a hole of the stream, at most, beyond which a single packet is searched for a header.
+const HOLE_MAX: u64 = 2;
+
 /// A TLS receive context.
 #[derive(Debug)]
 pub(super) struct TlsReceiver {
@@ -32,6 +35,8 @@ pub(super) struct TlsReceiver {
     expected: SeqNum,
     /// End of the highest packet.
     high: SeqNum,
+    /// Ends of the two latest runs of consecutive packets, the latest first.
+    run_ends: [SeqNum; 2],
     window: PlausibleWindow,
     mode: ResyncMode,
     /// True if the latest packet had no known boundary.
@@ -42,9 +47,10 @@ impl TlsReceiver {
     pub(super) fn new(config: &L5oConfig, tcpsn: SeqNum, number: u64) -> Self {
         Self {
             chain: RecordTracker::new(tcpsn, number),
-            search: RecordSearch::new(config.resync, tcpsn),
+            search: RecordSearch::new(config.resync, config.out_of_order, tcpsn),
             expected: tcpsn,
             high: tcpsn,
+            run_ends: [tcpsn; 2],
             window: PlausibleWindow::default(),
             mode: config.resync,
             boundary_lost: false,
@@ -145,6 +151,7 @@ impl TlsReceiver {
         requests: &mut ResyncRequests,
     ) {
         let news = end.gt(self.high);
+        let continues = self.continues_run(walk.seq, end);
         let Some(from) = walk.unknown_from else {
             if news {
                 self.boundary_lost = false;
@@ -159,6 +166,14 @@ impl TlsReceiver {
             self.chain.renumber(NumberingEvent::Restart, walk.counters);
         }
         let at = walk.seq + u32::try_from(from).unwrap_or(0);
+        // A packet far beyond the known boundary probably arrived early: to continue from it would
+        // give up the messages between. If a run of packets follows it, these are searched.
+        if !continues && self.chain.boundary_known {
+            let hole = u32::try_from(at.distance(self.chain.next)).unwrap_or(0);
+            if self.chain.between(hole).is_none_or(|messages| messages > HOLE_MAX) {
+                return;
+            }
+        }
         let bytes = &walk.payload[from..];
         let Some(base) = self.search.feed(walk.keys, at, bytes, requests, walk.counters) else {
             return;
@@ -178,6 +193,15 @@ impl TlsReceiver {
         self.chain.renumber(NumberingEvent::Guess(guess), walk.counters);
         (walk.unknown_from, self.boundary_lost) = (None, false);
         self.chain.walk_from(walk, offset);
+    }
+
+    /// Returns whether the packet at `seq..end` begins where one of the two latest runs of
+    /// consecutive packets ends, and adds it to that run, or else begins a run with it.
+    fn continues_run(&mut self, seq: SeqNum, end: SeqNum) -> bool {
+        let run = self.run_ends.iter().position(|&run_end| run_end == seq);
+        let other = if run == Some(0) { self.run_ends[1] } else { self.run_ends[0] };
+        self.run_ends = [end, other];
+        run.is_some()
     }
 
     /// Processes a packet in the paper's mode.

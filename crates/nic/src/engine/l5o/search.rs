@@ -67,6 +67,9 @@ struct TlsResyncPending {
 #[derive(Debug)]
 pub(super) struct RecordSearch {
     mode: ResyncMode,
+    /// True if bytes before [`Self::end`] are searched, too: packets that overtook others are no
+    /// reason to skip these. Otherwise, the paper's search, which goes through the stream once.
+    out_of_order: bool,
     phase: RecordSearchPhase,
     inquiry: ResyncInquiry,
     /// Bytes that have passed since the request, saturating.
@@ -108,9 +111,10 @@ pub(super) enum ResyncAnswer {
 }
 
 impl RecordSearch {
-    pub(super) const fn new(mode: ResyncMode, end: SeqNum) -> Self {
+    pub(super) const fn new(mode: ResyncMode, out_of_order: bool, end: SeqNum) -> Self {
         Self {
             mode,
+            out_of_order,
             phase: RecordSearchPhase::Idle,
             inquiry: ResyncInquiry::Nothing,
             since: 0,
@@ -152,8 +156,8 @@ impl RecordSearch {
         if self.mode == ResyncMode::NextHint {
             return None;
         }
-        // Old bytes are not searched again.
-        if !matches!(self.phase, RecordSearchPhase::Idle) && seq.lt(self.end) {
+        let searches = !matches!(self.phase, RecordSearchPhase::Idle);
+        if searches && !self.out_of_order && seq.lt(self.end) {
             return None;
         }
         if seq != self.end {
@@ -275,6 +279,9 @@ impl RecordSearch {
             seam[..self.carried].copy_from_slice(&self.carry[..self.carried]);
             seam[self.carried..self.carried + across].copy_from_slice(&bytes[..across]);
             let Some(from) = self.carried.checked_sub(begun) else {
+                if self.out_of_order {
+                    return self.scan_again(counters);
+                }
                 return self.on_missing_header(counters);
             };
             let header = &seam[from..self.carried + across];
@@ -307,13 +314,18 @@ impl RecordSearch {
 
     /// Handles a missing header: the tracked positions are no messages.
     fn on_missing_header(&mut self, counters: &mut L5oCounters) {
+        self.scan_again(counters);
+        self.back_off();
+    }
+
+    /// Gives up the tracked position.
+    fn scan_again(&mut self, counters: &mut L5oCounters) {
         self.phase = RecordSearchPhase::Scan;
         if let ResyncInquiry::Asked(asked) = &mut self.inquiry {
             counters.rx_tls_resync_req_skip +=
                 u64::from(self.mode == ResyncMode::Async && asked.headers.is_some());
             asked.headers = None;
         }
-        self.back_off();
     }
 
     fn back_off(&mut self) {
@@ -329,7 +341,8 @@ impl RecordSearch {
         requests: &mut ResyncRequests,
         counters: &mut L5oCounters,
     ) {
-        if self.asked().is_some() && self.since <= RETRY_BYTES {
+        let replaceable = |asked: TlsResyncPending| self.out_of_order && asked.headers.is_none();
+        if self.asked().is_some_and(|asked| !replaceable(asked)) && self.since <= RETRY_BYTES {
             return;
         }
         let begun = matches!(self.inquiry, ResyncInquiry::Begun);
