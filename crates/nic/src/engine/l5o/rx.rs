@@ -23,7 +23,7 @@ use crate::engine::plausibility::{PlausibleWindow, WindowCheck};
 use crate::engine::received_ranges::ReceivedRanges;
 use crate::engine::tls::{HEADER, TlsDeviceKeys};
 
-/// Messages in a hole of the stream, at most, beyond which a single packet is searched for a header.
+/// Most messages in a hole after which a single packet is searched for a header.
 const HOLE_MAX: u64 = 2;
 
 /// A TLS receive context.
