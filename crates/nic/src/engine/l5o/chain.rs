@@ -14,9 +14,8 @@
 //! Invariants on which the host relies:
 //! - One contiguous range per packet is decrypted; the rest is exactly as it arrived.
 //! - Bytes that were decrypted under a number belong to the one message that is live under it, or
-//!   to no live message ([`DecryptGuard`]), and each byte of its
-//!   message is added to the sum at most once, so a correct tag vouches for exactly the bytes that
-//!   were decrypted under that number.
+//!   to no live message ([`DecryptGuard`]), and each byte of a live message is added to its sum at
+//!   most once, so a correct tag vouches for exactly the bytes of that message.
 //! - If a tag is wrong, the packet is restored as it arrived, and all messages that it touched are
 //!   given up.
 //!
@@ -45,7 +44,8 @@ const MISPLACED_MAX: usize = 256;
 /// Guards against decrypting a message twice: the messages that may still become live.
 #[derive(Debug)]
 pub(super) struct DecryptGuard {
-    /// Next unused number: lower ones were live or have been skipped for good.
+    /// Next unused number: lower ones were live or have been skipped for good. Higher ones were at
+    /// most live with bytes that are misplaced now.
     next_unused_number: u64,
     /// Value of `next_unused_number` when the current numbering began: all numbers of earlier
     /// numberings are lower.
@@ -67,7 +67,7 @@ impl DecryptGuard {
         }
     }
 
-    /// Returns whether no message with this number was live.
+    /// Returns whether a message with this number may become live.
     pub(super) const fn is_unused(&self, number: u64) -> bool {
         number >= self.next_unused_number
     }
@@ -556,9 +556,7 @@ impl RecordTracker {
             self.list.remove(0);
         }
         if !self.guard.misplaced.is_empty() {
-            let uncertain = self.list.iter().find(|message| {
-                message.state().wants_header() && message.start.ge(self.numbered_from)
-            });
+            let uncertain = self.list.iter().find(|message| message.state().wants_header());
             self.guard.forget(uncertain.map_or(self.next, |message| message.start));
         }
         let mut at = 1;

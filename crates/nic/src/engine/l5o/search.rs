@@ -67,8 +67,9 @@ struct TlsResyncPending {
 #[derive(Debug)]
 pub(super) struct RecordSearch {
     mode: ResyncMode,
-    /// True if bytes before [`Self::end`] are searched, too: packets that overtook others are no
-    /// reason to skip these. Otherwise, the paper's search, which goes through the stream once.
+    /// True if bytes before [`Self::end`] are searched, too, so that a packet that arrives early
+    /// does not hide those that it has overtaken. False for the paper's search, which goes through
+    /// the stream once.
     out_of_order: bool,
     phase: RecordSearchPhase,
     inquiry: ResyncInquiry,
@@ -157,6 +158,7 @@ impl RecordSearch {
             return None;
         }
         let searches = !matches!(self.phase, RecordSearchPhase::Idle);
+        // Old bytes are not searched again.
         if searches && !self.out_of_order && seq.lt(self.end) {
             return None;
         }
@@ -279,6 +281,7 @@ impl RecordSearch {
             seam[..self.carried].copy_from_slice(&self.carry[..self.carried]);
             seam[self.carried..self.carried + across].copy_from_slice(&bytes[..across]);
             let Some(from) = self.carried.checked_sub(begun) else {
+                // The header lies in a hole, which does not contradict the tracked position.
                 if self.out_of_order {
                     return self.scan_again(counters);
                 }
@@ -318,7 +321,7 @@ impl RecordSearch {
         self.back_off();
     }
 
-    /// Gives up the tracked position.
+    /// Discards the tracked position and scans for a header.
     fn scan_again(&mut self, counters: &mut L5oCounters) {
         self.phase = RecordSearchPhase::Scan;
         if let ResyncInquiry::Asked(asked) = &mut self.inquiry {
@@ -341,6 +344,7 @@ impl RecordSearch {
         requests: &mut ResyncRequests,
         counters: &mut L5oCounters,
     ) {
+        // An answer about a position that is no longer tracked would have no use.
         let replaceable = |asked: TlsResyncPending| self.out_of_order && asked.headers.is_none();
         if self.asked().is_some_and(|asked| !replaceable(asked)) && self.since <= RETRY_BYTES {
             return;
