@@ -298,11 +298,11 @@ fn abusive_descriptors() -> Vec<(String, Vec<u8>)> {
     };
     let cancel = encoded(Op::Cancel { flow: FlowId(1) });
     let mut all = vec![];
-    for tag in [0_u8, 28, 29, 100, 255] {
+    for tag in [0_u8, 29, 30, 100, 255] {
         all.push((format!("operation {tag}"), vec![tag; 60]));
     }
     // Each operation without its fields; 27 has none.
-    for tag in 1..=26_u8 {
+    for tag in (1..=26_u8).chain([28]) {
         all.push((format!("operation {tag} without fields"), vec![tag]));
     }
     let whole = encoded(transmit());
@@ -589,6 +589,53 @@ fn spoofed_frames_are_not_sent() {
         while fixture.device.stat().get("switch_flows") <= sent {}
         drop(program);
         assert_eq!(fixture.device.stat().get("switch_tx_refused"), refused);
+    });
+}
+
+/// A program that is attached adds to its claim by the rules of the first one, and gives nothing
+/// up.
+#[test]
+fn extended_claims_are_checked() {
+    let fixture = DeviceFixture::start();
+    fixture.beside_an_honest_program(|| {
+        let mut refused = 0;
+        let own_ports = request(HOSTILE, PortClaim::Listed([PortRange::of_port(9)].into()));
+        let others = [
+            ("all ports instead of listed ones", own_ports.clone(), hostile()),
+            ("listed ports instead of all", hostile(), own_ports.clone()),
+            ("another address instead", hostile(), request([10, 77, 0, 67], PortClaim::All)),
+        ];
+        let claims = abusive_claims().into_iter().filter(|(_, wanted)| wanted.outgoing.is_none());
+        let claims = claims.map(|(abuse, wanted)| {
+            let has_all = wanted.claim.ports == PortClaim::All;
+            (abuse, if has_all { hostile() } else { own_ports.clone() }, wanted)
+        });
+        for (abuse, first, wanted) in claims.chain(others) {
+            let program = HostileProgram::attach_as(&fixture.socket(), &first);
+            program.send_op(Op::ExtendClaim(Box::new(wanted.claim)));
+            refused += 1;
+            fixture.wait_for("switch_claims_refused", refused, abuse);
+            drop(program);
+            fixture.wait_for("programs_attached_now", 1, abuse);
+        }
+        let with = |addr: [u8; 4]| {
+            let addrs = [HOSTILE.into(), addr.into()].into();
+            Op::ExtendClaim(Box::new(AddressClaim { addrs, ports: PortClaim::All }))
+        };
+        let program = HostileProgram::attach(&fixture.socket());
+        program.send_op(with(HONEST));
+        fixture.wait_for("switch_claims_refused", refused + 1, "the address of another program");
+        fixture.device.stat().expect_zero(&["switch_claims_extended", "programs_expelled"]);
+        drop(program);
+        fixture.wait_for("programs_attached_now", 1, "the address of another program");
+        // An address that is free is granted, and is free again at the end of the program.
+        for extended in 1..=2 {
+            let program = HostileProgram::attach(&fixture.socket());
+            program.send_op(with([10, 77, 0, 67]));
+            fixture.wait_for("switch_claims_extended", extended, "a free address");
+            drop(program);
+            fixture.wait_for("programs_attached_now", 1, "a free address");
+        }
     });
 }
 

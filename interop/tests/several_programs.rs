@@ -134,14 +134,15 @@ fn programs_have_ports_of_one_address() {
     nic.stat().expect_zero(&["switch_tx_refused", "switch_rx_dropped", "nic_internal_errors"]);
 }
 
-/// A claim does not change while a program runs: a proxy keeps its configuration if the new one has
-/// a port that it has not claimed.
+/// A proxy claims the ports of a new configuration while it runs, and has them on the next device.
+/// It keeps its configuration if another program has one of them.
 #[test]
-fn reload_needs_claimed_ports() {
+fn reload_claims_further_ports() {
     let fixture = DeviceFixture::new(TMP);
     let want = sha256(&fixture.files.fill("a.bin", 1 << 20));
-    let _nic = fixture.nic("a", &[]);
+    let nic = fixture.nic("a", &[]);
     let _web = serve(&fixture, "10.77.0.2/24", &[]);
+    let _other = serve(&fixture, "10.77.0.3/24", &["--share-address", "--port", "82"]);
     let write = |ports: &[u16]| {
         let listener =
             |port| format!("[[listener]]\nlisten = ':{port}'\nmode = 'http'\ndefault = 'a'\n");
@@ -149,25 +150,42 @@ fn reload_needs_claimed_ports() {
         let backend = "[[backend]]\nname = 'a'\nservers = ['10.77.0.2:80']\n";
         fixture.scratch.write("proxy.toml", listeners + backend)
     };
-    let path = write(&[80, 81]).to_string_lossy().into_owned();
+    let path = write(&[80]).to_string_lossy().into_owned();
     let args = ["proxy", "--config", &path, "--addr", "10.77.0.3/24", "--share-address"];
     let proxy = fixture.program(&["a"], &args);
-    let _ = write(&[80]);
+    let reload = |ports: &[u16], counter: &str| {
+        let before = proxy.stat();
+        let _ = write(ports);
+        proxy.signal("HUP");
+        while proxy.stat().moved(&before, counter) == 0 {}
+    };
+    reload(&[80, 81], "proxy_ports_opened");
+    let fetch_all = || {
+        for port in [80, 81] {
+            assert_eq!(fetch(&fixture, &format!("http://10.77.0.3:{port}/a.bin"), &[]), want);
+        }
+    };
+    fetch_all();
+    let _ = write(&[80, 82]);
     proxy.signal("HUP");
-    while proxy.stat().get("proxy_ports_closed") == 0 {}
-    let before = proxy.stat();
-    let _ = write(&[80, 81]);
-    proxy.signal("HUP");
-    while proxy.stat().moved(&before, "proxy_ports_opened") == 0 {}
-    let _ = write(&[80, 81, 82]);
-    proxy.signal("HUP");
-    assert_eq!(fetch(&fixture, "http://10.77.0.3:81/a.bin", &[]), want);
-    let _ = write(&[80]);
-    proxy.signal("HUP");
-    while proxy.stat().get("proxy_ports_closed") == 1 {}
+    while nic.stat().get("switch_claims_refused") == 0 {}
+    fetch_all();
+    let stat = nic.stat();
+    assert_eq!(stat.get("switch_claims_extended"), 1);
+    stat.expect_zero(&["switch_tx_refused"]);
+    // The next device gets the claim that was granted last.
+    drop(nic);
+    let nic = fixture.nic("a", &[]);
+    while nic.stat().get("programs_attached_now") < 3 {}
+    fetch_all();
+    // A port that the configuration no longer has stays claimed: connections on it may be open.
+    reload(&[80], "proxy_ports_closed");
+    reload(&[80, 81], "proxy_ports_opened");
+    fetch_all();
+    nic.stat().expect_zero(&["switch_claims_extended", "switch_claims_refused"]);
     let ended = proxy.stop();
-    let line = "SIGHUP: with --nic and --share-address, ports are claimed at the start; restart \
-                the proxy to listen on port 82; keeping the old configuration";
+    let line = "SIGHUP: the device refuses: another program has claimed one of the addresses or \
+                ports; keeping the old configuration";
     assert!(ended.stderr.contains(line), "{}", ended.stderr);
 }
 

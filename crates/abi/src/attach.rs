@@ -1,9 +1,10 @@
 //! Attachment of a program to a device in another process: the messages before the first
-//! descriptor.
+//! descriptor, and the addresses and ports that the program claims.
 //!
 //! The program sends an [`AttachRequest`], and the device answers with an [`AttachReply`]; their
 //! bytes are defined by [`crate::layout`]. Used by the carriers between processes, which also
-//! define how rings are passed. This module neither sends nor waits.
+//! define how rings are passed. Later [`crate::Op::ExtendClaim`] adds to the claim. This module
+//! neither sends nor waits.
 
 use alloc::boxed::Box;
 use core::fmt;
@@ -54,6 +55,12 @@ pub struct PortRange {
 }
 
 impl PortRange {
+    /// Returns the range of one port.
+    #[must_use]
+    pub const fn of_port(port: u16) -> Self {
+        Self { first: port, last: port }
+    }
+
     /// Returns whether the range has this port.
     #[must_use]
     pub const fn contains(self, port: u16) -> bool {

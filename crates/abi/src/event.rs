@@ -5,6 +5,7 @@ use alloc::boxed::Box;
 use base::Duration;
 use wire::Tuple;
 
+use crate::attach::AttachRefusal;
 use crate::count::FlowCounts;
 use crate::decompress::Decompressed;
 use crate::l5o::{L5oId, L5oRefused, ResyncRequest, RxMetadata};
@@ -76,6 +77,11 @@ pub enum Event {
     /// The answer to an [`crate::Op::Decompress`]. It survives a reset of the device, at which a
     /// job that has not run is refused.
     Decompressed(Box<Decompressed>),
+    /// The answer to [`crate::Op::ExtendClaim`].
+    ClaimExtended {
+        /// Success, or the reason for which the program has its former claim.
+        result: Result<(), AttachRefusal>,
+    },
     /// The device's load has crossed one of its thresholds.
     Load(DeviceLoad),
     /// The link has another MTU, or may have neighbors with other link addresses: it is up again,

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 use wire::Tuple;
 
+use crate::attach::AddressClaim;
 use crate::count::CountRequest;
 use crate::decompress::DecompressRequest;
 use crate::l5o::{L5oContent, L5oCreate, L5oId, RecordRange};
@@ -169,6 +170,11 @@ pub enum Op {
     },
     /// Decompresses content. Answered by [`crate::Event::Decompressed`].
     Decompress(Box<DecompressRequest>),
+    /// Asks a device that several programs share for further addresses and ports, as a virtual
+    /// function asks its physical function for another filter. The claim has the former addresses
+    /// and ranges again, and ports of the same kind: all, or listed ones. Answered by
+    /// [`crate::Event::ClaimExtended`].
+    ExtendClaim(Box<AddressClaim>),
     /// Prepares for the end of the host: resets every connection of this queue that the device has
     /// taken over, and reports [`crate::Event::Quiesced`] once the link has taken every frame of
     /// the preceding operations. Answers to preceding operations come first, except

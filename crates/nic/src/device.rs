@@ -8,6 +8,7 @@ mod steering;
 mod transmit;
 mod workers;
 
+use abi::attach::AttachRefusal;
 use abi::disk::{DiskCompletion, DiskRequest};
 use abi::link::{LinkCaps, RxFrame, TxFrame};
 use abi::steering::FlowSteering;
@@ -256,6 +257,8 @@ impl Device {
             }
             Op::HandOver(segment) => self.hand_over(segment),
             Op::ReleaseEntries(entries) => self.release_entries(&entries),
+            // For a switch; the driver asks it instead of the device.
+            Op::ExtendClaim(_) => self.answer_claim(queue, Err(AttachRefusal::BadRequest)),
             Op::Quiesce => self.quiesce(now, queue),
             op => {
                 if self.engines.handle_op(now, queue, op, &mut self.egress).is_some() {
@@ -265,6 +268,11 @@ impl Device {
             }
         }
         self.fulfill_requests(now);
+    }
+
+    /// Reports the switch's answer to [`Op::ExtendClaim`] to the host that owns `queue`.
+    pub fn answer_claim(&mut self, queue: usize, result: Result<(), AttachRefusal>) {
+        self.egress.emit(queue, Event::ClaimExtended { result });
     }
 
     /// Processes a completion of the disk.

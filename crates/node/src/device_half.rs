@@ -1,5 +1,6 @@
 //! The device's half of the driver.
 
+use abi::attach::{AddressClaim, AttachRefusal};
 use abi::link::{LinkTxStatus, RxFrame, TxFrame};
 use abi::steering::SteeredFrame;
 use abi::{Event, Op, PacketBuf, PacketPool};
@@ -63,6 +64,14 @@ pub trait DevicePorts: DiskPort {
     /// Returns the next frame that another device has handed over, and the queue of that device.
     fn pop_steered(&mut self) -> Option<(usize, SteeredFrame)> {
         None
+    }
+
+    /// Adds to the claim of the device's program in the switch before the device.
+    ///
+    /// # Errors
+    /// The reason for the program. A device without a switch receives all frames.
+    fn extend_claim(&mut self, _claim: &AddressClaim) -> Result<(), AttachRefusal> {
+        Err(AttachRefusal::BadRequest)
     }
 
     /// Passes a free buffer to the device of a queue, in exchange for that of a frame. If the ring
@@ -156,7 +165,16 @@ impl DeviceHalf {
                 return;
             }
             let Some(op) = ports.pop_op(self.device.pool()) else { return };
-            self.device.handle_op(now, self.queue, op);
+            match op {
+                Op::ExtendClaim(claim) => {
+                    let result = ports.extend_claim(&claim);
+                    self.device.answer_claim(self.queue, result);
+                    // One in a turn: a large claim takes longer than a batch of other operations.
+                    (turn.worked, turn.more) = (true, true);
+                    return;
+                }
+                op => self.device.handle_op(now, self.queue, op),
+            }
             turn.worked = true;
         }
         turn.more = true;

@@ -165,6 +165,7 @@ pub fn describe_op(op: &Op) -> RecordDescription {
             ("CountFlow", RecordSubject::Tuple(**tuple), format!("{request:?}"))
         }
         Op::Decompress(request) => ("Decompress", None, format!("{:?}", request.id)),
+        Op::ExtendClaim(claim) => ("ExtendClaim", None, format!("{claim:?}")),
         Op::Quiesce => ("Quiesce", None, String::new()),
     };
     RecordDescription::new(name, subject, detail)
@@ -273,6 +274,7 @@ pub fn describe_event(event: &Event) -> RecordDescription {
             ("FlowCounted", RecordSubject::Tuple(**tuple), format!("{result:?}"))
         }
         Event::Decompressed(done) => ("Decompressed", None, format!("{:?}", done.outcome)),
+        Event::ClaimExtended { result } => ("ClaimExtended", None, format!("{result:?}")),
         Event::Load(load) => ("Load", None, format!("{load:?}")),
         Event::LinkChanged { mtu } => ("LinkChanged", None, format!("mtu {mtu}")),
         Event::Quiesced => ("Quiesced", None, String::new()),

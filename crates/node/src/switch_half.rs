@@ -67,6 +67,15 @@ pub trait FunctionPorts: DiskPort {
 
     /// Wakes the program, which has new events.
     fn wake_host(&mut self);
+
+    /// Asks the process around the switch whether the program may have this claim instead of a
+    /// smaller one. If it may, the switch grants it.
+    ///
+    /// # Errors
+    /// The reason for the program.
+    fn extend_claim(&mut self, _claim: &AddressClaim) -> Result<(), AttachRefusal> {
+        Ok(())
+    }
 }
 
 /// The program of a function.
@@ -517,5 +526,17 @@ impl<P: FunctionPorts, L: LinkPort> DevicePorts for FunctionDriver<'_, P, L> {
 
     fn wake_host(&mut self, _: usize) {
         self.serving().into_iter().for_each(FunctionPorts::wake_host);
+    }
+
+    fn extend_claim(&mut self, claim: &AddressClaim) -> Result<(), AttachRefusal> {
+        let ports = self.serving().ok_or(AttachRefusal::BadRequest)?;
+        let allowed = ports.extend_claim(claim);
+        let extended = allowed.and_then(|()| self.switch.extend(self.index, claim));
+        let counters = &mut self.switch.counters;
+        match extended {
+            Ok(()) => counters.switch_claims_extended += 1,
+            Err(_) => counters.switch_claims_refused += 1,
+        }
+        extended
     }
 }

@@ -366,8 +366,7 @@ impl StackOptions {
 
     /// Returns what a program with these addresses claims of a device in another process.
     pub(crate) fn address_claim(&self, addrs: &[Cidr]) -> AddressClaim {
-        let range = |port| PortRange { first: port, last: port };
-        let listed = || self.listen_ports.list().into_iter().map(range).collect();
+        let listed = || self.listen_ports.list().into_iter().map(PortRange::of_port).collect();
         let ports = match (self.share_address, self.reuse_port) {
             (false, _) => PortClaim::All,
             (true, false) => PortClaim::Listed(listed()),

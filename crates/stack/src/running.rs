@@ -10,9 +10,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use base::Duration;
 use cli::Failure;
 use io::clock::MonotonicClock;
+use io::xdp::ListenerPorts;
 use serde_json::Value;
 use signal_hook::consts::{SIGHUP, SIGUSR1};
 
+use crate::attach::{ClaimExtension, ClaimFailure};
 use crate::balance::BalanceThread;
 use crate::builder::Builder;
 use crate::control::dashboard::DashboardThreads;
@@ -28,6 +30,8 @@ use crate::threads::{MessageSender, Threads};
 const DRAIN_INTERVAL: Duration = Duration::from_millis(50);
 /// The same in [`Stack::stop_when_closed`], which waits for about a round trip.
 const SETTLE_INTERVAL: Duration = Duration::from_millis(1);
+/// Longest time for a device's answer to a claim.
+const CLAIM_TIME_MAX: Duration = Duration::from_secs(2);
 /// Gauges of open connections: those of the host, those that the device splices or drains, those
 /// that the device tears down, and those of QUIC.
 const OPEN_CONNECTION_GAUGES: [&str; 5] = [
@@ -44,6 +48,7 @@ pub struct Stack<M = ()> {
     clock: MonotonicClock,
     drain_time: Duration,
     has_log_file: bool,
+    listen_ports: ListenerPorts,
     /// Number of requests to reopen the access logs.
     log_reopen_requests: Arc<AtomicUsize>,
     threads: Threads<M>,
@@ -106,6 +111,7 @@ impl<M> Stack<M> {
             clock,
             drain_time: options.drain_time(),
             has_log_file: options.has_log_file(),
+            listen_ports: options.listen_ports.clone(),
             log_reopen_requests: reopened,
             threads,
             aside,
@@ -135,6 +141,26 @@ impl<M> Stack<M> {
     #[must_use]
     pub fn dashboard_addr(&self) -> Option<SocketAddr> {
         self.aside.dashboard.as_ref().map(|dashboard| dashboard.addr)
+    }
+
+    /// Lets frames for further ports reach the stack, before its application listens there. With
+    /// [`StackOptions::share_address`] the link, or the device in another process, passes only
+    /// frames for the stack's own ports. None is removed, because connections on it may be open.
+    ///
+    /// # Errors
+    /// If the kernel or the device refuses them, or the device does not answer; the ports are as
+    /// before.
+    pub fn add_listen_ports(&self, ports: &[u16]) -> Result<(), Failure> {
+        let (extension, answered) = ClaimExtension::new(ports);
+        // A program that is attached to a device has one host; in process any host agrees.
+        if let Some(host) = self.threads.senders().first() {
+            host.extend_claim(extension);
+        }
+        let limit = std::time::Duration::from_micros(CLAIM_TIME_MAX.as_micros());
+        let answer = answered.recv_timeout(limit).unwrap_or(Err(ClaimFailure::Unanswered));
+        answer.map_err(|failure| Failure::Unavailable(failure.to_string()))?;
+        let extended = self.listen_ports.extend(ports.iter().copied());
+        extended.map_err(|error| Failure::Unavailable(error.to_string()))
     }
 
     /// Makes the threads reopen their access logs, whose files may have been renamed.

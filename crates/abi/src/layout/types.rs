@@ -95,6 +95,7 @@ layout_enum! {
         25 CountFlow { tuple: Box<Tuple>, request: CountRequest },
         26 Decompress(request: Box<DecompressRequest>),
         27 Quiesce,
+        28 ExtendClaim(claim: Box<AddressClaim>),
     }
     Event {
         1 Received(frame: ReceivedFrame),
@@ -116,6 +117,7 @@ layout_enum! {
         17 LinkChanged { mtu: u16 },
         18 Quiesced,
         19 Reset,
+        20 ClaimExtended { result: Result<(), AttachRefusal> },
     }
 }
 

@@ -353,6 +353,8 @@ impl Services {
             Event::Decompressed(done) => {
                 self.decompression.handle_answer(&mut self.extents, cx.out, *done);
             }
+            // The carrier has asked, and has seen the answer.
+            Event::ClaimExtended { .. } => {}
             Event::Load(load) => streams.teardown.handle_load(&mut cx.out.counters, load),
             Event::LinkChanged { mtu } => self.handle_link_change(cx, mtu),
             Event::Quiesced => self.handle_quiesced(),

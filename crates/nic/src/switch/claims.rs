@@ -65,6 +65,11 @@ impl FunctionSet {
         if self.0 == 0 { None } else { Some(self.0.trailing_zeros() as usize) }
     }
 
+    /// Returns the functions of this set that are not in `other`.
+    const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
     /// Returns the functions.
     pub fn iter(self) -> impl Iterator<Item = usize> {
         (0..FUNCTIONS_MAX).filter(move |&function| self.contains(function))
@@ -138,6 +143,8 @@ pub struct ClaimTable {
     addresses: BTreeMap<IpAddr, ClaimedAddress>,
     /// Functions with an IPv6 address, the first of which answers for the link-local address.
     of_v6: FunctionSet,
+    /// Functions that list their ports, and have a range for outgoing connections.
+    with_listed_ports: FunctionSet,
 }
 
 impl ClaimTable {
@@ -146,9 +153,47 @@ impl ClaimTable {
     /// # Errors
     /// The reason for the program.
     pub fn check(&self, claim: &AddressClaim) -> Result<(), AttachRefusal> {
+        self.check_beside(FunctionSet::NONE, claim)
+    }
+
+    /// Returns why `function`, which has a part of these addresses and ports, cannot have all, if
+    /// it cannot. The kind of its ports stays, because its range of outgoing connections depends
+    /// on that. No claim becomes smaller while its program runs: its connections would have to be cut,
+    /// as [`super::EmbeddedSwitch::end`] does.
+    ///
+    /// # Errors
+    /// The reason for the program.
+    pub fn check_extension(
+        &self,
+        function: usize,
+        claim: &AddressClaim,
+    ) -> Result<(), AttachRefusal> {
+        let had_all_ports = !self.with_listed_ports.contains(function);
+        if had_all_ports != (claim.ports == PortClaim::All) || !self.is_within(function, claim) {
+            return Err(AttachRefusal::BadRequest);
+        }
+        self.check_beside(FunctionSet::only(function), claim)
+    }
+
+    /// Returns whether a claim has each address and range of a function.
+    fn is_within(&self, function: usize, claim: &AddressClaim) -> bool {
+        let listed: &[PortRange] = match &claim.ports {
+            PortClaim::All => &[],
+            PortClaim::Listed(ranges) | PortClaim::Shared(ranges) => ranges,
+        };
+        let of_function = self.addresses.iter().filter(|(_, it)| it.functions.contains(function));
+        let mut present = of_function.map(|(addr, claimed)| {
+            let mut ranges = claimed.ranges.iter().filter(|it| it.functions.contains(function));
+            claim.addrs.contains(addr) && ranges.all(|range| listed.contains(&range.ports))
+        });
+        present.all(|has_all| has_all)
+    }
+
+    /// Checks a claim without regard to those of the functions `own`.
+    fn check_beside(&self, own: FunctionSet, claim: &AddressClaim) -> Result<(), AttachRefusal> {
         check_form(claim)?;
         let free = claim.addrs.iter().all(|addr| {
-            self.addresses.get(addr).is_none_or(|claimed| is_free(claimed, &claim.ports))
+            self.addresses.get(addr).is_none_or(|claimed| is_free(claimed, own, &claim.ports))
         });
         if free { Ok(()) } else { Err(AttachRefusal::Claimed) }
     }
@@ -168,6 +213,15 @@ impl ClaimTable {
     ) -> Result<Option<PortRange>, AttachRefusal> {
         assert!(function < FUNCTIONS_MAX, "a switch has at most {FUNCTIONS_MAX} functions");
         self.check(claim)?;
+        self.add(function, claim);
+        Ok((claim.ports != PortClaim::All).then(|| outgoing_ports(function)))
+    }
+
+    /// Adds a claim that was checked.
+    fn add(&mut self, function: usize, claim: &AddressClaim) {
+        if claim.ports != PortClaim::All {
+            self.with_listed_ports.insert(function);
+        }
         for addr in &claim.addrs {
             if addr.is_ipv6() {
                 self.of_v6.insert(function);
@@ -180,13 +234,30 @@ impl ClaimTable {
                 PortClaim::Shared(ports) => add_ranges(claimed, function, ports, true),
             }
         }
-        Ok((claim.ports != PortClaim::All).then(|| outgoing_ports(function)))
+    }
+
+    /// Replaces the claim of a function by one that has more.
+    ///
+    /// # Errors
+    /// As [`Self::check_extension`]; the table is unchanged.
+    ///
+    /// # Panics
+    /// If the function is not below [`FUNCTIONS_MAX`].
+    pub fn extend(&mut self, function: usize, claim: &AddressClaim) -> Result<(), AttachRefusal> {
+        self.check_extension(function, claim)?;
+        self.remove(function);
+        self.add(function, claim);
+        Ok(())
     }
 
     /// Removes the claim of a function.
     pub fn remove(&mut self, function: usize) {
         self.of_v6.remove(function);
+        self.with_listed_ports.remove(function);
         self.addresses.retain(|_, claimed| {
+            if !claimed.functions.contains(function) {
+                return true;
+            }
             claimed.functions.remove(function);
             for range in &mut claimed.ranges {
                 range.functions.remove(function);
@@ -266,18 +337,24 @@ fn is_host_address(addr: &IpAddr) -> bool {
     !is_local && !addr.is_unspecified() && !addr.is_multicast() && !addr.is_loopback()
 }
 
-/// Returns whether another function may have these ports of an address.
-fn is_free(claimed: &ClaimedAddress, ports: &PortClaim) -> bool {
+/// Returns whether another function, or one of `own`, may have these ports of an address.
+fn is_free(claimed: &ClaimedAddress, own: FunctionSet, ports: &PortClaim) -> bool {
+    if claimed.functions.without(own).is_empty() {
+        return true;
+    }
     let (wanted, is_shared) = match ports {
         PortClaim::All => return false,
         PortClaim::Listed(ranges) => (ranges, false),
         PortClaim::Shared(ranges) => (ranges, true),
     };
-    let may_share = |range: &ClaimedRange, ports: &PortRange| {
-        is_shared && range.is_shared && range.ports == *ports
+    let may_have = |range: &ClaimedRange, ports: &PortRange| {
+        range.functions.without(own).is_empty()
+            || (is_shared && range.is_shared && range.ports == *ports)
     };
     let is_apart = |ports: &PortRange| {
-        claimed.ranges.iter().all(|r| !r.ports.overlaps(*ports) || may_share(r, ports))
+        let from = claimed.ranges.partition_point(|range| range.ports.last < ports.first);
+        let mut overlaps = claimed.ranges[from..].iter().take_while(|r| r.ports.overlaps(*ports));
+        overlaps.all(|range| may_have(range, ports))
     };
     claimed.sole.is_none() && wanted.iter().all(is_apart)
 }
@@ -377,6 +454,62 @@ pub(super) mod tests {
         assert_eq!(table.owner(A.into(), 443), PortOwner::Shared(FunctionSet::only(3)));
         assert!(table.insert(0, &claim(A, Shared, &[(443, 443)])).is_ok());
         assert_eq!(table.owner(A.into(), 443), PortOwner::Shared(set));
+    }
+
+    #[test]
+    fn claims_are_extended() {
+        use AttachRefusal::{BadRequest, Claimed};
+        use PortClaim::Listed;
+        let mut table = ClaimTable::default();
+        assert!(table.insert(0, &claim(A, Listed, &[(80, 80)])).is_ok());
+        assert!(table.insert(1, &claim(A, Listed, &[(443, 443)])).is_ok());
+        for (wrong, why) in [
+            (claim(A, Listed, &[(80, 80), (443, 443)]), Claimed),
+            (all(A), BadRequest),
+            (claim(A, Listed, &[(80, 80), (0, 0)]), BadRequest),
+            (claim(A, Listed, &[(81, 81)]), BadRequest),
+            (claim(B, Listed, &[(80, 80)]), BadRequest),
+        ] {
+            assert_eq!(table.extend(0, &wrong), Err(why), "{wrong:?}");
+            assert_eq!(table.owner(A.into(), 80), PortOwner::Function(0), "the former claim");
+            assert_eq!(table.owner(B.into(), 80), PortOwner::Unclaimed);
+        }
+        let both = AddressClaim {
+            addrs: [A.into(), B.into()].into(),
+            ..claim(A, Listed, &[(79, 79), (80, 80), (90, 90)])
+        };
+        assert_eq!(table.extend(0, &both), Ok(()));
+        for (addr, port, owner) in [
+            (A, 79, PortOwner::Function(0)),
+            (B, 80, PortOwner::Function(0)),
+            (A, 443, PortOwner::Function(1)),
+            (A, 65_535, PortOwner::Function(0)),
+        ] {
+            assert_eq!(table.owner(addr.into(), port), owner, "{port}");
+        }
+        assert_eq!(table.check(&claim(B, Listed, &[(90, 90)])), Err(Claimed));
+    }
+
+    #[test]
+    fn all_and_shared_ports_are_extended() {
+        use PortClaim::Shared;
+        let (c, d) = ([10, 0, 0, 3], [10, 0, 0, 4]);
+        let mut table = ClaimTable::default();
+        assert!(table.insert(0, &all(A)).is_ok() && table.insert(1, &all(B)).is_ok());
+        let with = |addr: [u8; 4]| AddressClaim { addrs: [A.into(), addr.into()].into(), ..all(A) };
+        assert_eq!(table.extend(0, &with(B)), Err(AttachRefusal::Claimed));
+        assert_eq!(table.extend(0, &with(c)), Ok(()));
+        assert_eq!(table.owner(c.into(), 80), PortOwner::Function(0));
+        for function in [2, 3] {
+            assert!(table.insert(function, &claim(d, Shared, &[(80, 80)])).is_ok());
+        }
+        let overlapping = claim(d, Shared, &[(80, 80), (443, 444)]);
+        assert_eq!(table.extend(2, &overlapping), Ok(()));
+        let overlapping = claim(d, Shared, &[(80, 80), (443, 443)]);
+        assert_eq!(table.extend(3, &overlapping), Err(AttachRefusal::Claimed));
+        assert_eq!(table.extend(3, &claim(d, Shared, &[(80, 80), (443, 444)])), Ok(()));
+        let PortOwner::Shared(set) = table.owner(d.into(), 443) else { panic!() };
+        assert_eq!(set.iter().collect::<Vec<_>>(), [2, 3]);
     }
 
     #[test]

@@ -62,6 +62,10 @@ base::counters! {
         switch_flows_reset,
         /// Challenges answered of peers of these connections.
         switch_challenges,
+        /// Claims to which programs have added.
+        switch_claims_extended,
+        /// Claims that were refused to programs with a smaller one.
+        switch_claims_refused,
     }
 }
 
@@ -109,7 +113,8 @@ pub struct EmbeddedSwitch {
     functions: [FunctionState; FUNCTIONS_MAX],
     flows: SentFlows,
     resets: VecDeque<FlowReset>,
-    /// Counters. The driver counts the frames that it drops, copies and passes.
+    /// Counters. The driver counts the frames that it drops, copies and passes, and the claims to
+    /// which programs add.
     pub counters: SwitchCounters,
 }
 
@@ -147,6 +152,19 @@ impl EmbeddedSwitch {
         let outgoing = self.claims.insert(function, claim)?;
         *state = FunctionState::Serving(claim.clone());
         Ok(outgoing)
+    }
+
+    /// Replaces the claim of a function's program by one that has more.
+    ///
+    /// # Errors
+    /// As [`ClaimTable::extend`]; the switch is unchanged.
+    pub fn extend(&mut self, function: usize, claim: &AddressClaim) -> Result<(), AttachRefusal> {
+        let FunctionState::Serving(current) = &mut self.functions[function] else {
+            return Err(AttachRefusal::BadRequest);
+        };
+        self.claims.extend(function, claim)?;
+        *current = claim.clone();
+        Ok(())
     }
 
     /// Follows the end of a function's program: removes its claim, and resets its connections

@@ -104,6 +104,28 @@ fn flows_go_to_the_function_that_has_claimed_them() {
     assert_eq!(switch.steer(&datagram, None), SwitchRoute::One(1));
 }
 
+/// A function receives and sends frames of ports that it has added to its claim.
+#[test]
+fn a_function_extends_its_claim() {
+    let mut switch = switch();
+    let listed = |ports| claim(A, PortClaim::Listed, ports);
+    assert!(switch.add(0, &listed(&[(80, 80)])).is_ok());
+    assert!(switch.add(1, &listed(&[(443, 443)])).is_ok());
+    assert_eq!(switch.extend(2, &all(B)), Err(AttachRefusal::BadRequest), "it has no program");
+    let taken = listed(&[(80, 80), (443, 443)]);
+    assert_eq!(switch.extend(0, &taken), Err(AttachRefusal::Claimed));
+    let syn = segment_in(A, (40_000, 81), TcpFlags::SYN, 0);
+    let answer = segment_out(A, (81, 40_000), 1, TcpFlags::SYN.with(TcpFlags::ACK), 0);
+    assert_eq!(switch.steer(&syn, None), SwitchRoute::One(0), "the one that answers");
+    assert_eq!(switch.check_sent(NOW, 1, &answer), SentRoute::Refused);
+    assert_eq!(switch.extend(1, &listed(&[(443, 443), (81, 81)])), Ok(()));
+    assert_eq!(switch.steer(&syn, None), SwitchRoute::One(1));
+    assert_eq!(switch.check_sent(NOW, 1, &answer), SentRoute::Link);
+    // At the end of its program all that it had is free.
+    switch.end(NOW, 1, |_| false);
+    assert!(switch.add(2, &listed(&[(81, 81)])).is_ok());
+}
+
 /// Errors go to the function of the packet that they quote, requests to the one that answers, and
 /// what every host needs to all.
 #[test]

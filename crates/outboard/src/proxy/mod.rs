@@ -74,7 +74,8 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
     let network = args.stack.wait_for_addrs(&signals)?;
     let args = &args;
     let plan = read_plan(args)?;
-    add_listen_ports(args, &plan).map_err(Failure::Usage)?;
+    let ports = args.stack.listen_ports.extend(listen_ports(&plan));
+    ports.map_err(|error| Failure::Usage(error.to_string()))?;
     let mut names = BackendResolver::new(args.resolver, plan.clone());
     let table = names.table();
     let proxy = |queue: QueueSetup<'_>| {
@@ -101,7 +102,7 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
     let config = args.config.as_deref();
     let has_input = config.is_some() || patterns.is_some();
     let mut reload = |stack: &Stack<ProxyOrder>| {
-        config.iter().for_each(|path| reload(args, path, &plans));
+        config.iter().for_each(|path| reload(args, stack, path, &plans));
         patterns.iter_mut().for_each(|file| {
             file.reload(|rules| order(stack.senders(), &ProxyOrder::SetPatternRules(rules)));
         });
@@ -109,27 +110,9 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<(), Failure> {
     stack.run(signals, has_input.then_some(&mut reload))
 }
 
-/// Adds the ports of a plan to those that an XDP link redirects with `--share-address`. Ports of
-/// listeners that a reload removes stay: connections on them may be open.
-fn add_listen_ports(args: &ProxyArgs, plan: &ProxyPlan) -> Result<(), String> {
-    let ports = plan.listeners.iter().map(|listener| listener.port);
-    args.stack.listen_ports.extend(ports).map_err(|error| error.to_string())
-}
-
-/// Fails if a plan has ports that the proxy cannot claim of a device process while it runs.
-fn check_claimed_ports(args: &ProxyArgs, plan: &ProxyPlan) -> Result<(), String> {
-    if args.stack.nic.is_none() || !args.stack.share_address {
-        return Ok(());
-    }
-    let claimed = args.stack.listen_ports.list();
-    match plan.listeners.iter().find(|listener| !claimed.contains(&listener.port)) {
-        None => Ok(()),
-        Some(listener) => Err(format!(
-            "with --nic and --share-address, ports are claimed at the start; restart the proxy to \
-             listen on port {}",
-            listener.port
-        )),
-    }
+/// Returns the ports that a plan's listeners have.
+fn listen_ports(plan: &ProxyPlan) -> Vec<u16> {
+    plan.listeners.iter().map(|listener| listener.port).collect()
 }
 
 /// Fails if options contradict each other.
@@ -197,12 +180,11 @@ fn check(args: &ProxyArgs) -> Result<(), Failure> {
 }
 
 /// Reads the configuration file again.
-fn reload(args: &ProxyArgs, path: &Path, plans: &Sender<ProxyPlan>) {
+fn reload(args: &ProxyArgs, stack: &Stack<ProxyOrder>, path: &Path, plans: &Sender<ProxyPlan>) {
     let read = || {
         let new = check_plan_listeners(args, file::read(path, &limits(args))?)?;
-        check_claimed_ports(args, &new)?;
-        // Before the listeners are opened, so that no connection to them is the kernel's.
-        add_listen_ports(args, &new)?;
+        // Before the listeners are opened, so that no connection to them is another one's.
+        stack.add_listen_ports(&listen_ports(&new)).map_err(|failure| failure.to_string())?;
         Ok::<_, String>(new)
     };
     match read() {

@@ -85,6 +85,7 @@ impl ProgramTable {
         Ok((function, outgoing))
     }
 
+    /// Removes the claim of a function whose program is gone.
     fn release(&mut self, function: usize, after: FunctionUse) {
         self.claims.remove(function);
         self.functions[function] = after;
@@ -94,6 +95,7 @@ impl ProgramTable {
 /// State that the accepting thread and the device's thread share.
 #[derive(Debug)]
 struct AcceptorState {
+    received: ReceivedAddresses,
     programs: Mutex<ProgramTable>,
     /// Number of programs that were not accepted.
     refused: AtomicU64,
@@ -103,6 +105,49 @@ impl AcceptorState {
     fn programs(&self) -> MutexGuard<'_, ProgramTable> {
         // A panic cannot leave the table half changed: a claim is checked before it is inserted.
         self.programs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Assigns a function to a program, whose frames the link receives then.
+    ///
+    /// # Errors
+    /// The reason for the program.
+    fn admit(&self, request: &AttachRequest) -> Result<(usize, Option<PortRange>), AttachRefusal> {
+        self.received.check(&request.claim)?;
+        let admitted = self.programs().admit(request)?;
+        if let Err(reason) = self.received.redirect(&request.claim) {
+            self.programs().release(admitted.0, FunctionUse::Ending);
+            return Err(reason);
+        }
+        Ok(admitted)
+    }
+
+    /// Replaces the claim of a function's program by one that has more, whose frames the link
+    /// receives then.
+    ///
+    /// # Errors
+    /// The reason for the program, which has its former claim.
+    fn extend_claim(&self, function: usize, claim: &AddressClaim) -> Result<(), AttachRefusal> {
+        self.received.check(claim)?;
+        let mut programs = self.programs();
+        programs.claims.check_extension(function, claim)?;
+        self.received.redirect(claim)?;
+        programs.claims.extend(function, claim)
+    }
+}
+
+/// The right of a function's program to add to its claim.
+pub(crate) struct FunctionClaim {
+    function: usize,
+    shared: Arc<AcceptorState>,
+}
+
+impl FunctionClaim {
+    /// Replaces the claim by one that has more. The switch is to be told afterwards.
+    ///
+    /// # Errors
+    /// The reason for the program, which has its former claim.
+    pub(crate) fn extend(&self, claim: &AddressClaim) -> Result<(), AttachRefusal> {
+        self.shared.extend_claim(self.function, claim)
     }
 }
 
@@ -129,6 +174,11 @@ impl ProgramArrivals {
     /// Returns the next program.
     pub(crate) fn next(&self) -> Option<ProgramArrival> {
         self.receiver.try_recv().ok()
+    }
+
+    /// Returns the right to add to the claim of a function's program.
+    pub(crate) fn claim_of(&self, function: usize) -> FunctionClaim {
+        FunctionClaim { function, shared: Arc::clone(&self.shared) }
     }
 
     /// Releases the claim of a program that is gone, while its function ends connections.
@@ -178,12 +228,11 @@ pub(crate) fn accept_programs(
 ) -> Result<(Vec<ListenerThread>, ProgramArrivals), Failure> {
     let (sender, receiver) = channel();
     let programs = Mutex::new(ProgramTable::new(programs_max));
-    let shared = Arc::new(AcceptorState { programs, refused: AtomicU64::new(0) });
+    let shared = Arc::new(AcceptorState { received, programs, refused: AtomicU64::new(0) });
     let arrivals =
         ProgramArrivals { receiver, shared: Arc::clone(&shared), notifier: new_notifier()? };
     let acceptor = Arc::new(ProgramAcceptor {
         capabilities,
-        received,
         roots,
         arrivals: sender,
         shared,
@@ -204,7 +253,6 @@ pub(crate) fn accept_programs(
 /// Accepts programs, in threads of its own.
 struct ProgramAcceptor {
     capabilities: Capabilities,
-    received: ReceivedAddresses,
     roots: ProgramRoots,
     arrivals: Sender<ProgramArrival>,
     shared: Arc<AcceptorState>,
@@ -245,7 +293,7 @@ impl ProgramAcceptor {
             Ok(disk) => disk,
             Err(reason) => return Err(program.refuse(reason)),
         };
-        match self.admit(&request.request) {
+        match self.shared.admit(&request.request) {
             Ok((function, outgoing)) => {
                 let accepted = self.accept(program, request, (function, outgoing), disk);
                 if !accepted {
@@ -256,20 +304,6 @@ impl ProgramAcceptor {
             }
             Err(reason) => Err(program.refuse(reason)),
         }
-    }
-
-    /// Assigns a function to a program, whose frames the link receives then.
-    ///
-    /// # Errors
-    /// The reason for the program.
-    fn admit(&self, request: &AttachRequest) -> Result<(usize, Option<PortRange>), AttachRefusal> {
-        self.received.check(&request.claim)?;
-        let admitted = self.shared.programs().admit(request)?;
-        if let Err(reason) = self.received.redirect(&request.claim) {
-            self.shared.programs().release(admitted.0, FunctionUse::Ending);
-            return Err(reason);
-        }
-        Ok(admitted)
     }
 
     /// Passes a program to the device's thread; returns false if it is gone.
@@ -329,6 +363,26 @@ mod tests {
         table.release(1, FunctionUse::Free);
         assert_eq!(table.admit(&all(3)), Ok((1, None)), "before one that still ends");
         assert_eq!(table.admit(&all(1)), Ok((0, None)));
+    }
+
+    /// A program that is attached gets further ports, unless another one has them.
+    #[test]
+    fn claims_are_extended_beside_others() {
+        let programs = Mutex::new(ProgramTable::new(2));
+        let received = ReceivedAddresses::Any;
+        let shared = Arc::new(AcceptorState { received, programs, refused: AtomicU64::new(0) });
+        assert!(shared.admit(&request(1, listed(80), None)).is_ok());
+        let second = FunctionClaim { function: 1, shared: Arc::clone(&shared) };
+        assert!(shared.admit(&request(1, listed(81), None)).is_ok());
+        let with = |port| {
+            let ports = [81, port].map(PortRange::of_port).into();
+            request(1, PortClaim::Listed(ports), None).claim
+        };
+        assert_eq!(second.extend(&with(80)), Err(AttachRefusal::Claimed));
+        assert_eq!(second.extend(&with(82)), Ok(()));
+        shared.programs().release(0, FunctionUse::Free);
+        assert_eq!(shared.admit(&request(1, listed(82), None)), Err(AttachRefusal::Claimed));
+        assert!(shared.admit(&request(1, listed(80), None)).is_ok());
     }
 
     /// A program keeps the ports of its connections on the next device.

@@ -13,7 +13,8 @@
 //!
 //! A device serves several programs, each with a function of its own ([`nic::switch`]). A program
 //! claims its addresses and ports when it attaches; threads beside the device accept or refuse it
-//! when its request has arrived ([`acceptor`], [`ethernet_listener`], [`waiting_programs`]).
+//! when its request has arrived ([`acceptor`], [`ethernet_listener`], [`waiting_programs`]). It may
+//! add to its claim later ([`claim_extension`]).
 //!
 //! Payload crosses in the descriptors or beside them: it is copied into the channel and out of it,
 //! in both directions. Data for registered buffers is placed in a region that the program creates
@@ -37,6 +38,7 @@ mod acceptor;
 mod address;
 mod attachment;
 mod channel;
+mod claim_extension;
 mod device_target;
 mod ethernet_channel;
 mod ethernet_listener;
@@ -63,6 +65,7 @@ use crate::open_failure::open_link_failure;
 pub(crate) use acceptor::{ProgramArrival, ProgramArrivals, ProgramListeners, accept_programs};
 pub use address::NicAddress;
 pub(crate) use attachment::{AttachedEnd, AttachmentLoss, FormerEnds, new_notifier};
+pub(crate) use claim_extension::{ClaimExtension, ClaimFailure};
 pub(crate) use ethernet_listener::EthernetListener;
 pub(crate) use handshake::{AttachError, ProgramOrigin};
 pub(crate) use pattern_thread::PatternThread;

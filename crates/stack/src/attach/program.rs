@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 
-use abi::attach::{AttachGrant, AttachRefusal, AttachRequest};
+use abi::attach::{AddressClaim, AttachGrant, AttachRefusal, AttachRequest};
 use abi::{Capabilities, Event, Op, PacketBuf, Refusal};
 use base::{Duration, Instant};
 use cli::Failure;
@@ -15,12 +15,13 @@ use node::remote::RemoteHostEnd;
 use super::address::DeviceAddress;
 use super::attachment::{Attachment, AttachmentLoss};
 use super::channel::AttachedChannel;
+use super::claim_extension::{ClaimExtension, ClaimFailure, ProgramClaim};
 use super::device_target::DeviceTarget;
 use super::handshake::DeviceArrival;
 use super::{AttachError, NicAddress, handshake};
 use crate::threads::{CarrierSleeper, HostCarrier, SleepingCarrier};
 
-/// Time between two attempts to attach.
+/// Time between two attempts to attach, or to send a claim for which there was no room.
 const RETRY: Duration = Duration::from_millis(10);
 /// Longest time to wait at the start for a device that has not noticed yet that an earlier program
 /// with the same claim has ended.
@@ -35,6 +36,8 @@ base::counters! {
         nic_lost: alarm,
         /// Devices left because they violated the rules of the carrier.
         nic_carrier_faults: alarm,
+        /// Answers about a claim that was not asked for.
+        nic_answers_ignored,
         /// Registered buffers that lost devices had.
         nic_buffers_recalled,
         /// Microseconds without a device, in all.
@@ -45,6 +48,7 @@ base::counters! {
 /// The carrier of a host whose device is another process.
 pub(crate) struct ProgramCarrier {
     device: Attachment<RemoteHostEnd<AttachedChannel>>,
+    claim: ProgramClaim,
     /// Events about the attachment itself, for the host.
     own_events: VecDeque<Event>,
     /// Returned buffers of the lost device. The host gets them after [`Event::Reset`], as from a
@@ -54,8 +58,8 @@ pub(crate) struct ProgramCarrier {
     /// Time at which the last device was lost.
     lost_at: Instant,
     arrivals: Receiver<DeviceArrival>,
-    /// Asks the attaching thread for another device. Dropping it ends the thread.
-    lost: Sender<()>,
+    /// Asks the attaching thread for another device, with this claim. Dropping it ends the thread.
+    lost: Sender<AddressClaim>,
     counters: AttachCounters,
 }
 
@@ -69,6 +73,7 @@ impl ProgramCarrier {
         request: AttachRequest,
     ) -> Result<(AttachGrant, Self), Failure> {
         let devices = address.devices().iter().map(DeviceTarget::open).collect::<Result<_, _>>()?;
+        let claim = ProgramClaim::new(request.claim.clone());
         let mut devices = DeviceList { devices, next: 0, request };
         let DeviceArrival { grant, channel: attached, region } = devices.attach_first()?;
         // The connections from these ports outlive the device.
@@ -90,7 +95,7 @@ impl ProgramCarrier {
         let clock = MonotonicClock::new();
         let lost_at = clock.now();
         let carrier =
-            Self { device, own_events, recalled, clock, lost_at, arrivals, lost, counters };
+            Self { device, claim, own_events, recalled, clock, lost_at, arrivals, lost, counters };
         Ok((grant, carrier))
     }
 
@@ -106,9 +111,24 @@ impl ProgramCarrier {
         }
         self.counters.nic_lost += 1;
         self.lost_at = self.clock.now();
+        self.claim.handle_loss();
         // An error means that the thread has ended, because the process does.
-        let _ = self.lost.send(());
+        let _ = self.lost.send(self.claim.granted().clone());
         true
+    }
+
+    /// Sends the claim that waits for room, if there is one.
+    fn send_claim(&mut self) {
+        if !self.claim.is_waiting() {
+            return;
+        }
+        let Some(end) = self.device.end() else { return };
+        if end.has_op_room()
+            && let Some(op) = self.claim.poll()
+        {
+            end.push_op(op);
+            end.publish();
+        }
     }
 
     /// Takes a device that was found in place of the lost one.
@@ -141,7 +161,8 @@ impl SleepingCarrier for ProgramCarrier {
     }
 
     fn sleep_limit(&self) -> Option<Duration> {
-        self.device.sleep_limit()
+        let retry = self.claim.is_waiting().then_some(RETRY);
+        [self.device.sleep_limit(), retry].into_iter().flatten().min()
     }
 
     fn visit(&self, f: &mut dyn FnMut(&'static str, u64)) {
@@ -153,7 +174,12 @@ impl SleepingCarrier for ProgramCarrier {
 
 impl HostCarrier for ProgramCarrier {
     fn pop_event(&mut self) -> Option<Event> {
-        self.own_events.pop_front().or_else(|| self.device.end()?.pop_event())
+        let event = self.own_events.pop_front().or_else(|| self.device.end()?.pop_event());
+        if let Some(Event::ClaimExtended { result }) = event {
+            let was_asked = self.claim.handle_answer(result);
+            self.counters.nic_answers_ignored += u64::from(!was_asked);
+        }
+        event
     }
 
     fn has_op_room(&mut self) -> bool {
@@ -180,7 +206,17 @@ impl HostCarrier for ProgramCarrier {
 
     fn follow_device(&mut self) -> bool {
         let left = self.leave_if_lost();
+        self.send_claim();
         self.take_arrival() || left
+    }
+
+    fn extend_claim(&mut self, extension: ClaimExtension) {
+        if self.device.is_attached() {
+            self.claim.begin(extension);
+            self.send_claim();
+        } else {
+            extension.finish(Err(ClaimFailure::NoDevice));
+        }
     }
 
     fn has_device(&self) -> bool {
@@ -277,7 +313,9 @@ fn failure(address: &DeviceAddress, error: &AttachError) -> Failure {
         AttachError::Refused(AttachRefusal::NotReceived) => {
             "start it with --addr CIDR for each address"
         }
-        AttachError::Refused(AttachRefusal::BadRequest) => "see --addr",
+        AttachError::Refused(AttachRefusal::BadRequest) => {
+            "give at most 16 addresses and 64 ports to listen on"
+        }
         AttachError::Refused(AttachRefusal::NoResources) => "see its messages",
         AttachError::Unsuitable => "start another device",
     };
@@ -289,7 +327,7 @@ struct AttachThread {
     devices: DeviceList,
     /// Capabilities of the first device, which the host relies on.
     required: Capabilities,
-    requests: Receiver<()>,
+    requests: Receiver<AddressClaim>,
     arrivals: Sender<DeviceArrival>,
     notifier: Notifier,
 }
@@ -297,7 +335,8 @@ struct AttachThread {
 impl AttachThread {
     /// Runs until the host thread has ended.
     fn run(&mut self) {
-        while self.requests.recv().is_ok() {
+        while let Ok(claim) = self.requests.recv() {
+            self.devices.request.claim = claim;
             let lost = self.devices.current();
             eprintln!("outboard: the device at {lost} is gone; connections wait for another one");
             let Some(arrival) = self.attach() else { return };
@@ -324,7 +363,7 @@ impl AttachThread {
             }
             told = line;
             let wait = std::time::Duration::from_micros(RETRY.as_micros());
-            if self.requests.recv_timeout(wait) == Err(RecvTimeoutError::Disconnected) {
+            if matches!(self.requests.recv_timeout(wait), Err(RecvTimeoutError::Disconnected)) {
                 return None;
             }
         }

@@ -1,5 +1,6 @@
 //! The program and the disk of a function of a device process.
 
+use abi::attach::{AddressClaim, AttachRefusal};
 use abi::disk::{DiskCompletion, DiskRequest};
 use abi::{Event, Op, PacketBuf, PacketPool};
 use base::Instant;
@@ -7,6 +8,7 @@ use io::disk::Disk;
 use node::remote::RemoteDeviceEnd;
 use node::{DiskPort, FunctionPorts};
 
+use super::acceptor::FunctionClaim;
 use super::attachment::AttachedEnd;
 use super::channel::AttachedChannel;
 use crate::record::RunRecorder;
@@ -14,6 +16,7 @@ use crate::record::RunRecorder;
 /// A program that is attached to a function, and the disk of its root.
 pub(crate) struct ProgramPorts {
     pub(crate) attached: AttachedEnd<RemoteDeviceEnd<AttachedChannel>>,
+    pub(crate) claim: FunctionClaim,
     pub(crate) disk: Box<dyn Disk>,
     /// Start of the turn, which is the time of its entries in the record.
     pub(crate) turn_at: Instant,
@@ -52,5 +55,9 @@ impl FunctionPorts for ProgramPorts {
 
     fn wake_host(&mut self) {
         self.attached.end().publish();
+    }
+
+    fn extend_claim(&mut self, claim: &AddressClaim) -> Result<(), AttachRefusal> {
+        self.claim.extend(claim)
     }
 }

@@ -12,6 +12,8 @@ use base::Duration;
 use host::MovedConnection;
 use io::notify::{Notifier, Poller};
 
+use crate::attach::ClaimExtension;
+
 /// Lets the thread of a carrier sleep until the other side or another thread wakes it.
 pub(crate) trait CarrierSleeper {
     /// Adds the descriptors that wake the thread.
@@ -79,6 +81,11 @@ pub(crate) trait HostCarrier: SleepingCarrier {
     /// Returns whether there is a device.
     fn has_device(&self) -> bool {
         true
+    }
+
+    /// Asks the device for further addresses and ports. One in this process receives all frames.
+    fn extend_claim(&mut self, extension: ClaimExtension) {
+        extension.finish(Ok(()));
     }
 
     /// See [`node::HostPorts::has_moved_room`].

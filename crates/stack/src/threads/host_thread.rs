@@ -192,6 +192,9 @@ impl<A: Application, M, C: HostCarrier> HostThread<A, M, C> {
                 HostMessage::Drain => self.app.drain(now, host),
                 HostMessage::SetAddrs(addrs) => host.set_addrs(now, &addrs),
                 HostMessage::ReleaseMovedEntries => host.release_moved_entries(now),
+                HostMessage::ExtendClaim(extension) => {
+                    self.ports.carrier.extend_claim(extension);
+                }
                 HostMessage::Application(message) => {
                     (self.hooks.handle_message)(&mut self.app, now, host, message);
                 }

@@ -29,6 +29,7 @@ use io::disk::Disk;
 use io::link::Link;
 use nic::Device;
 
+use crate::attach::ClaimExtension;
 use crate::control::{self, Probe};
 use crate::hooks::Hooks;
 use crate::log::AccessLog;
@@ -56,6 +57,8 @@ pub(crate) enum HostMessage<M> {
     SetAddrs(NetworkAddrs),
     /// Look for steering entries to release.
     ReleaseMovedEntries,
+    /// Ask the device for further addresses and ports.
+    ExtendClaim(ClaimExtension),
     /// A message in the application's own type.
     Application(M),
 }
@@ -90,6 +93,10 @@ impl<M> MessageSender<M> {
 
     pub(crate) fn release_moved_entries(&self) {
         self.send_message(HostMessage::ReleaseMovedEntries);
+    }
+
+    pub(crate) fn extend_claim(&self, extension: ClaimExtension) {
+        self.send_message(HostMessage::ExtendClaim(extension));
     }
 
     fn send_message(&self, message: HostMessage<M>) {

@@ -221,7 +221,13 @@ impl SwitchThread {
         let attached = AttachedEnd::new(RemoteDeviceEnd::new(channel, region, Box::new(compiler)));
         let recorders = self.recorders.as_ref();
         let recorder = RunRecorder(recorders.map(|recorders| recorders.recorder(function)));
-        let ports = ProgramPorts { attached, disk, turn_at: Instant::ZERO, recorder };
+        let ports = ProgramPorts {
+            attached,
+            claim: self.arrivals.claim_of(function),
+            disk,
+            turn_at: Instant::ZERO,
+            recorder,
+        };
         let (device, link, workers) = (&self.device, &*self.link.link, self.crypto_workers);
         let create = || create_function_device(device, link, (function, workers));
         let begun = self.half.begin(function, &claim, ports, create);
