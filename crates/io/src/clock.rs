@@ -1,9 +1,9 @@
-//! Time, CPU time, cycles, entropy and core affinity, which the sans-IO crates get as parameters.
+//! Time, CPU time, cycles and entropy, which the sans-IO crates get as parameters.
 //!
 //! Called by threads and benchmarks. A [`MonotonicClock`] counts from its own creation on the
 //! monotonic clock, so instants of two clocks must not be compared; those of
 //! [`MonotonicClock::since_boot`] may.
-#![expect(unsafe_code, reason = "clock_gettime, getrandom, sched_setaffinity, rdtsc")]
+#![expect(unsafe_code, reason = "clock_gettime, getrandom, rdtsc")]
 
 use std::io;
 
@@ -134,27 +134,6 @@ pub fn entropy() -> u64 {
     }
 }
 
-/// Pins the calling thread to one core.
-///
-/// # Errors
-/// If the core does not exist or is not in the process's affinity mask.
-pub fn pin_to_core(core: usize) -> io::Result<()> {
-    if core >= usize::try_from(libc::CPU_SETSIZE).unwrap_or(0) {
-        return Err(io::Error::from_raw_os_error(libc::EINVAL));
-    }
-    // SAFETY: a cpu_set_t is a bit field, valid as zeroes, and `core` lies within it.
-    let set = unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(core, &mut set);
-        set
-    };
-    // SAFETY: `set` is valid for its own size; 0 names the calling thread.
-    match unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -176,18 +155,5 @@ mod tests {
     #[test]
     fn entropy_differs() {
         assert_ne!(entropy(), entropy());
-    }
-
-    #[test]
-    fn pinning_refuses_what_does_not_exist() {
-        assert!(pin_to_core(usize::MAX).is_err());
-        // In a thread of its own, so that the test's thread is not pinned.
-        std::thread::spawn(|| {
-            // SAFETY: no arguments, no effect.
-            let here = unsafe { libc::sched_getcpu() };
-            pin_to_core(usize::try_from(here).unwrap()).unwrap();
-        })
-        .join()
-        .unwrap();
     }
 }

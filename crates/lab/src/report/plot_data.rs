@@ -155,4 +155,21 @@ mod tests {
         let first = data.series[0].points[0];
         assert_eq!(first, PlotPoint { x: 0.0, y: 67.5, range: Some((45.0, 90.0)) });
     }
+
+    /// Rows are selected, and series named, by integers also if there are several repetitions.
+    #[test]
+    fn parameters_stay_integers() {
+        let rows = |full: f64| {
+            json!({ "rows": [
+                { "bytes": 64, "rate": 1, "full": full },
+                { "bytes": 1024, "rate": 1, "full": full },
+            ] })
+        };
+        let filter = json!({ "bytes": 64 }).as_object().unwrap().clone();
+        let plot = ItemPlot { filter, series: vec!["bytes".to_owned()], ..plot(PlotKind::Line) };
+        let data = plot_data(&plot, &result(vec![rows(0.5), rows(0.75), rows(1.0)])).unwrap();
+        let point = PlotPoint { x: 100.0, y: 75.0, range: Some((50.0, 100.0)) };
+        let expected = PlotSeries { name: "64".to_owned(), points: vec![point] };
+        assert_eq!(data.series, [expected]);
+    }
 }

@@ -54,7 +54,9 @@ fn median_of(values: &[&Value]) -> Value {
             };
             (0..entries.len()).map(median).collect()
         }
-        Value::Number(_) if values.len() > 1 => {
+        // A number that is the same in all repetitions stays as it is: a parameter is an integer,
+        // and filters and names of series compare it.
+        Value::Number(_) if values.iter().any(|value| *value != first) => {
             crate::bench::median(values.iter().filter_map(|value| value.as_f64())).into()
         }
         other => other.clone(),

@@ -158,8 +158,8 @@ impl ClaimTable {
 
     /// Returns why `function`, which has a part of these addresses and ports, cannot have all, if
     /// it cannot. The kind of its ports stays, because its range of outgoing connections depends
-    /// on that. No claim becomes smaller while its program runs: its connections would have to be cut,
-    /// as [`super::EmbeddedSwitch::end`] does.
+    /// on that. No claim becomes smaller while its program runs: its connections would have to be
+    /// cut, as [`super::EmbeddedSwitch::end`] does.
     ///
     /// # Errors
     /// The reason for the program.
