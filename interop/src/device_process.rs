@@ -5,8 +5,7 @@
 //! [`split_arguments`] divides the arguments of a test into those of `outboard nic` and those of
 //! the program that attaches to it, so that the same tests run with both arrangements. Programs
 //! that need what a device process does not have yet, such as several queues, keep their own
-//! device, and so do proxies with `--share-address`, because a claim does not change when they are
-//! reloaded. Servers get their device from [`TestServer`](crate::TestServer), programs that a test
+//! device. Servers get their device from [`TestServer`](crate::TestServer), programs that a test
 //! starts itself ([`crate::outboard`]) from the program `attached`.
 
 use std::ffi::{OsStr, OsString};
@@ -43,8 +42,7 @@ const OF_DEVICE: [&str; 21] = [
 const THREADS: &str = "--threads";
 /// Options of both sides with a value, and without.
 const OF_BOTH: [&str; 2] = ["--offload", "--disk"];
-const FLAGS_OF_BOTH: [&str; 4] = ["--strict-files", "--direct-io", "--sandbox", SHARE_ADDRESS];
-const SHARE_ADDRESS: &str = "--share-address";
+const FLAGS_OF_BOTH: [&str; 4] = ["--strict-files", "--direct-io", "--sandbox", "--share-address"];
 /// Options with which a program keeps its own device.
 const NOT_YET: [&str; 1] = ["--queues"];
 /// Addresses of a program without `--addr`.
@@ -126,7 +124,6 @@ pub fn split_arguments(args: &[OsString]) -> Option<SplitArguments> {
         }
         ("nvme", "target") => device.extend(["--root".into(), root("all", Path::new("/"))]),
         ("nvme", "ctl" | "key") => return None,
-        ("proxy", _) if args.iter().any(|arg| arg == SHARE_ADDRESS) => return None,
         ("serve" | "proxy" | "get" | "nvme", _) => {}
         _ => return None,
     }

@@ -127,7 +127,7 @@ fn backends_on_a_separate_link() {
     assert!(received > 1000 && sent > 10 << 20, "{received} {sent}");
     nic.stat().expect_zero(&["bridge_tx_half", "switch_tx_refused", "nic_internal_errors"]);
     let mut command = outboard(&fixture.netns);
-    command.args(args).args(["--backend-addr", "10.78.0.2/24"]);
+    command.args(args).args(["--backend-addr", "10.78.0.2/24", "--check"]);
     let refused = run(&mut command);
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert_eq!(refused.status.code(), Some(2), "{said}");

@@ -1,9 +1,19 @@
 //! `--record`: the page of a live run has the operations, events and frames of a connection.
 
-use interop::{Files, TestServer, expect_success, run};
+use std::path::Path;
+
+use interop::{DeviceFixture, Files, TestServer, expect_success, run};
 use serde_json::Value;
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
+
+/// Returns the data of a page.
+fn data_of(page: &Path) -> Value {
+    let page = std::fs::read_to_string(page).expect("the page");
+    let (_, rest) = page.split_once("type=\"application/json\">").expect("data");
+    let (data, _) = rest.split_once("</script>").expect("the end of the data");
+    serde_json::from_str(data).expect("JSON")
+}
 
 #[test]
 fn a_live_run_is_drawn_when_it_ends() {
@@ -17,10 +27,7 @@ fn a_live_run_is_drawn_when_it_ends() {
     let _ = expect_success(&run(&mut curl));
     let connections = server.stat().get("tcp_passive_opens");
     assert!(server.stop().status.success());
-    let page = std::fs::read_to_string(&page).expect("the page");
-    let (_, rest) = page.split_once("type=\"application/json\">").expect("data");
-    let (data, _) = rest.split_once("</script>").expect("the end of the data");
-    let data: Value = serde_json::from_str(data).expect("JSON");
+    let data = data_of(&page);
     let all = data["connections"].as_array().expect("connections");
     let of_https = |connection: &&Value| {
         connection["name"].as_str().is_some_and(|name| name.ends_with(" - 10.77.0.2:443"))
@@ -48,6 +55,33 @@ fn a_live_run_is_drawn_when_it_ends() {
     };
     let sent = entries.iter().filter(|entry| entry[2] == "sent").filter_map(payload);
     assert!(sent.sum::<u64>() > 50_000, "the records of the file");
+}
+
+/// A program that is attached to a device process records what crosses the carrier.
+#[test]
+fn an_attached_program_records_operations_and_events() {
+    let fixture = DeviceFixture::new(TMP);
+    fixture.files.fill("a.bin", 50_000);
+    let _nic = fixture.nic("a", &[]);
+    let page = fixture.scratch.path().join("ladder.html");
+    let program = fixture.serve(&["a"], &["--tls", "--record", &page.to_string_lossy()]);
+    let mut curl = program.command("curl");
+    curl.args(["-sSfk", "-m", "60", "-o", "/dev/null", "https://10.77.0.2/a.bin"]);
+    let _ = expect_success(&run(&mut curl));
+    assert!(program.stop().status.success());
+    let data = data_of(&page);
+    let entries = data["entries"].as_array().expect("entries");
+    for (lane, name) in [
+        ("operation", "Listen"),
+        ("operation", "L5oCreate"),
+        ("operation", "Transmit"),
+        ("operation", "Teardown"),
+        ("event", "Received"),
+        ("event", "FileOpened"),
+    ] {
+        assert!(entries.iter().any(|entry| entry[2] == lane && entry[4] == name), "{lane} {name}");
+    }
+    assert!(entries.iter().all(|entry| entry[2] != "sent" && entry[2] != "arrived"));
 }
 
 #[test]

@@ -319,9 +319,13 @@ fn reload_redirects_further_ports() {
         server.signal("HUP");
         while server.stat().get("proxy_ports_closed") == 0 {}
         let ended = server.stop();
-        let line = "SIGHUP: --share-address with 258 listening ports; at most 256 are possible; \
-                    keeping the old configuration";
-        assert!(ended.status.success() && ended.stderr.contains(line), "{}", ended.stderr);
+        // Claims of a device process have fewer than the XDP program.
+        let most = if interop::has_device_process() { 64 } else { 256 };
+        let line = format!(
+            "SIGHUP: --share-address with 258 listening ports; at most {most} are possible; keeping \
+             the old configuration"
+        );
+        assert!(ended.status.success() && ended.stderr.contains(&line), "{}", ended.stderr);
     }
 }
 

@@ -390,6 +390,8 @@ fn describe_packet(
         }
         (protocol::TCP, Err(_)) => ("TCP", format!("{len} bytes, malformed")),
         (protocol::UDP, _) => ("UDP", format!("len {}", len.saturating_sub(8))),
+        (protocol::ICMP, _) => ("ICMP", icmp_text(&ICMP_TYPES, transport, len)),
+        (protocol::ICMPV6, _) => ("ICMPv6", icmp_text(&ICMPV6_TYPES, transport, len)),
         _ => ("IP", format!("protocol {protocol}, {len} bytes")),
     };
     let has_ports = matches!(protocol, protocol::TCP | protocol::UDP);
@@ -402,7 +404,62 @@ fn describe_packet(
     RecordDescription::new(name, subject, detail)
 }
 
+/// Names of ICMP types that hosts use (RFC 792).
+const ICMP_TYPES: [(u8, &str); 4] =
+    [(0, "echo reply"), (3, "destination unreachable"), (8, "echo request"), (11, "time exceeded")];
+/// The same of ICMPv6 (RFC 4443, RFC 4861).
+const ICMPV6_TYPES: [(u8, &str); 9] = [
+    (1, "destination unreachable"),
+    (2, "packet too big"),
+    (3, "time exceeded"),
+    (128, "echo request"),
+    (129, "echo reply"),
+    (133, "router solicitation"),
+    (134, "router advertisement"),
+    (135, "neighbor solicitation"),
+    (136, "neighbor advertisement"),
+];
+
+fn icmp_text(types: &[(u8, &str)], message: &[u8], len: usize) -> String {
+    let Some(kind) = message.first() else { return format!("{len} bytes, malformed") };
+    match types.iter().find(|(known, _)| known == kind) {
+        Some((_, name)) => format!("{name}, {len} bytes"),
+        None => format!("type {kind}, {len} bytes"),
+    }
+}
+
 fn tcp_text(tcp: &TcpHeader, payload: usize) -> String {
     let TcpHeader { flags, seq, ack, window, .. } = tcp;
     format!("{flags:?} seq {} ack {} win {window} len {payload}", seq.0, ack.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use wire::emit::{EthernetAddrs, IpHeader};
+    use wire::segment::packet;
+
+    use super::*;
+
+    /// Messages of ICMP are named by their types.
+    #[test]
+    fn icmp_messages_have_names() {
+        let link = EthernetAddrs { source: [2; 6], destination: [2; 6] };
+        let describe = |addr: IpAddr, protocol, kind| {
+            let (source, destination) = (addr, addr);
+            let ip = IpHeader { source, destination, protocol, ecn: 0, hop_limit: 64 };
+            let frame = packet(&link, &ip, &[&[kind, 0, 0, 0, 0, 0, 0, 0]]);
+            let described = describe_frame(&frame, false);
+            format!("{} {}", described.name, described.detail)
+        };
+        let (v4, v6) = ([10, 0, 0, 1].into(), [0xfd00, 0, 0, 0, 0, 0, 0, 1_u16].into());
+        for (addr, protocol, kind, expected) in [
+            (v4, protocol::ICMP, 8, "ICMP echo request, 8 bytes"),
+            (v4, protocol::ICMP, 13, "ICMP type 13, 8 bytes"),
+            (v6, protocol::ICMPV6, 135, "ICMPv6 neighbor solicitation, 8 bytes"),
+            (v6, 89, 0, "IP protocol 89, 8 bytes"),
+        ] {
+            assert_eq!(describe(addr, protocol, kind), expected);
+        }
+        assert_eq!(icmp_text(&ICMP_TYPES, &[], 0), "0 bytes, malformed");
+    }
 }

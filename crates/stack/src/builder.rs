@@ -28,7 +28,7 @@ use crate::log::open_access_log;
 use crate::network::{self, Network};
 use crate::no_disk::NoDisk;
 use crate::options::StackOptions;
-use crate::record::RunRecord;
+use crate::record::{RunRecord, RunRecorder};
 use crate::running::{AsideThreads, Stack};
 use crate::signals::Signals;
 use crate::threads::{DeviceSide, HostSide, MessageSender, QueueRings, Threads, ring_mesh};
@@ -299,8 +299,9 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
         let root = root.map(|root| self.options.root_identity(nic, root)).transpose()?;
         let claim = self.options.address_claim(&host_config.addrs);
         let request = AttachRequest { root, claim, outgoing: None };
+        let recorder = common.record.map(|record| record.source().recorder(0));
         let (AttachGrant { capabilities, outgoing }, carrier) =
-            ProgramCarrier::attach(nic, request)?;
+            ProgramCarrier::attach(nic, request, RunRecorder(recorder))?;
         self.options.confinement.complete(self.options.opens_bpf_links())?;
         if let Some(PortRange { first, last }) = outgoing {
             host_config.ports = first..=last;

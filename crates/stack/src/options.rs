@@ -64,7 +64,7 @@ pub struct StackOptions {
     /// if the first one ends, connections continue on the next
     #[arg(long, value_name = "DEVICE", conflicts_with_all = ["link", "peer", "queues",
         "threads", "crypto_workers", "drop", "reorder", "dup", "corrupt", "seed", "pcap",
-        "record", "device_memory", "max_contexts", "max_quic_entries", "max_splices",
+        "device_memory", "max_contexts", "max_quic_entries", "max_splices",
         "max_closures", "max_nvme_buffers"])]
     pub nic: Option<NicAddress>,
     /// Name of the --root of `outboard nic` whose files are those of DIR. With --nic ether: it is

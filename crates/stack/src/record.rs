@@ -2,7 +2,8 @@
 //! written as a ladder page when the stack ends.
 //!
 //! Each device thread has a [`QueueRecorder`] and keeps its last entries; without the option it has
-//! none, and nothing is described. The description of an entry has no payload and no keys
+//! none, and nothing is described. If the device is another process, the program's carrier has the
+//! recorder, and no frames. The description of an entry has no payload and no keys
 //! ([`node::record`]). What applications do is not recorded.
 
 use std::collections::VecDeque;
@@ -167,10 +168,23 @@ impl RunRecorder {
     /// Records an operation, if there is one, and returns it.
     #[inline]
     pub(crate) fn record_op(&mut self, at: Instant, op: Option<Op>) -> Option<Op> {
-        if let (Some(recorder), Some(op)) = (&mut self.0, &op) {
-            recorder.add(at, RecordLane::Operation, describe_op(op));
+        op.inspect(|op| self.observe_op(|| at, op))
+    }
+
+    /// Records an operation that passes. `now` is called only if the run is recorded.
+    #[inline]
+    pub(crate) fn observe_op(&mut self, now: impl FnOnce() -> Instant, op: &Op) {
+        if let Some(recorder) = &mut self.0 {
+            recorder.add(now(), RecordLane::Operation, describe_op(op));
         }
-        op
+    }
+
+    /// Records an event that passes, as [`Self::observe_op`].
+    #[inline]
+    pub(crate) fn observe_event(&mut self, now: impl FnOnce() -> Instant, event: &Event) {
+        if let Some(recorder) = &mut self.0 {
+            recorder.add(now(), RecordLane::Event, describe_event(event));
+        }
     }
 
     /// Describes an event that is to be sent, if the run is recorded.

@@ -16,6 +16,12 @@ pub(crate) enum ClaimFailure {
     /// The device refuses.
     #[error("the device refuses: {0}")]
     Refused(AttachRefusal),
+    /// A claim has fewer ranges than these ports.
+    #[error(
+        "--share-address with {0} listening ports; at most {max} are possible",
+        max = AddressClaim::RANGES_MAX
+    )]
+    TooManyPorts(usize),
     /// There is no device, or it was lost before it had answered.
     #[error("the device is gone")]
     NoDevice,
@@ -79,11 +85,14 @@ impl ProgramClaim {
     /// Begins an extension, unless the program has its ports, or one is not answered yet.
     pub(super) fn begin(&mut self, extension: ClaimExtension) {
         match (&self.extension, with_ports(&self.granted, &extension.ports)) {
-            (ExtensionState::Idle, None) => extension.finish(Ok(())),
-            (ExtensionState::Idle, Some(claim)) => {
+            (ExtensionState::Idle, Ok(None)) => extension.finish(Ok(())),
+            (ExtensionState::Idle, Ok(Some(claim))) => {
                 self.extension = ExtensionState::Waiting(claim, extension);
             }
-            _ => extension.finish(Err(ClaimFailure::Unanswered)),
+            (ExtensionState::Idle, Err(failure)) => extension.finish(Err(failure)),
+            (ExtensionState::Waiting(..) | ExtensionState::Asked(..), _) => {
+                extension.finish(Err(ClaimFailure::Unanswered));
+            }
         }
     }
 
@@ -136,19 +145,30 @@ impl ProgramClaim {
 }
 
 /// Returns a claim with further ports; `None` if it has them.
-fn with_ports(claim: &AddressClaim, ports: &[u16]) -> Option<AddressClaim> {
-    let (PortClaim::Listed(listed) | PortClaim::Shared(listed)) = &claim.ports else { return None };
+///
+/// # Errors
+/// If there are too many.
+fn with_ports(claim: &AddressClaim, ports: &[u16]) -> Result<Option<AddressClaim>, ClaimFailure> {
+    let (PortClaim::Listed(listed) | PortClaim::Shared(listed)) = &claim.ports else {
+        return Ok(None);
+    };
     let mut ranges = listed.to_vec();
     for &port in ports {
         if !ranges.iter().any(|range| range.contains(port)) {
             ranges.push(PortRange::of_port(port));
         }
     }
+    if ranges.len() == listed.len() {
+        return Ok(None);
+    }
+    if ranges.len() > AddressClaim::RANGES_MAX {
+        return Err(ClaimFailure::TooManyPorts(ranges.len()));
+    }
     let ports = match &claim.ports {
         PortClaim::Shared(_) => PortClaim::Shared(ranges.into()),
         PortClaim::All | PortClaim::Listed(_) => PortClaim::Listed(ranges.into()),
     };
-    (ports != claim.ports).then(|| AddressClaim { ports, ..claim.clone() })
+    Ok(Some(AddressClaim { ports, ..claim.clone() }))
 }
 
 #[cfg(test)]
@@ -210,7 +230,19 @@ mod tests {
             assert!(!program.is_waiting());
         }
         let shared = AddressClaim { ports: PortClaim::Shared([].into()), ..claim(&[]) };
-        let wanted = with_ports(&shared, &[80]).map(|claim| claim.ports);
-        assert_eq!(wanted, Some(PortClaim::Shared([PortRange::of_port(80)].into())));
+        let wanted = with_ports(&shared, &[80]).unwrap().unwrap().ports;
+        assert_eq!(wanted, PortClaim::Shared([PortRange::of_port(80)].into()));
+    }
+
+    #[test]
+    fn the_device_is_not_asked_for_more_ports_than_a_claim_has() {
+        let mut program = ProgramClaim::new(claim(&[80]));
+        let ports: Vec<_> = (1000..1064).collect();
+        let (extension, answered) = ClaimExtension::new(&ports);
+        program.begin(extension);
+        assert_eq!(answered.recv(), Ok(Err(ClaimFailure::TooManyPorts(65))));
+        let (extension, _) = ClaimExtension::new(&ports[1..]);
+        program.begin(extension);
+        assert!(program.is_waiting());
     }
 }

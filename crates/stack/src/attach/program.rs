@@ -19,6 +19,7 @@ use super::claim_extension::{ClaimExtension, ClaimFailure, ProgramClaim};
 use super::device_target::DeviceTarget;
 use super::handshake::DeviceArrival;
 use super::{AttachError, NicAddress, handshake};
+use crate::record::RunRecorder;
 use crate::threads::{CarrierSleeper, HostCarrier, SleepingCarrier};
 
 /// Time between two attempts to attach, or to send a claim for which there was no room.
@@ -54,6 +55,7 @@ pub(crate) struct ProgramCarrier {
     /// Returned buffers of the lost device. The host gets them after [`Event::Reset`], as from a
     /// device that was reset.
     recalled: Vec<Event>,
+    recorder: RunRecorder,
     clock: MonotonicClock,
     /// Time at which the last device was lost.
     lost_at: Instant,
@@ -71,6 +73,7 @@ impl ProgramCarrier {
     pub(crate) fn attach(
         address: &NicAddress,
         request: AttachRequest,
+        recorder: RunRecorder,
     ) -> Result<(AttachGrant, Self), Failure> {
         let devices = address.devices().iter().map(DeviceTarget::open).collect::<Result<_, _>>()?;
         let claim = ProgramClaim::new(request.claim.clone());
@@ -94,8 +97,18 @@ impl ProgramCarrier {
         let (own_events, recalled) = (VecDeque::new(), Vec::new());
         let clock = MonotonicClock::new();
         let lost_at = clock.now();
-        let carrier =
-            Self { device, claim, own_events, recalled, clock, lost_at, arrivals, lost, counters };
+        let carrier = Self {
+            device,
+            claim,
+            own_events,
+            recalled,
+            recorder,
+            clock,
+            lost_at,
+            arrivals,
+            lost,
+            counters,
+        };
         Ok((grant, carrier))
     }
 
@@ -126,6 +139,7 @@ impl ProgramCarrier {
         if end.has_op_room()
             && let Some(op) = self.claim.poll()
         {
+            self.recorder.observe_op(|| self.clock.now(), &op);
             end.push_op(op);
             end.publish();
         }
@@ -179,6 +193,9 @@ impl HostCarrier for ProgramCarrier {
             let was_asked = self.claim.handle_answer(result);
             self.counters.nic_answers_ignored += u64::from(!was_asked);
         }
+        if let Some(event) = &event {
+            self.recorder.observe_event(|| self.clock.now(), event);
+        }
         event
     }
 
@@ -187,6 +204,7 @@ impl HostCarrier for ProgramCarrier {
     }
 
     fn push_op(&mut self, op: Op) {
+        self.recorder.observe_op(|| self.clock.now(), &op);
         if let Some(end) = self.device.end() {
             end.push_op(op);
         }
