@@ -322,8 +322,8 @@ fn reload_redirects_further_ports() {
         // Claims of a device process have fewer than the XDP program.
         let most = if interop::has_device_process() { 64 } else { 256 };
         let line = format!(
-            "SIGHUP: --share-address with 258 listening ports; at most {most} are possible; keeping \
-             the old configuration"
+            "SIGHUP: --share-address with 258 listening ports; at most {most} are possible; \
+             keeping the old configuration"
         );
         assert!(ended.status.success() && ended.stderr.contains(&line), "{}", ended.stderr);
     }
