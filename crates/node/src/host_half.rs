@@ -115,9 +115,7 @@ impl HostHalf {
     fn take_events(&mut self, now: Instant, ports: &mut impl HostPorts, turn: &mut TurnResult) {
         for _ in 0..BATCH {
             let Some(event) = ports.pop_event() else { return };
-            if let Event::Received(received) = &event
-                && received.steered == SteeringReason::Returned
-            {
+            if matches!(&event, Event::Received(it) if it.steered == SteeringReason::Returned) {
                 // The host that returned the segment may have sent its connection before.
                 self.take_moved(now, ports);
             }

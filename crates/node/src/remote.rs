@@ -426,11 +426,11 @@ impl<C: DescriptorChannel> RemoteHostEnd<C> {
             return Some(refused);
         }
         let event = self.end.receive(&mut self.pool, decode_event)?;
-        if let (Event::Received(received), Some(bounce)) = (&event, &mut self.bounce)
-            && !bounce.copy_claimed(received)
-        {
-            let fault = CarrierFault::Descriptor(LayoutFault::BadMemory);
-            return self.end.checked(Err(fault));
+        if let (Event::Received(received), Some(bounce)) = (&event, &mut self.bounce) {
+            if !bounce.copy_claimed(received) {
+                let fault = CarrierFault::Descriptor(LayoutFault::BadMemory);
+                return self.end.checked(Err(fault));
+            }
         }
         let (Event::DdpTeardownDone(done), Some(bounce)) = (&event, &mut self.bounce) else {
             return Some(event);

@@ -506,10 +506,9 @@ impl SimClient {
             };
             let Ok(taken) = cx.host.send(cx.now, socket, piece) else { break };
             session.to_send = session.to_send.slice(taken..);
-            if session.to_send.is_empty()
-                && let Some(ask) = session.asks.get(session.written - 1)
-            {
-                cx.report.uploads.sent(ask);
+            if session.to_send.is_empty() {
+                let ask = session.asks.get(session.written - 1);
+                ask.into_iter().for_each(|ask| cx.report.uploads.sent(ask));
             }
             if let Some((_, every)) = session.dribble {
                 session.may_send_at = cx.local + every;

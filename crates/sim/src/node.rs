@@ -365,9 +365,8 @@ impl SimNode {
         let now = self.local(around.now);
         let soon = around.now + Duration::from_micros(1);
         let mut turned = NodeTurnResult::default();
-        if let Some(remote) = &mut self.rings.remote
-            && let Some(until) = remote.lost_until()
-        {
+        let lost = self.rings.remote.as_mut();
+        if let Some((until, remote)) = lost.and_then(|it| Some((it.lost_until()?, it))) {
             if until > around.now {
                 self.rings.lose();
                 return NodeTurnResult { next: Some(until), ..turned };

@@ -397,10 +397,9 @@ impl SimRun {
             }
             self.net.cut(self.machine_of(node), false);
             let calm = self.scenario.calm.is_some();
-            if let App::Client(client) = &mut self.nodes[node].app
-                && !calm
-            {
-                client.add_last(&self.disk.files(), local);
+            match &mut self.nodes[node].app {
+                App::Client(client) if !calm => client.add_last(&self.disk.files(), local),
+                _ => {}
             }
             self.wake_soon(node, NodeHalf::Host);
         }

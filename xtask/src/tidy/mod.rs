@@ -8,6 +8,7 @@
 mod attributes;
 mod banned;
 mod functions;
+mod let_chains;
 mod lines;
 mod names;
 mod prose;
@@ -62,6 +63,7 @@ pub(crate) fn run() -> Result<CheckReport, String> {
     for source in &sources {
         lines::check(source, &mut report);
         banned::check(source, &mut report);
+        let_chains::check(source, &mut report);
         attributes::check(source, &mut report);
         prose::check(source, &mut report);
     }

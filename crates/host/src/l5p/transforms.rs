@@ -442,12 +442,8 @@ impl TxTransforms for L5pTransforms {
             out.counters.tls_tx_device_lost += u64::from(refused.is_none() && lost.encryption);
         }
         lost.digests = self.lose_digests(out, refused.filter(|_| !lost.encryption));
-        if let Some(pdus) = &mut self.pdus
-            && refused.is_some()
-            && lost.digests
-            && lost.encryption
-        {
-            pdus.refuse(Refusal::Encrypted);
+        if refused.is_some() && lost.digests && lost.encryption {
+            self.pdus.iter_mut().for_each(|pdus| pdus.refuse(Refusal::Encrypted));
         }
         lost
     }

@@ -7,9 +7,10 @@
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::{
     Cartesian2d, ChartBuilder, ChartContext, Circle, Cross, ErrorBar, IntoDrawingArea as _,
-    LineSeries, RGBColor, Rectangle, SVGBackend, TriangleMarker,
+    LineSeries, RGBColor, Rectangle, SVGBackend, Text, TriangleMarker,
 };
-use plotters::style::{Color as _, ShapeStyle, TRANSPARENT};
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+use plotters::style::{Color as _, ShapeStyle, TRANSPARENT, TextStyle};
 
 use super::catalogue::{ItemPlot, PlotKind};
 use super::plot_data::{PlotData, PlotPoint, PlotSeries};
@@ -17,6 +18,14 @@ use super::plot_data::{PlotData, PlotPoint, PlotSeries};
 /// Size in CSS pixels: text is legible if the plot is scaled to a phone's width.
 const SIZE: (u32, u32) = (520, 340);
 const FONT: (&str, u32) = ("sans-serif", 15);
+/// Height of a line of text, and mean width of a character.
+const LINE_HEIGHT: u16 = 17;
+const CHARACTER_WIDTH: u32 = 8;
+/// Space around the axes: margin, margin on the right, label areas below and on the left.
+const MARGIN: u32 = 10;
+const MARGIN_RIGHT: u32 = 28;
+const LABELS_BELOW: u32 = 50;
+const LABELS_LEFT: u32 = 68;
 /// Colors of series, in order; `.series-N` of the style sheet are the same.
 const SERIES_COLORS: [RGBColor; 7] = [
     RGBColor(0x00, 0x72, 0xb2),
@@ -57,16 +66,20 @@ fn draw_into(
     data: &PlotData,
 ) -> Result<(), Box<dyn std::error::Error>> {
     let axis = XAxis::new(plot, data);
+    let names = category_lines(&data.categories);
+    let further_lines = names.iter().map(Vec::len).max().unwrap_or(1).saturating_sub(1);
+    let further_lines = u32::try_from(further_lines).unwrap_or(0);
     let root = SVGBackend::with_string(svg, SIZE).into_drawing_area();
     let (x, y) = (axis.range(), y_range(data));
     let mut chart = ChartBuilder::on(&root)
-        .margin(10)
-        .margin_right(28)
-        .x_label_area_size(50)
-        .y_label_area_size(68)
+        .margin(MARGIN)
+        .margin_right(MARGIN_RIGHT)
+        .x_label_area_size(LABELS_BELOW + u32::from(LINE_HEIGHT) * further_lines)
+        .y_label_area_size(LABELS_LEFT)
         .build_cartesian_2d(x.0..x.1, y.0..y.1)
         .map_err(|error| error.to_string())?;
-    let label = |x: &f64| axis.label(*x);
+    // The library's labels have one line: those of categories are drawn below.
+    let label = |x: &f64| if names.is_empty() { axis.label(*x) } else { String::new() };
     let mut mesh = chart.configure_mesh();
     mesh.axis_style(AXIS).bold_line_style(GRID).light_line_style(TRANSPARENT);
     mesh.label_style(FONT).axis_desc_style(FONT);
@@ -77,6 +90,15 @@ fn draw_into(
         mesh.disable_x_mesh();
     }
     mesh.draw().map_err(|error| error.to_string())?;
+    let style = TextStyle::from(FONT).pos(Pos::new(HPos::Center, VPos::Top));
+    for (at, lines) in names.into_iter().enumerate() {
+        let (x, mut y) = chart.backend_coord(&(at as f64, 0.0));
+        y += 8;
+        for line in lines {
+            root.draw(&Text::new(line, (x, y), style.clone())).map_err(|e| e.to_string())?;
+            y += i32::from(LINE_HEIGHT);
+        }
+    }
     let count = data.series.len();
     for (at, series) in data.series.iter().enumerate() {
         match plot.kind {
@@ -141,6 +163,31 @@ fn draw_ranges<'p>(
     });
     chart.draw_series(bars)?;
     Ok(())
+}
+
+/// Returns the names of categories in lines that fit between their neighbors.
+fn category_lines(names: &[String]) -> Vec<Vec<String>> {
+    let width = SIZE.0 - MARGIN - MARGIN_RIGHT - LABELS_LEFT;
+    let characters = |count: usize| width as usize / count / CHARACTER_WIDTH as usize;
+    let wrapped = |name: &String| wrapped(name, characters(names.len()));
+    names.iter().map(wrapped).collect()
+}
+
+/// Divides a text at spaces and hyphens into lines of at most this many characters, if its words
+/// are not longer.
+fn wrapped(text: &str, characters: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split_inclusive([' ', '-']) {
+        let Some(line) = lines.last_mut() else { unreachable!("there is a first line") };
+        let len = line.chars().count() + word.trim_end().chars().count();
+        if line.is_empty() || len <= characters {
+            line.push_str(word);
+        } else {
+            lines.push(word.to_owned());
+        }
+    }
+    lines.iter_mut().for_each(|line| line.truncate(line.trim_end().len()));
+    lines
 }
 
 /// Returns the range of the y axis: from zero, with room above the greatest value.
@@ -246,6 +293,21 @@ mod tests {
         PlotData {
             categories: categories.iter().map(|&name| name.to_owned()).collect(),
             series: vec![series("a", 1.0), series("b & c", 3.0), series("c", 5.0)],
+        }
+    }
+
+    #[test]
+    fn long_names_are_in_several_lines() {
+        assert_eq!(wrapped("bitmap wheel, shared", 13), ["bitmap wheel,", "shared"]);
+        assert_eq!(wrapped("https-256k", 7), ["https-", "256k"]);
+        assert_eq!(wrapped("persistent", 8), ["persistent"]);
+        assert_eq!(wrapped("", 8), [""]);
+        let names = ["list wheel, one per thread", "hash wheel, behind a mutex", "c", "d"];
+        let plot = ItemPlot { kind: PlotKind::Bar, ..ItemPlot::default() };
+        let svg = draw(&plot, &data(&names)).unwrap();
+        let texts: Vec<_> = svg.lines().map(str::trim).collect();
+        for line in ["list wheel,", "one per", "thread", "behind a", "mutex", "c"] {
+            assert!(texts.contains(&line), "{line}: {texts:?}");
         }
     }
 

@@ -106,11 +106,10 @@ impl SimDisk {
             Some(replace) if renames => self.rename_upload(inode, replace),
             _ => Err(FileFault::Io),
         };
-        if let Some(uploads) = &mut self.uploads
-            && uploads.closed.remove(&inode)
-            && renamed.is_err()
-        {
-            uploads.temporary.remove(&inode);
+        if let Some(uploads) = &mut self.uploads {
+            if uploads.closed.remove(&inode) && renamed.is_err() {
+                uploads.temporary.remove(&inode);
+            }
         }
         self.check_quota();
         fault.map_or(renamed, Err)

@@ -40,9 +40,7 @@ pub(crate) struct UploadLedger {
 impl UploadLedger {
     /// Notes that the content of an upload was passed to the transport completely.
     pub(crate) fn sent(&mut self, request: &FileRequest) {
-        if let RequestKind::Put(put) = &request.want
-            && put.refusal.is_none()
-        {
+        if matches!(&request.want, RequestKind::Put(put) if put.refusal.is_none()) {
             let record = self.paths.entry(request.file).or_default();
             record.open.insert(request.version);
             if self.is_replayed {

@@ -136,9 +136,10 @@ impl ProgramCarrier {
             return;
         }
         let Some(end) = self.device.end() else { return };
-        if end.has_op_room()
-            && let Some(op) = self.claim.poll()
-        {
+        if !end.has_op_room() {
+            return;
+        }
+        if let Some(op) = self.claim.poll() {
             self.recorder.observe_op(|| self.clock.now(), &op);
             end.push_op(op);
             end.publish();

@@ -111,9 +111,7 @@ impl SharedMemoryChannel {
     }
 
     fn ring_if_due(&mut self, now: Instant) {
-        if let Doorbell::Due(at) = self.doorbell
-            && at <= now
-        {
+        if matches!(self.doorbell, Doorbell::Due(at) if at <= now) {
             self.ring(now);
         }
     }

@@ -168,10 +168,11 @@ impl TlsTxKeys {
 
     /// Notes that the transmit `tag` has left.
     pub(crate) fn note_echo(&mut self, tag: u32) {
-        if let ContextProof::Asked { context, tag: asked } = self.proof
-            && asked == tag
-        {
-            self.proof = ContextProof::Echoed(context);
+        match self.proof {
+            ContextProof::Asked { context, tag: asked } if asked == tag => {
+                self.proof = ContextProof::Echoed(context);
+            }
+            _ => {}
         }
     }
 

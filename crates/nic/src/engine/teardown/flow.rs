@@ -224,10 +224,12 @@ impl TeardownFlow {
         cx: &mut TeardownEnv<'_>,
         retries_max: u8,
     ) -> Option<TeardownEnd> {
-        if let Outstanding::Bytes(id) = self.outstanding
-            && let Some(bytes) = cx.unacked.get_mut(id)
-            && let Some(begun) = bytes.ack_waits_since.take()
-        {
+        let bytes = match self.outstanding {
+            Outstanding::Bytes(id) => cx.unacked.get_mut(id),
+            _ => None,
+        };
+        let waiting = bytes.and_then(|bytes| Some((bytes.ack_waits_since.take()?, bytes)));
+        if let Some((begun, bytes)) = waiting {
             let (flow, left) = (bytes.flow, bytes.repair.rto().saturating_sub(cx.now.since(begun)));
             self.acknowledge_late(cx, flow);
             if left > Duration::ZERO {
