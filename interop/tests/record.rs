@@ -7,6 +7,24 @@ use serde_json::Value;
 
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 
+/// Lanes and names of entries of a download over HTTPS.
+const OPERATIONS_AND_EVENTS: [(&str, &str); 6] = [
+    ("operation", "Listen"),
+    ("operation", "L5oCreate"),
+    ("operation", "Transmit"),
+    ("operation", "Teardown"),
+    ("event", "Received"),
+    ("event", "FileOpened"),
+];
+
+/// Asserts that there is an entry for each lane and name.
+fn expect_entries(entries: &[Value], expected: &[(&str, &str)]) {
+    for (lane, name) in expected {
+        let found = entries.iter().any(|entry| entry[2] == *lane && entry[4] == *name);
+        assert!(found, "{lane} {name}");
+    }
+}
+
 /// Returns the data of a page.
 fn data_of(page: &Path) -> Value {
     let page = std::fs::read_to_string(page).expect("the page");
@@ -36,18 +54,8 @@ fn a_live_run_is_drawn_when_it_ends() {
     assert_eq!(found.len() as u64, connections);
     assert!(found[0]["client"].is_null() && found[0]["server"].is_number(), "{found:?}");
     let entries = data["entries"].as_array().expect("entries");
-    for (lane, name) in [
-        ("operation", "Listen"),
-        ("operation", "L5oCreate"),
-        ("operation", "Transmit"),
-        ("operation", "Teardown"),
-        ("event", "Received"),
-        ("event", "FileOpened"),
-        ("arrived", "TCP"),
-        ("sent", "TCP"),
-    ] {
-        assert!(entries.iter().any(|entry| entry[2] == lane && entry[4] == name), "{lane} {name}");
-    }
+    expect_entries(entries, &OPERATIONS_AND_EVENTS);
+    expect_entries(entries, &[("arrived", "TCP"), ("sent", "TCP")]);
     // The run of segments that the device encrypted is one frame.
     let payload = |entry: &Value| {
         let (_, len) = entry[5].as_str()?.split_once(" len ")?;
@@ -71,16 +79,7 @@ fn an_attached_program_records_operations_and_events() {
     assert!(program.stop().status.success());
     let data = data_of(&page);
     let entries = data["entries"].as_array().expect("entries");
-    for (lane, name) in [
-        ("operation", "Listen"),
-        ("operation", "L5oCreate"),
-        ("operation", "Transmit"),
-        ("operation", "Teardown"),
-        ("event", "Received"),
-        ("event", "FileOpened"),
-    ] {
-        assert!(entries.iter().any(|entry| entry[2] == lane && entry[4] == name), "{lane} {name}");
-    }
+    expect_entries(entries, &OPERATIONS_AND_EVENTS);
     assert!(entries.iter().all(|entry| entry[2] != "sent" && entry[2] != "arrived"));
 }
 

@@ -165,17 +165,14 @@ impl DeviceHalf {
                 return;
             }
             let Some(op) = ports.pop_op(self.device.pool()) else { return };
-            match op {
-                Op::ExtendClaim(claim) => {
-                    let result = ports.extend_claim(&claim);
-                    self.device.answer_claim(self.queue, result);
-                    // One in a turn: a large claim takes longer than a batch of other operations.
-                    (turn.worked, turn.more) = (true, true);
-                    return;
-                }
-                op => self.device.handle_op(now, self.queue, op),
-            }
             turn.worked = true;
+            if let Op::ExtendClaim(claim) = &op {
+                let result = ports.extend_claim(claim);
+                self.device.answer_claim(self.queue, result);
+                // One in a turn: a large claim takes longer than a batch of other operations.
+                break;
+            }
+            self.device.handle_op(now, self.queue, op);
         }
         turn.more = true;
     }

@@ -333,7 +333,7 @@ fn failure(address: &DeviceAddress, error: &AttachError) -> Failure {
             "start it with --addr CIDR for each address"
         }
         AttachError::Refused(AttachRefusal::BadRequest) => {
-            "give at most 16 addresses and 64 ports to listen on"
+            "see --addr; a program has at most 16 addresses, and listens on at most 64 ports"
         }
         AttachError::Refused(AttachRefusal::NoResources) => "see its messages",
         AttachError::Unsuitable => "start another device",
