@@ -210,7 +210,12 @@ mod tests {
              --addr fd77::2/64"
         );
         assert_eq!(program, "serve /srv --share-address");
-        assert!(split_text("proxy --link xdp:e0 --share-address").is_none());
+        let (device, program) = split_text("proxy --link xdp:e0 --share-address").unwrap();
+        assert_eq!(
+            device,
+            "nic --link xdp:e0 --share-address --addr 10.77.0.2/24 --addr fd77::2/64"
+        );
+        assert_eq!(program, "proxy --share-address");
         let (device, program) = split_text("proxy --link tap:a --backend-link tap:b").unwrap();
         assert_eq!(device, "nic --link tap:a --backend-link tap:b");
         assert_eq!(program, "proxy --backend-addr 10.78.0.2/24 --backend-addr fd78::2/64");
