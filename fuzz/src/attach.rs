@@ -43,7 +43,7 @@ pub fn run(data: &[u8]) {
 
 /// Returns the head of each message of this version.
 fn head() -> Vec<u8> {
-    let claim = AddressClaim { addrs: [].into(), ports: PortClaim::All };
+    let claim = AddressClaim::new([].into(), PortClaim::All);
     let request = AttachRequest { root: None, claim, outgoing: None };
     encode_attach_request(&request)[..18].to_vec()
 }

@@ -105,7 +105,7 @@ fn device() -> Device {
 }
 
 fn claim(addr: [u8; 4]) -> AddressClaim {
-    AddressClaim { addrs: [addr.into()].into(), ports: PortClaim::All }
+    AddressClaim::new([addr.into()].into(), PortClaim::All)
 }
 
 /// Runs this fuzz target: received frames, then descriptors.

@@ -4,7 +4,7 @@
 //!
 //! [`split_arguments`] divides the arguments of a test into those of `outboard nic` and those of
 //! the program that attaches to it, so that the same tests run with both arrangements. Programs
-//! that need what a device process does not have yet, such as several queues, keep their own
+//! that need what a device process does not have, such as a balance of queues, keep their own
 //! device. Servers get their device from [`TestServer`](crate::TestServer), programs that a test
 //! starts itself ([`crate::outboard`]) from the program `attached`.
 
@@ -44,7 +44,7 @@ const THREADS: &str = "--threads";
 const OF_BOTH: [&str; 2] = ["--offload", "--disk"];
 const FLAGS_OF_BOTH: [&str; 4] = ["--strict-files", "--direct-io", "--sandbox", "--share-address"];
 /// Options with which a program keeps its own device.
-const NOT_YET: [&str; 1] = ["--queues"];
+const NOT_YET: [&str; 1] = ["--queue-balance"];
 /// Addresses of a program without `--addr`.
 const DEFAULT_ADDRS: [&str; 2] = ["10.77.0.2/24", "fd77::2/64"];
 const BACKEND_LINK: &str = "--backend-link";
@@ -131,10 +131,7 @@ pub fn split_arguments(args: &[OsString]) -> Option<SplitArguments> {
     while let Some(arg) = rest.next() {
         let text = arg.to_str().unwrap_or_default();
         let (name, joined) = text.split_once('=').map_or((text, false), |(name, _)| (name, true));
-        let is_dynamic =
-            |value: Option<&OsString>| value.is_some_and(|v| v == "dhcp" || v == "slaac");
-        if ["--nic", "--check"].contains(&name) || NOT_YET.contains(&name) || is_dynamic(Some(arg))
-        {
+        if ["--nic", "--check"].contains(&name) || NOT_YET.contains(&name) {
             return None;
         }
         if name == THREADS {
@@ -219,8 +216,10 @@ mod tests {
         let (device, program) = split_text("proxy --link tap:a --backend-link tap:b").unwrap();
         assert_eq!(device, "nic --link tap:a --backend-link tap:b");
         assert_eq!(program, "proxy --backend-addr 10.78.0.2/24 --backend-addr fd78::2/64");
-        assert!(split_text("serve /srv --queues 2").is_none());
-        assert!(split_text("serve /srv --addr dhcp").is_none());
+        assert!(split_text("serve /srv --queues 2 --queue-balance 1").is_none());
+        let (device, program) = split_text("serve /srv --link packet:e0 --addr dhcp").unwrap();
+        assert_eq!(device, "nic --root site=/srv --link packet:e0");
+        assert_eq!(program, "serve /srv --addr dhcp");
         let (device, program) =
             split_text("get http://h/ --crypto-workers 2 --threads two").unwrap();
         assert_eq!((&device[..], &program[..]), ("nic --crypto-workers 2", "get http://h/"));

@@ -12,13 +12,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
-use abi::attach::{AddressClaim, AttachReply, AttachRequest, PortClaim, PortRange, RootIdentity};
+use abi::attach::{
+    AddressClaim, AttachReply, AttachRequest, ClaimedQueue, PortClaim, PortRange, RootIdentity,
+};
 use abi::inspect::{InspectState, InspectedContent};
 use abi::l5o::{L5oCreate, L5oDirection, L5oId, L5oState};
 use abi::layout::{
     ATTACH_BYTES_MAX, DESCRIPTOR_BYTES_MAX, EncodeMemory, InlineMemory, MemoryRange,
     decode_attach_reply, encode_attach_request, encode_op,
 };
+use abi::quic::QuicSteering;
 use abi::{FlowId, Op, PacketHeader, PacketPool, Transmit, TransmitPart, TransmitParts};
 use base::{Duration, SeqNum};
 use bytes::Bytes;
@@ -45,7 +48,7 @@ const HOSTILE: [u8; 4] = [10, 77, 0, 66];
 
 /// Returns a request for these ports of an address.
 fn request(addr: impl Into<IpAddr>, ports: PortClaim) -> AttachRequest {
-    let claim = AddressClaim { addrs: [addr.into()].into(), ports };
+    let claim = AddressClaim::new([addr.into()].into(), ports);
     AttachRequest { root: None, claim, outgoing: None }
 }
 
@@ -263,15 +266,44 @@ fn abusive_claims() -> Vec<(&'static str, AttachRequest)> {
     let of_ports = |ranges| request(HOSTILE, listed(ranges));
     let of_addrs = |addrs: &[[u8; 4]]| {
         let addrs = addrs.iter().map(|&addr| addr.into()).collect();
-        AttachRequest { claim: AddressClaim { addrs, ports: PortClaim::All }, ..hostile() }
+        AttachRequest { claim: AddressClaim::new(addrs, PortClaim::All), ..hostile() }
     };
+    let of_queue = |index, queues, quic| {
+        let queue = Some(ClaimedQueue { seed: 7, index, queues, quic });
+        AttachRequest { claim: AddressClaim { queue, ..hostile().claim }, ..hostile() }
+    };
+    let queue_of_other = |ports| {
+        let queue = of_queue(1, 2, None).claim.queue;
+        let claim = AddressClaim { queue, ..request(HONEST, ports).claim };
+        AttachRequest { claim, ..hostile() }
+    };
+    let sharing_queue = {
+        let ports = PortClaim::Shared([PortRange::of_port(80)].into());
+        AddressClaim { ports, ..of_queue(0, 2, None).claim }
+    };
+    let quic = QuicSteering { port: 443, id_bytes: 20, key: 1, queues: 2 };
     let many: Vec<_> = (1..=17).map(|last| [10, 78, 0, last]).collect();
     let outgoing = Some(PortRange { first: 1, last: 1024 });
     vec![
         ("the address of another program", request(HONEST, PortClaim::All)),
         ("a port of another program", request(HONEST, listed(&[(443, 443)]))),
         ("to share a port of another program", request(HONEST, PortClaim::Shared([].into()))),
+        ("to be a queue of another program", queue_of_other(PortClaim::All)),
+        ("to be a queue of another program's port", queue_of_other(listed(&[(443, 443)]))),
+        ("no queues", of_queue(0, 0, None)),
+        ("the third of two queues", of_queue(2, 2, None)),
+        ("17 queues", of_queue(0, 17, None)),
+        ("a queue that shares its ports", AttachRequest { claim: sharing_queue, ..hostile() }),
+        (
+            "connection IDs that lead to a third queue",
+            of_queue(0, 2, Some(QuicSteering { queues: 3, ..quic })),
+        ),
+        ("connection IDs of 21 bytes", of_queue(0, 2, Some(QuicSteering { id_bytes: 21, ..quic }))),
         ("no address", of_addrs(&[])),
+        ("listed ports of automatic addresses", {
+            let claim = AddressClaim { automatic: true, ..of_ports(&[(9, 9)]).claim };
+            AttachRequest { claim, ..hostile() }
+        }),
         ("one address twice", of_addrs(&[HOSTILE, HOSTILE])),
         ("17 addresses", of_addrs(&many)),
         ("the broadcast address", of_addrs(&[[255; 4]])),
@@ -600,9 +632,15 @@ fn extended_claims_are_checked() {
     fixture.beside_an_honest_program(|| {
         let mut refused = 0;
         let own_ports = request(HOSTILE, PortClaim::Listed([PortRange::of_port(9)].into()));
+        let queue = |index| {
+            let queue = Some(ClaimedQueue { seed: 7, index, queues: 2, quic: None });
+            AttachRequest { claim: AddressClaim { queue, ..hostile().claim }, ..hostile() }
+        };
         let others = [
             ("all ports instead of listed ones", own_ports.clone(), hostile()),
             ("listed ports instead of all", hostile(), own_ports.clone()),
+            ("to become a queue", hostile(), queue(0)),
+            ("another queue instead", queue(0), queue(1)),
             ("another address instead", hostile(), request([10, 77, 0, 67], PortClaim::All)),
         ];
         let claims = abusive_claims().into_iter().filter(|(_, wanted)| wanted.outgoing.is_none());
@@ -620,7 +658,7 @@ fn extended_claims_are_checked() {
         }
         let with = |addr: [u8; 4]| {
             let addrs = [HOSTILE.into(), addr.into()].into();
-            Op::ExtendClaim(Box::new(AddressClaim { addrs, ports: PortClaim::All }))
+            Op::ExtendClaim(Box::new(AddressClaim::new(addrs, PortClaim::All)))
         };
         let program = HostileProgram::attach(&fixture.socket());
         program.send_op(with(HONEST));

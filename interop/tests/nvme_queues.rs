@@ -3,8 +3,8 @@
 //! whichever queues they arrive.
 
 use interop::{
-    ADDR, Counters, Files, Netns, TestServer, fio_report, nvme_initiator, nvme_target_of_file,
-    outboard, run_for_output, sha256,
+    ADDR, Counters, Files, Netns, TestServer, fio_report, has_device_process, nvme_initiator,
+    nvme_target_of_file, outboard, run_for_output, sha256,
 };
 use std::process::{Command, Stdio};
 
@@ -121,7 +121,9 @@ fn records_are_encrypted_and_decrypted_on_both_queues() {
     fio.args(["--hostnqn", host, "--tls-psk", key]);
     let (verified, counters) = fio_report(&run_for_output(&mut fio));
     assert!(verified > 1000, "{verified}");
-    for stat in [lab.server.stat(), counters] {
+    // The report of the initiator lacks the counters of a device process.
+    let of_initiator = (!has_device_process()).then_some(counters);
+    for stat in [Some(lab.server.stat()), of_initiator].into_iter().flatten() {
         for name in ["tx_tls_encrypted_bytes", "rx_tls_decrypted_bytes", "rx_nvmeotcp_bytes"] {
             QueuesFixture::on_both(&stat, "nic", name);
         }
@@ -142,7 +144,8 @@ fn an_initiator_has_several_queues_too() {
     for queue in 0..3 {
         for name in ["host.q{}.nvmei_associations", "nic.q{}.rx_nvmeotcp_bytes"] {
             let name = name.replace("{}", &queue.to_string());
-            assert!(counters.get(&name) > 0, "{name}");
+            let is_elsewhere = has_device_process() && name.starts_with("nic.");
+            assert!(is_elsewhere || counters.get(&name) > 0, "{name}");
         }
         // 32 I/O queues, and an admin queue each.
         let opened = counters.get(&format!("host.q{queue}.tcp_active_opens"));

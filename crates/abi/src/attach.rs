@@ -12,6 +12,7 @@ use core::net::IpAddr;
 use core::str::FromStr;
 
 use crate::Capabilities;
+use crate::quic::QuicSteering;
 
 /// Asks a device to serve a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,17 +91,76 @@ impl FromStr for PortRange {
 /// Addresses and ports of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddressClaim {
-    /// The addresses, 1 to [`Self::ADDRS_MAX`] of them.
+    /// The addresses, 1 to [`Self::ADDRS_MAX`] of them, or none yet if they are automatic.
     pub addrs: Box<[IpAddr]>,
     /// The ports of each of them.
     pub ports: PortClaim,
+    /// The queue that claims them, if the program has several.
+    pub queue: Option<ClaimedQueue>,
+    /// The program asks the network for addresses (DHCP, SLAAC): it may send the messages of these
+    /// protocols before it has an address, and receives the answers. One program of a device may,
+    /// with all ports of its addresses.
+    pub automatic: bool,
 }
 
 impl AddressClaim {
+    /// Creates the claim of a program with one queue.
+    #[must_use]
+    pub const fn new(addrs: Box<[IpAddr]>, ports: PortClaim) -> Self {
+        Self { addrs, ports, queue: None, automatic: false }
+    }
+
+    /// Returns the claim with further addresses; `None` if it has them.
+    #[must_use]
+    pub fn with_addrs(&self, addrs: impl IntoIterator<Item = IpAddr>) -> Option<Self> {
+        let mut all = self.addrs.to_vec();
+        for addr in addrs {
+            if !all.contains(&addr) {
+                all.push(addr);
+            }
+        }
+        (all.len() > self.addrs.len()).then(|| Self { addrs: all.into(), ..self.clone() })
+    }
+
     /// Maximum number of addresses of a program.
     pub const ADDRS_MAX: usize = 16;
     /// Maximum number of ranges of listed ports.
     pub const RANGES_MAX: usize = 64;
+}
+
+/// One of the queues of a program. Each has a host and an attachment of its own, and claims the
+/// same addresses and ports, all of them or listed ones. The device steers flows to them as one
+/// with several queues does ([`crate::steering`]).
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct ClaimedQueue {
+    /// Seed of the steering, secret and the same for all queues of the program: only who knows it
+    /// can be another queue.
+    pub seed: u64,
+    /// Index of the queue.
+    pub index: u8,
+    /// Number of queues, 1 to [`Self::QUEUES_MAX`].
+    pub queues: u8,
+    /// Steering of QUIC datagrams, to as many queues; `None` to steer them as other datagrams.
+    pub quic: Option<QuicSteering>,
+}
+
+impl ClaimedQueue {
+    /// Maximum number of queues of a program.
+    pub const QUEUES_MAX: u8 = 16;
+
+    /// Returns whether both are queues of one program.
+    #[must_use]
+    pub fn is_of_program_of(self, other: Self) -> bool {
+        Self { index: other.index, ..self } == other
+    }
+}
+
+impl fmt::Debug for ClaimedQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Leaves out the seed.
+        let Self { index, queues, quic, .. } = self;
+        write!(f, "ClaimedQueue({index} of {queues}, {quic:?})")
+    }
 }
 
 /// Ports that a program claims.
@@ -153,6 +213,8 @@ pub enum AttachRefusal {
     AddressesOfKernel,
     /// The device's link selects frames by addresses, and one of these is not among them.
     NotReceived,
+    /// Another program has automatic addresses.
+    OtherAutomatic,
 }
 
 impl fmt::Display for AttachRefusal {
@@ -166,6 +228,7 @@ impl fmt::Display for AttachRefusal {
             Self::ReservedPort => "ports from 49152 are for outgoing connections",
             Self::AddressesOfKernel => "the kernel of its machine has the same addresses",
             Self::NotReceived => "its link does not receive frames for one of the addresses",
+            Self::OtherAutomatic => "another program has automatic addresses",
         })
     }
 }

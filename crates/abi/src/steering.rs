@@ -25,7 +25,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 
 use core::net::Ipv4Addr;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use base::Prng;
 use wire::rss::Toeplitz;
@@ -118,6 +118,8 @@ pub struct FlowSteering {
     entry_count: u32,
     /// Number of changes of the table, modulo 2^32.
     changes: AtomicU32,
+    /// An entry was moved at some time.
+    has_moved: AtomicBool,
 }
 
 impl FlowSteering {
@@ -136,8 +138,8 @@ impl FlowSteering {
         loop {
             let rss = Toeplitz::random(&mut prng);
             if spreads_ports_in_sequence(&rss, queues) {
-                let changes = AtomicU32::new(0);
-                return Self { rss, queues, entries, entry_count: count, changes };
+                let (changes, has_moved) = (AtomicU32::new(0), AtomicBool::new(false));
+                return Self { rss, queues, entries, entry_count: count, changes, has_moved };
             }
         }
     }
@@ -186,6 +188,13 @@ impl FlowSteering {
         self.changes.load(Ordering::Acquire)
     }
 
+    /// Returns whether an entry may have been moved. While none was, each host has all connections
+    /// of its flows, and a device behind a switch need not know their hash.
+    #[must_use]
+    pub fn has_moved(&self) -> bool {
+        self.has_moved.load(Ordering::Relaxed)
+    }
+
     /// Returns the queues of TCP flows with this hash.
     #[must_use]
     pub fn owners(&self, hash: u32) -> FlowOwners {
@@ -224,6 +233,8 @@ impl FlowSteering {
     }
 
     fn replace(&self, entry: usize, before: FlowOwners, after: FlowOwners) -> bool {
+        // Before the entry, so that a host that is asked about one of its flows knows.
+        self.has_moved.store(true, Ordering::Relaxed);
         let (before, after) = (before.to_entry(), after.to_entry());
         let entry = &self.entries[entry];
         let done = entry.compare_exchange(before, after, Ordering::AcqRel, Ordering::Relaxed);

@@ -9,6 +9,7 @@ use core::ops::RangeInclusive;
 use core::str::FromStr;
 
 use abi::Refusal;
+use abi::attach::AddressClaim;
 use abi::setup::CookieSecret;
 use abi::steering::OwnQueue;
 use base::{Duration, Instant};
@@ -64,6 +65,13 @@ pub struct HostConfig {
     /// True if this host answers ARP requests, neighbor solicitations and echo requests. All hosts
     /// of a device receive the packets that belong to no flow, so exactly one of them answers.
     pub answers: bool,
+    /// True if the host announces its addresses when it begins, when they change, and after a reset
+    /// of the device (RFC 5227 section 3, RFC 4861 section 7.2.6): for programs whose device is not
+    /// the station that had the addresses before.
+    pub announces: bool,
+    /// What the program claims of a device in another process, if its addresses may change: the
+    /// host adds new addresses before it uses them ([`abi::Op::ExtendClaim`]).
+    pub claim: Option<AddressClaim>,
     /// The queue whose flows this host owns, if there are several: active opens use only ports that
     /// lead to it. `None` if the host owns all flows of its addresses.
     pub own_queue: Option<OwnQueue>,
@@ -114,6 +122,8 @@ impl Default for HostConfig {
             addrs: Vec::new(),
             gateways: Vec::new(),
             answers: true,
+            announces: false,
+            claim: None,
             own_queue: None,
             cookie_secret: None,
             // Dynamic port range of RFC 6335.

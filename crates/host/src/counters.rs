@@ -159,6 +159,8 @@ base::counters! {
         neighbor_replies,
         /// ARP requests and neighbor solicitations sent.
         neighbor_solicitations,
+        /// Announcements of own addresses sent.
+        neighbor_announcements,
         /// Packets dropped because their next hop did not answer.
         neighbor_drops,
         /// File bytes that the device was asked to send.

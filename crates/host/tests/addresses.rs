@@ -1,7 +1,11 @@
 //! Addresses that change while connections are open, and fragments, as a peer sees them.
 
+use core::net::IpAddr;
+
+use abi::attach::{AddressClaim, PortClaim};
+use abi::{Capabilities, Event, Op, Refusal};
 use base::{Duration, Instant};
-use outboard_host::{AutoAddrConfig, AutoAddrs, Cidr, NetworkAddrs, SocketError};
+use outboard_host::{AutoAddrConfig, AutoAddrs, Cidr, Host, HostConfig, NetworkAddrs, SocketError};
 use testkit::{HOST, HOST_MAC, HOST_V6, ScriptedTcpPeer, seg};
 
 fn network(addr: [u8; 4]) -> NetworkAddrs {
@@ -53,6 +57,48 @@ fn connections_of_a_kept_address_continue() {
     t.app_write_zeros(10);
     t.expect(seg!(ACK PSH seq 1 len 10));
     assert_eq!((t.error(), t.host.mtu()), (None, 1400));
+}
+
+/// A host above a device of several programs claims an address before a frame is from there, and
+/// tells the neighbors where its addresses are, also after a reset.
+#[test]
+fn new_addresses_are_claimed_and_announced() {
+    let addrs = vec!["10.77.0.2/24".parse().unwrap(), Cidr { addr: HOST_V6, prefix_len: 64 }];
+    let claimed = vec![[10, 77, 0, 2].into(), HOST_V6];
+    let claim =
+        AddressClaim { automatic: true, ..AddressClaim::new(claimed.into(), PortClaim::All) };
+    let claim_of_host = Some(claim.clone());
+    let config = HostConfig { addrs, announces: true, claim: claim_of_host, ..Default::default() };
+    let capabilities = Capabilities::without_engines(HOST_MAC, 1500, 1448, Refusal::Disabled);
+    let mut host = Host::new(config, &capabilities, 1);
+    let now = Instant::from_millis(1);
+    let ops = |host: &mut Host| std::iter::from_fn(|| host.poll_op(now)).collect::<Vec<_>>();
+    let sent = |ops: &[Op]| {
+        let headers = ops.iter().filter_map(|op| match op {
+            Op::Transmit(transmit) => Some(transmit.header.as_slice().to_vec()),
+            _ => None,
+        });
+        headers.collect::<Vec<_>>()
+    };
+    let is_announcement = |frame: &[u8], addr: [u8; 4]| {
+        frame[..6] == [0xff; 6] && frame[28..32] == addr && frame[38..42] == addr
+    };
+    let first = sent(&ops(&mut host));
+    assert!(first.len() == 2 && is_announcement(&first[0], [10, 77, 0, 2]), "{first:x?}");
+    let (IpAddr::V6(v6), group) = (HOST_V6, [0x33, 0x33, 0, 0, 0, 1]) else { panic!() };
+    assert_eq!((&first[1][..6], &first[1][62..78]), (&group[..], &v6.octets()[..]));
+    assert_eq!((first[1][54], first[1][58]), (136, 0x20), "unsolicited, and overrides");
+    host.handle_event(now, Event::Reset);
+    assert_eq!(sent(&ops(&mut host)), first);
+    host.set_addrs(now, &network([10, 77, 0, 9]));
+    let changed = ops(&mut host);
+    let Op::ExtendClaim(asked) = &changed[0] else { panic!("{changed:?}") };
+    assert_eq!(Some(&**asked), claim.with_addrs([[10, 77, 0, 9].into()]).as_ref());
+    assert!(is_announcement(&sent(&changed)[0], [10, 77, 0, 9]), "{changed:x?}");
+    host.set_addrs(now, &network([10, 77, 0, 2]));
+    let back = ops(&mut host);
+    assert!(!back.iter().any(|op| matches!(op, Op::ExtendClaim(_))), "it is claimed: {back:?}");
+    assert_eq!(sent(&back), first);
 }
 
 /// The host runs the clients with its own timers, and ends them with itself.

@@ -15,6 +15,7 @@
 use abi::attach::{AddressClaim, AttachRefusal};
 use abi::disk::{DiskCompletion, DiskRequest};
 use abi::link::{LinkTxStatus, RxFrame, TxFrame};
+use abi::steering::{SteeredFrame, SteeringReason};
 use abi::{Checksum, Event, Op, PacketBuf, PacketPool};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -501,7 +502,17 @@ impl<P: FunctionPorts, L: LinkPort> DevicePorts for FunctionDriver<'_, P, L> {
     }
 
     fn pop_op(&mut self, pool: &mut PacketPool) -> Option<Op> {
-        self.serving()?.pop_op(pool)
+        loop {
+            match self.serving()?.pop_op(pool)? {
+                // The fragments of a packet go to one function, whichever queue it is for.
+                Op::Return(SteeredFrame { frame, reason: SteeringReason::Current })
+                    if self.switch.is_for_other_queue(self.index, frame.packet.as_slice()) =>
+                {
+                    self.local.push(LocalFrame { frame, from: self.index });
+                }
+                op => return Some(op),
+            }
+        }
     }
 
     fn pop_recycled(&mut self) -> Option<PacketBuf> {

@@ -1,15 +1,15 @@
 //! A hostile program beside an honest one on the same device: the honest program's frames are the
-//! same, byte for byte, as without the other.
+//! same, byte for byte, as without the other. The honest program has one queue, or two.
 
 use std::collections::VecDeque;
 
-use abi::attach::{AddressClaim, PortClaim};
+use abi::attach::{AddressClaim, ClaimedQueue, PortClaim};
 use abi::count::CountRequest;
 use abi::disk::{DiskCompletion, DiskRequest};
 use abi::link::{LinkTxStatus, RxFrame, TxFrame};
 use abi::setup::{CookieSecret, ListenId, SetupListen};
 use abi::splice::{Splice, SpliceId, SpliceSide};
-use abi::steering::{SegmentHandOver, SteeredFrame, SteeringReason};
+use abi::steering::{FlowSteering, SegmentHandOver, SteeredFrame, SteeringReason};
 use abi::teardown::{ClosingState, LateData, Teardown};
 use abi::{
     Checksum, Event, FileAccess, FileId, FlowId, Op, PacketBuf, PacketHeader, PacketPool, Transmit,
@@ -38,6 +38,8 @@ const BYTES: usize = 300_000;
 const STEP: Duration = Duration::from_micros(100);
 /// Window of the segments that the hostile program makes, by which they are recognized.
 const FORGED_WINDOW: u16 = 4242;
+/// Seed of the steering of the honest program's queues.
+const STEERING_SEED: u64 = 0x0123_4567_89ab_cdef;
 /// Operations of the hostile program in a step.
 const OPS_PER_STEP: u64 = 12;
 
@@ -125,7 +127,13 @@ fn device() -> Device {
 
 fn claim(addrs: &[[u8; 4]]) -> AddressClaim {
     let addrs = addrs.iter().map(|&addr| addr.into()).collect();
-    AddressClaim { addrs, ports: PortClaim::All }
+    AddressClaim::new(addrs, PortClaim::All)
+}
+
+/// Returns the claim of a queue of a program; `None` if the program has one only.
+fn queue_claim(addrs: &[[u8; 4]], seed: u64, index: Option<u8>) -> AddressClaim {
+    let queue = index.map(|index| ClaimedQueue { seed, index, queues: 2, quic: None });
+    AddressClaim { queue, ..claim(addrs) }
 }
 
 fn host_config(addr: [u8; 4]) -> HostConfig {
@@ -236,7 +244,11 @@ impl HostileProgram {
             0 => Self::transmit(self.header(TcpFlags::RST)),
             1 => Self::transmit(self.header(TcpFlags::FIN.with(TcpFlags::ACK))),
             2 => Self::transmit(arp_reply()),
-            3 => Op::ExtendClaim(Box::new(claim(&[HOSTILE, HONEST]))),
+            3 => {
+                let index = [None, Some(0), Some(1)][usize::try_from(self.next % 3).unwrap_or(0)];
+                let seed = self.random.next_u64();
+                Op::ExtendClaim(Box::new(queue_claim(&[HOSTILE, HONEST], seed, index)))
+            }
             4 => Op::Listen(Box::new(SetupListen {
                 listener,
                 addrs: [HONEST.into()].into(),
@@ -309,15 +321,32 @@ fn source(bytes: &[u8]) -> Option<core::net::IpAddr> {
     }
 }
 
+/// A queue of the honest program.
+struct HonestQueue {
+    function: usize,
+    half: HostHalf,
+    app: NoticeRecorder,
+}
+
+impl HonestQueue {
+    /// Attaches the queue; `index` is `None` if it is the only one.
+    fn begin(half: &mut SwitchHalf<ProgramRings>, function: usize, index: Option<u8>) -> Self {
+        let claim = queue_claim(&[HONEST], STEERING_SEED, index);
+        assert_eq!(half.begin(function, &claim, ProgramRings::default(), device), Ok(()));
+        let mut host = Host::new(host_config(HONEST), &device().capabilities(), 1);
+        host.listen(ListenConfig { addr: None, port: PORT, backlog: 1 }).unwrap();
+        Self { function, half: HostHalf::new(host), app: NoticeRecorder::default() }
+    }
+}
+
 /// Sends [`BYTES`] from the honest program to a client, beside a hostile one if there is a seed.
-fn run(seed: Option<u64>) -> NeighborRun {
+fn run(queues: &[Option<u8>], seed: Option<u64>) -> NeighborRun {
     let mut half = SwitchHalf::new(EmbeddedSwitch::new(MAC, 7), device());
-    assert_eq!(half.begin(0, &claim(&[HONEST]), ProgramRings::default(), device), Ok(()));
+    let functions = [0, 2].into_iter().zip(queues);
+    let mut servers: Vec<_> = functions
+        .map(|(function, &index)| HonestQueue::begin(&mut half, function, index))
+        .collect();
     assert_eq!(half.begin(1, &claim(&[HOSTILE]), ProgramRings::default(), device), Ok(()));
-    let capabilities = device().capabilities();
-    let mut server = HostHalf::new(Host::new(host_config(HONEST), &capabilities, 1));
-    server.host.listen(ListenConfig { addr: None, port: PORT, backlog: 1 }).unwrap();
-    let mut app = NoticeRecorder::default();
     let mut client = TestMachine::new(
         host_config(CLIENT),
         DeviceConfig::new(CLIENT_MAC),
@@ -343,12 +372,14 @@ fn run(seed: Option<u64>) -> NeighborRun {
         }
         for _ in 0..4 {
             half.turn(now, &mut link);
-            if let Some(accepted) = app.accepted() {
-                let rest = Bytes::copy_from_slice(&text[sent..]);
-                sent += server.host.send(now, accepted, rest).unwrap_or(0);
+            for HonestQueue { function, half: server, app } in &mut servers {
+                if let Some(accepted) = app.accepted() {
+                    let rest = Bytes::copy_from_slice(&text[sent..]);
+                    sent += server.host.send(now, accepted, rest).unwrap_or(0);
+                }
+                let ports = half.program_mut(*function).expect("the honest program is there");
+                server.turn(now, app, ports);
             }
-            let ports = half.program_mut(0).expect("the honest program is there");
-            server.turn(now, &mut app, ports);
         }
         for frame in link.sent.drain(..) {
             let of_hostile = source(&frame.bytes) == Some(HOSTILE.into());
@@ -383,15 +414,54 @@ fn run(seed: Option<u64>) -> NeighborRun {
 
 #[test]
 fn a_hostile_program_changes_no_frame_of_an_honest_one() {
-    let alone = run(None);
-    assert!(alone.frames.len() > BYTES / 1460 && alone.refused == [0, 0]);
-    for seed in 0..200 {
-        let beside = run(Some(seed));
-        assert!(beside.refused.iter().all(|&count| count > 0), "{:?}", beside.refused);
-        assert_eq!(beside.received, alone.received, "seed {seed}");
-        assert_eq!(beside.frames.len(), alone.frames.len(), "seed {seed}");
-        for (number, (with, without)) in beside.frames.iter().zip(&alone.frames).enumerate() {
-            assert_eq!(with, without, "frame {number}, seed {seed}");
+    for queues in [&[None][..], &[Some(0), Some(1)], &[Some(1), Some(0)]] {
+        let alone = run(queues, None);
+        assert!(alone.frames.len() > BYTES / 1460 && alone.refused == [0, 0]);
+        for seed in 0..70 {
+            let beside = run(queues, Some(seed));
+            assert!(beside.refused.iter().all(|&count| count > 0), "{:?}", beside.refused);
+            assert_eq!(beside.received, alone.received, "seed {seed}");
+            assert_eq!(beside.frames.len(), alone.frames.len(), "seed {seed}");
+            for (number, (with, without)) in beside.frames.iter().zip(&alone.frames).enumerate() {
+                assert_eq!(with, without, "frame {number}, seed {seed}");
+            }
+        }
+    }
+}
+
+/// A packet that a host has reassembled reaches the queue that it is for, of the same program only.
+#[test]
+fn returned_packets_stay_within_their_program() {
+    let mut half = SwitchHalf::new(EmbeddedSwitch::new(MAC, 7), device());
+    let _first = HonestQueue::begin(&mut half, 0, Some(0));
+    let _second = HonestQueue::begin(&mut half, 2, Some(1));
+    assert_eq!(half.begin(1, &claim(&[HOSTILE]), ProgramRings::default(), device), Ok(()));
+    let steering = FlowSteering::new(STEERING_SEED, 2);
+    let mut link = SwitchLink::default();
+    for port in 40_000..40_020 {
+        let local = Endpoint { addr: HONEST.into(), port: PORT };
+        let remote = Endpoint { addr: CLIENT.into(), port };
+        let tuple = Tuple { local, remote };
+        let of_queue = [0, 2][steering.queue_of(&tuple)];
+        let mut random = HostileProgram { random: Prng::new(port.into()), tuple, next: 0 };
+        for (from, to) in [(0, of_queue), (2, of_queue), (1, 1)] {
+            let reason = SteeringReason::Current;
+            let frame = SteeredFrame { reason, ..random.received() };
+            let bytes = frame.frame.packet.as_slice().to_vec();
+            let ports = half.program_mut(from).expect("it was attached");
+            ports.ops.push_back(Op::Return(frame));
+            for turn in 0..3 {
+                half.turn(Instant::from_millis(turn), &mut link);
+            }
+            for function in 0..3 {
+                let ports = half.program_mut(function).expect("it was attached");
+                let events = ports.events.drain(..).filter_map(|event| match event {
+                    Event::Received(received) => Some(received.packet.as_slice().to_vec()),
+                    _ => None,
+                });
+                let want = if function == to { vec![bytes.clone()] } else { vec![] };
+                assert_eq!(events.collect::<Vec<_>>(), want, "from {from}, at {function}");
+            }
         }
     }
 }

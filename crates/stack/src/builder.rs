@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
+use abi::Capabilities;
 use abi::attach::{AttachGrant, AttachRequest, PortRange};
 use abi::steering::FlowSteering;
 use base::Instant;
@@ -17,7 +18,7 @@ use io::link::Link;
 use nic::DeviceConfig;
 use quic::ConnectionInfo;
 
-use crate::attach::{self, NicAddress, ProgramCarrier};
+use crate::attach::{self, NicAddress, ProgramCarrier, ProgramDevices};
 use crate::balance;
 use crate::control::metrics::IsAlarm;
 use crate::control::{ControlHandlers, ControlSocket, OrderHandler};
@@ -251,7 +252,10 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
         let (options, probes) = (&self.options, threads.probes());
         let handlers = ControlHandlers { orders, take_over: None };
         let mut aside = AsideThreads::start(options, control, probes, self.is_alarm, handlers)?;
-        aside.balance = balance::start(options.queue_balance, steering, hosts)?;
+        // The device of another process moves no entries of the steering.
+        if options.nic.is_none() {
+            aside.balance = balance::start(options.queue_balance, steering, hosts)?;
+        }
         let clock = threads.clock();
         Ok(Stack::new(clock, &self.options, threads, reopened, (aside, record)))
     }
@@ -284,34 +288,73 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
         Ok(threads)
     }
 
-    /// Attaches to a device in another process, and starts the host's thread.
+    /// Attaches all queues to a device in another process, and starts the hosts' threads.
     fn start_attached(
         &mut self,
         nic: &NicAddress,
         common: QueueCommon<'_>,
     ) -> Result<Threads<M>, Failure> {
+        let queues = usize::from(self.options.queues);
+        let devices = ProgramDevices::open(nic, queues)?;
+        let mut auto = self.network.take().map(|network| network.auto);
+        let addrs = auto.as_ref().map(|auto| auto.network().clone());
+        let attach = |index| self.attach_queue(index, (nic, &devices), addrs.is_some(), common);
+        let attached = (0..queues).map(attach).collect::<Result<Vec<_>, Failure>>()?;
+        self.options.confinement.complete(self.options.opens_bpf_links())?;
         // That of the device, for cookies of the device.
         let clock = MonotonicClock::since_boot();
+        let mut threads = Threads::new(clock, false);
+        let (addr_events, received) = channel();
+        for (index, (carrier, host_config, capabilities)) in attached.into_iter().enumerate() {
+            let auto = auto.take().map(|auto| (auto, addr_events.clone()));
+            let addrs = HostAddrs { now: clock.now(), addrs: addrs.as_ref(), auto };
+            let mut host = Host::new(host_config, &capabilities, clock::entropy());
+            let addr_events = addrs.install(&mut host);
+            let host = self.host_side(index, clock, host, addr_events, common)?;
+            threads.start_host(carrier, host)?;
+        }
+        if addrs.is_some() {
+            start_addr_thread(received, threads.senders().to_vec())?;
+        }
+        Ok(threads)
+    }
+
+    /// Attaches a queue to a device in another process. Returns the carrier of its host, with the
+    /// host's configuration and the device's capabilities.
+    fn attach_queue(
+        &self,
+        index: usize,
+        (nic, devices): (&NicAddress, &ProgramDevices),
+        has_auto_addrs: bool,
+        QueueCommon { steering, record, .. }: QueueCommon<'_>,
+    ) -> Result<(ProgramCarrier, HostConfig, Capabilities), Failure> {
         let mut wanted = self.options.device_config(None);
-        let mut host_config = self.options.host_config(None);
-        self.configure_queue(0, &mut wanted, &mut host_config);
+        let own_queue = self.options.own_queue(index, steering);
+        let mut host_config = self.options.host_config(own_queue);
+        // The device passes requests about an address to one of the hosts, whichever that is.
+        (host_config.answers, host_config.announces) = (true, index == 0);
+        self.configure_queue(index, &mut wanted, &mut host_config);
         let root = self.root.filter(|_| wanted.file.is_some());
         let root = root.map(|root| self.options.root_identity(nic, root)).transpose()?;
-        let claim = self.options.address_claim(&host_config.addrs);
+        let quic = wanted.quic_steering;
+        let mut claim = self.options.address_claim(&host_config.addrs, (index, quic));
+        // The first queue runs the clients.
+        claim.automatic = has_auto_addrs && index == 0;
+        host_config.claim = has_auto_addrs.then(|| claim.clone());
         let request = AttachRequest { root, claim, outgoing: None };
-        let recorder = common.record.map(|record| record.source().recorder(0));
+        let recorder = RunRecorder(record.map(|record| record.source().recorder(index)));
         let (AttachGrant { capabilities, outgoing }, carrier) =
-            ProgramCarrier::attach(nic, request, RunRecorder(recorder))?;
-        self.options.confinement.complete(self.options.opens_bpf_links())?;
-        if let Some(PortRange { first, last }) = outgoing {
-            host_config.ports = first..=last;
+            ProgramCarrier::attach(devices, request, recorder)?;
+        if has_auto_addrs && self.options.link_address != Some(capabilities.mac) {
+            let line = "the device has another link address than the one that has leased the \
+                        addresses; start again";
+            return Err(Failure::Unavailable(line.to_owned()));
         }
-        let capabilities = attach::restrict_to(&wanted, capabilities);
-        let mut threads = Threads::new(clock, false);
-        let host = Host::new(host_config, &capabilities, clock::entropy());
-        let host = self.host_side(0, clock, host, None, common)?;
-        threads.start_host(carrier, host)?;
-        Ok(threads)
+        if let Some(PortRange { first, last }) = outgoing {
+            // All of these ports lead to this queue.
+            (host_config.ports, host_config.own_queue) = (first..=last, None);
+        }
+        Ok((carrier, host_config, attach::restrict_to(&wanted, capabilities)))
     }
 
     /// Starts the threads of a queue.

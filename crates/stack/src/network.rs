@@ -1,12 +1,13 @@
 //! The wait for automatic addresses (DHCP, SLAAC) at the start of a program.
 //!
 //! A program calls [`StackOptions::wait_for_addrs`] before it reads its addresses: certificates,
-//! listeners and messages name them. The clients run here on the bare link, and continue in the
-//! host of the first queue ([`crate::Builder::network`]). A client that has found no address yet
+//! listeners and messages name them. The clients run here on the bare link, or on an attachment to
+//! the device that has the link, and continue in the host of the first queue
+//! ([`crate::Builder::network`]). A client that has found no address yet
 //! when another has continues there too.
 
-use abi::PacketPool;
 use abi::link::{FramePayload, FramePayloads, TxFrame};
+use abi::{Checksum, PacketPool};
 use base::{Duration, Instant};
 use cli::Failure;
 use host::{AutoAddrConfig, AutoAddrEvent, AutoAddrFrame, AutoAddrs, Cidr, NetworkAddrs};
@@ -15,6 +16,7 @@ use io::link::Link;
 use io::notify::Poller;
 use signal_hook::consts::{SIGHUP, SIGUSR1};
 
+use crate::attach::{AttachedAddrLink, NicAddress};
 use crate::link::open_links;
 use crate::options::{AddrSource, StackOptions};
 use crate::signals::Signals;
@@ -27,6 +29,7 @@ const BUFFERS: usize = 64;
 /// Opened links, and the clients for their automatic addresses.
 pub struct Network {
     pub(crate) clock: MonotonicClock,
+    /// Empty if a device in another process has them.
     pub(crate) links: Vec<Box<dyn Link>>,
     pub(crate) auto: AutoAddrs,
 }
@@ -48,16 +51,29 @@ impl StackOptions {
         if !self.has_auto_addrs() {
             return Ok(None);
         }
-        if self.nic.is_some() {
-            let line = "--addr dhcp and slaac do not work with --nic; name the addresses";
-            return Err(Failure::Usage(line.to_owned()));
-        }
         let machine = crate::machine::MachineKey::read();
-        self.link_address = Some(machine.link_address(&self.link.to_string()));
-        let clock = MonotonicClock::new();
-        let links = open_links(self, &clock)?;
-        let mtu = links.iter().map(|link| link.capabilities().mtu).min().unwrap_or_default();
-        let fixed = NetworkAddrs { addrs: self.addrs(), gateways: self.gateway.clone(), mtu };
+        let mut fixed =
+            NetworkAddrs { addrs: self.addrs(), gateways: self.gateway.clone(), mtu: 0 };
+        let (clock, link) = match &self.nic {
+            None => {
+                self.link_address = Some(machine.link_address(&self.link.to_string()));
+                let clock = MonotonicClock::new();
+                let links = open_links(self, &clock)?;
+                let mtu = links.iter().map(|link| link.capabilities().mtu).min();
+                fixed.mtu = mtu.unwrap_or_default();
+                (clock, AddrLink::Opened(links))
+            }
+            Some(_) if self.share_address => {
+                let line =
+                    "--share-address with --nic: name the addresses instead of dhcp or slaac";
+                return Err(Failure::Usage(line.to_owned()));
+            }
+            Some(nic) => {
+                let attached = AttachedAddrLink::attach(nic, &fixed)?;
+                (self.link_address, fixed.mtu) = (Some(attached.mac), attached.mtu);
+                (MonotonicClock::since_boot(), AddrLink::Attached(Box::new(attached)))
+            }
+        };
         let auto = AutoAddrs::new(AutoAddrConfig {
             dhcp: self.addr.contains(&AddrSource::Dhcp),
             slaac: self.addr.contains(&AddrSource::Slaac),
@@ -66,24 +82,44 @@ impl StackOptions {
             secret: machine.secret(),
             seed: clock::entropy(),
         });
-        let mut network = Network { clock, links, auto };
-        eprintln!("outboard: waiting for an address on {}", self.link);
-        network.wait(self, signals)?;
-        let found = network.auto.network();
+        eprintln!("outboard: waiting for an address on {}", self.link_name());
+        let mut wait = AddrWait { clock, link, auto };
+        wait.run(self, signals)?;
+        let AddrWait { link, auto, .. } = wait;
+        let found = auto.network();
         self.addr = found.addrs.iter().copied().map(AddrSource::Static).collect();
         self.gateway.clone_from(&found.gateways);
-        Ok(Some(network))
+        let links = match link {
+            AddrLink::Opened(links) => links,
+            AddrLink::Attached(_) => Vec::new(),
+        };
+        Ok(Some(Network { clock, links, auto }))
+    }
+
+    /// Returns the name of the link, or the address of the device that has it.
+    fn link_name(&self) -> String {
+        self.nic.as_ref().map_or_else(|| self.link.to_string(), NicAddress::to_string)
     }
 }
 
-impl Network {
+/// The link of the clients, or the attachment to the device that has it.
+enum AddrLink {
+    Opened(Vec<Box<dyn Link>>),
+    Attached(Box<AttachedAddrLink>),
+}
+
+/// The wait for the first addresses.
+struct AddrWait {
+    clock: MonotonicClock,
+    link: AddrLink,
+    auto: AutoAddrs,
+}
+
+impl AddrWait {
     /// Runs the clients until all have an address, or the time is over and one has.
-    fn wait(&mut self, options: &StackOptions, signals: &Signals) -> Result<(), Failure> {
+    fn run(&mut self, options: &StackOptions, signals: &Signals) -> Result<(), Failure> {
         let mut pool = PacketPool::new(BUFFERS);
         let mut poller = Poller::new();
-        for link in &self.links {
-            link.pollable().map(|fd| poller.add(fd));
-        }
         let limit = Duration::from_secs(options.addr_wait.into());
         let until = self.clock.now() + limit;
         loop {
@@ -104,40 +140,84 @@ impl Network {
                     return Err(Failure::Interrupted(signal));
                 }
             }
-            let links = self.links.iter().map(|link| link.poll_timeout());
-            let due = links.chain([self.auto.poll_timeout()]).flatten().min();
+            let due = self.auto.poll_timeout();
             let sleep = due.map_or(POLL_INTERVAL, |at| at.since(now)).min(POLL_INTERVAL);
-            // An error means that the kernel is out of memory: the loop continues without sleep.
-            let _ = poller.wait(Some(sleep));
+            self.link.sleep(now, &mut poller, sleep);
         }
     }
 
-    /// Passes received frames to the clients, and theirs to the first link. A frame that the link
-    /// does not take is lost, and sent again later.
+    /// Passes received frames to the clients, and theirs to the link. A frame that the link does
+    /// not take is lost, and sent again later.
     fn turn(&mut self, now: Instant, pool: &mut PacketPool) {
-        for link in &mut self.links {
-            while let Some(frame) = link.receive(now, pool) {
-                self.auto.handle_frame(now, frame.packet.as_slice(), frame.checksum);
-                pool.put(frame.packet);
+        let Self { link, auto, .. } = self;
+        link.receive(now, pool, |frame, checksum| auto.handle_frame(now, frame, checksum));
+        if auto.poll_timeout().is_some_and(|at| at <= now) {
+            auto.handle_timeout(now);
+        }
+        if let AddrLink::Attached(attached) = link {
+            attached.claim(auto.network());
+        }
+        while let Some(frame) = auto.poll_frame() {
+            link.send(now, frame);
+        }
+        link.flush(now);
+    }
+}
+
+impl AddrLink {
+    fn receive(&mut self, now: Instant, pool: &mut PacketPool, mut f: impl FnMut(&[u8], Checksum)) {
+        match self {
+            Self::Opened(links) => {
+                for link in links {
+                    while let Some(frame) = link.receive(now, pool) {
+                        f(frame.packet.as_slice(), frame.checksum);
+                        pool.put(frame.packet);
+                    }
+                }
+            }
+            Self::Attached(attached) => attached.receive(f),
+        }
+    }
+
+    fn send(&mut self, now: Instant, frame: AutoAddrFrame) {
+        let link = match self {
+            Self::Opened(links) => links.first_mut(),
+            Self::Attached(attached) => return attached.send(frame),
+        };
+        let AutoAddrFrame { header, body } = frame;
+        let mut payload = FramePayloads::new();
+        if !body.is_empty() {
+            payload.push(FramePayload::Host(body));
+        }
+        let mut frame = TxFrame { header, payload, segment_size: 0, checksum_partial: false };
+        if let Some(link) = link {
+            let _lost = link.transmit(now, &mut frame);
+        }
+    }
+
+    fn flush(&mut self, now: Instant) {
+        if let Self::Opened(links) = self {
+            if let Some(link) = links.first_mut() {
+                // Those that have to wait are sent in a later turn.
+                let _all = link.flush(now);
             }
         }
-        if self.auto.poll_timeout().is_some_and(|at| at <= now) {
-            self.auto.handle_timeout(now);
+    }
+
+    /// Sleeps until a frame has arrived, at most for `limit`.
+    fn sleep(&mut self, now: Instant, poller: &mut Poller, limit: Duration) {
+        let links = match self {
+            Self::Opened(links) => links,
+            Self::Attached(attached) => return attached.sleep(poller, limit),
+        };
+        poller.clear();
+        for link in links.iter() {
+            link.pollable().map(|fd| poller.add(fd));
         }
-        while let Some(AutoAddrFrame { header, body }) = self.auto.poll_frame() {
-            let mut payload = FramePayloads::new();
-            if !body.is_empty() {
-                payload.push(FramePayload::Host(body));
-            }
-            let mut frame = TxFrame { header, payload, segment_size: 0, checksum_partial: false };
-            if let Some(link) = self.links.first_mut() {
-                let _lost = link.transmit(now, &mut frame);
-            }
-        }
-        if let Some(link) = self.links.first_mut() {
-            // Those that have to wait are sent in a later turn.
-            let _all = link.flush(now);
-        }
+        let due = links.iter().filter_map(|link| link.poll_timeout()).min();
+        let limit = due.map_or(limit, |at| at.since(now).min(limit));
+        // An error means that the kernel is out of memory: the loop continues without sleep.
+        let _ = poller.wait(Some(limit));
     }
 }
 
@@ -164,7 +244,7 @@ fn missing(
 ) -> Result<(), Failure> {
     let who = if has_lease { "IPv6 router" } else { "DHCP server" };
     let waited = options.addr_wait;
-    let line = format!("no {who} answered on {} within {waited} s", options.link);
+    let line = format!("no {who} answered on {} within {waited} s", options.link_name());
     if network.addrs.is_empty() {
         let line = format!("{line}; check the link, or set --addr ADDRESS/LENGTH");
         return Err(Failure::Unavailable(line));

@@ -13,7 +13,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use abi::Refusal;
-use abi::attach::{AddressClaim, PortClaim, PortRange, RootIdentity};
+use abi::attach::{AddressClaim, ClaimedQueue, PortClaim, PortRange, RootIdentity};
+use abi::quic::QuicSteering;
 use abi::setup::CookieSecret;
 use abi::steering::{FlowSteering, OwnQueue};
 use base::Duration;
@@ -62,9 +63,9 @@ pub struct StackOptions {
     /// the path of its --listen, or ether:IF,MAC for one on another machine: the interface that
     /// leads to it, and the address of its --listen-ether. Further devices after commas stand by:
     /// if the first one ends, connections continue on the next
-    #[arg(long, value_name = "DEVICE", conflicts_with_all = ["link", "peer", "queues",
-        "threads", "crypto_workers", "drop", "reorder", "dup", "corrupt", "seed", "pcap",
-        "device_memory", "max_contexts", "max_quic_entries", "max_splices",
+    #[arg(long, value_name = "DEVICE", conflicts_with_all = ["link", "peer",
+        "queue_balance", "threads", "crypto_workers", "drop", "reorder", "dup", "corrupt", "seed",
+        "pcap", "device_memory", "max_contexts", "max_quic_entries", "max_splices",
         "max_closures", "max_nvme_buffers"])]
     pub nic: Option<NicAddress>,
     /// Name of the --root of `outboard nic` whose files are those of DIR. With --nic ether: it is
@@ -95,7 +96,8 @@ pub struct StackOptions {
     /// stack.
     #[arg(skip = CookieSecret([io::clock::entropy(), io::clock::entropy()]))]
     pub cookie_secret: CookieSecret,
-    /// Number of queues, each with a host and a device
+    /// Number of queues, each with a host and a device; with --nic each attaches for itself, and
+    /// counts as a program
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub queues: u8,
     /// Threads per queue: one that host and device share, two that run in parallel, or auto
@@ -364,15 +366,24 @@ impl StackOptions {
         self.addr.iter().filter_map(known).collect()
     }
 
-    /// Returns what a program with these addresses claims of a device in another process.
-    pub(crate) fn address_claim(&self, addrs: &[Cidr]) -> AddressClaim {
+    /// Returns what a queue of a program with these addresses claims of a device in another
+    /// process. Queues that share ports with other programs are distinguished as those are.
+    pub(crate) fn address_claim(
+        &self,
+        addrs: &[Cidr],
+        (index, quic): (usize, Option<QuicSteering>),
+    ) -> AddressClaim {
         let listed = || self.listen_ports.list().into_iter().map(PortRange::of_port).collect();
         let ports = match (self.share_address, self.reuse_port) {
             (false, _) => PortClaim::All,
             (true, false) => PortClaim::Listed(listed()),
             (true, true) => PortClaim::Shared(listed()),
         };
-        AddressClaim { addrs: addrs.iter().map(|cidr| cidr.addr).collect(), ports }
+        let addrs = addrs.iter().map(|cidr| cidr.addr).collect();
+        let (seed, queues) = (self.rss_seed, self.queues);
+        let claimed = |index| ClaimedQueue { seed, index, queues, quic };
+        let queue = u8::try_from(index).ok().filter(|_| queues > 1 && !self.reuse_port);
+        AddressClaim { queue: queue.map(claimed), ..AddressClaim::new(addrs, ports) }
     }
 
     /// Returns the identity of a directory for a device in another process.

@@ -148,17 +148,20 @@ impl<M> Stack<M> {
     /// frames for the stack's own ports. None is removed, because connections on it may be open.
     ///
     /// # Errors
-    /// If the kernel or the device refuses them, or the device does not answer; the ports are as
-    /// before.
+    /// If the kernel or the device refuses them, or the device does not answer. No application
+    /// listens on the ports then, though frames for them may arrive.
     pub fn add_listen_ports(&self, ports: &[u16]) -> Result<(), Failure> {
-        let (extension, answered) = ClaimExtension::new(ports);
-        // A program that is attached to a device has one host; in process any host agrees.
-        if let Some(host) = self.threads.senders().first() {
+        let ask = |host: &MessageSender<M>| {
+            let (extension, answered) = ClaimExtension::new(ports);
             host.extend_claim(extension);
-        }
+            answered
+        };
         let limit = std::time::Duration::from_micros(CLAIM_TIME_MAX.as_micros());
-        let answer = answered.recv_timeout(limit).unwrap_or(Err(ClaimFailure::Unanswered));
-        answer.map_err(|failure| Failure::Unavailable(failure.to_string()))?;
+        let asked: Vec<_> = self.threads.senders().iter().map(ask).collect();
+        for answered in asked {
+            let answer = answered.recv_timeout(limit).unwrap_or(Err(ClaimFailure::Unanswered));
+            answer.map_err(|failure| Failure::Unavailable(failure.to_string()))?;
+        }
         let extended = self.listen_ports.extend(ports.iter().copied());
         extended.map_err(|error| Failure::Unavailable(error.to_string()))
     }

@@ -114,8 +114,9 @@ mod tests {
 
     use super::*;
     use crate::attach::{
-        AddressClaim, AttachGrant, AttachRefusal, PortClaim, PortRange, RootIdentity,
+        AddressClaim, AttachGrant, AttachRefusal, ClaimedQueue, PortClaim, PortRange, RootIdentity,
     };
+    use crate::quic::QuicSteering;
     use crate::{Capabilities, FileLimits, Refusal};
 
     const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
@@ -127,7 +128,7 @@ mod tests {
     }
 
     fn request() -> AttachRequest {
-        let claim = AddressClaim { addrs: [[10, 0, 0, 1].into()].into(), ports: PortClaim::All };
+        let claim = AddressClaim::new([[10, 0, 0, 1].into()].into(), PortClaim::All);
         AttachRequest { root: None, claim, outgoing: None }
     }
 
@@ -142,7 +143,9 @@ mod tests {
             (named, PortClaim::Listed(ranges.clone())),
         ] {
             let addrs = alloc::vec![[u16::MAX; 8].into(); AddressClaim::ADDRS_MAX].into();
-            let claim = AddressClaim { addrs, ports };
+            let quic = QuicSteering { port: 443, id_bytes: 20, key: u64::MAX, queues: 16 };
+            let queue = ClaimedQueue { seed: 1 << 63, index: 15, queues: 16, quic: Some(quic) };
+            let claim = AddressClaim { queue: Some(queue), ..AddressClaim::new(addrs, ports) };
             let request = AttachRequest { root: Some(root), claim, outgoing: Some(ranges[0]) };
             let bytes = encode_attach_request(&request);
             assert!(bytes.len() <= ATTACH_BYTES_MAX);

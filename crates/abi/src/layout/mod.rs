@@ -53,7 +53,7 @@ use crate::{Event, Op};
 
 /// Version of the layout. Both sides compare it, and [`LayoutTable::fingerprint`], before the first
 /// descriptor; it changes with every change of the table, and of the rings in shared memory.
-pub const LAYOUT_VERSION: u16 = 11;
+pub const LAYOUT_VERSION: u16 = 12;
 
 /// Largest descriptor in bytes: a registered buffer of 1 MiB inline, or a merged frame of 64 KiB.
 pub const DESCRIPTOR_BYTES_MAX: usize = (1 << 20) + (64 << 10);

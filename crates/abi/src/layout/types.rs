@@ -21,8 +21,8 @@ use zeroize::Zeroizing;
 use super::declare::{layout_enum, layout_number, layout_struct};
 use super::{Decoder, DescriptorCodec, EncodeFault, Encoder, LayoutFault, LayoutTable};
 use crate::attach::{
-    AddressClaim, AttachGrant, AttachRefusal, AttachReply, AttachRequest, PortClaim, PortRange,
-    RootIdentity,
+    AddressClaim, AttachGrant, AttachRefusal, AttachReply, AttachRequest, ClaimedQueue, PortClaim,
+    PortRange, RootIdentity,
 };
 use crate::count::{CountRequest, FlowCounts, FlowTraffic};
 use crate::crypto::{NONCE_BYTES, Suite};
@@ -43,7 +43,7 @@ use crate::nvme_tcp::{
 use crate::quic::{
     QuicAdd, QuicConnectionId, QuicDecrypted, QuicDirection, QuicFailure, QuicId, QuicKeys,
     QuicLimits, QuicProtect, QuicRekey, QuicReorderBounds, QuicRouteChange, QuicRouteKey,
-    QuicStatus, QuicTxPacket,
+    QuicStatus, QuicSteering, QuicTxPacket,
 };
 use crate::setup::{
     CookieSecret, Established, HandshakeSegment, ListenId, SetupLimits, SetupListen,
@@ -349,7 +349,11 @@ layout_struct! {
         root: Option<RootIdentity>, claim: AddressClaim, outgoing: Option<PortRange>,
     }
     PortRange { first: u16, last: u16 }
-    AddressClaim { addrs: Box<[IpAddr]>, ports: PortClaim }
+    AddressClaim {
+        addrs: Box<[IpAddr]>, ports: PortClaim, queue: Option<ClaimedQueue>, automatic: bool,
+    }
+    ClaimedQueue { seed: u64, index: u8, queues: u8, quic: Option<QuicSteering> }
+    QuicSteering { port: u16, id_bytes: u8, key: u64, queues: u32 }
     AttachGrant { capabilities: Capabilities, outgoing: Option<PortRange> }
     Capabilities {
         transmit_bytes_max: u32, mtu: u16, mac: [u8; 6], file: Result<FileLimits, Refusal>,
@@ -378,7 +382,7 @@ layout_enum! {
     AttachReply { 0 Attached(grant: Box<AttachGrant>), 1 Refused(reason: AttachRefusal) }
     AttachRefusal {
         0 Full, 1 UnknownRoot, 2 NoResources, 3 BadRequest, 4 Claimed, 5 ReservedPort,
-        6 AddressesOfKernel, 7 NotReceived,
+        6 AddressesOfKernel, 7 NotReceived, 8 OtherAutomatic,
     }
     ResyncMode { 0 StreamScan, 1 NextHint, 2 Async }
 }

@@ -6,13 +6,14 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use abi::Checksum;
+use abi::{Checksum, Op};
 use base::Instant;
 use core::net::IpAddr;
 use wire::frame::{IpPacket, protocol};
 
 use super::{Host, Services};
 use crate::api::{SocketError, SocketId};
+use crate::net::arp;
 use crate::net::autoconf::{AutoAddrEvent, AutoAddrs, NetworkAddrs, concerns_auto_addrs};
 use crate::tcp::conn::TcpEnv;
 
@@ -49,7 +50,15 @@ impl Services {
             // The resets need the old address and its route, so this comes first.
             self.reset_connections_of(cx, &lost);
         }
+        let addrs = network.addrs.iter().map(|cidr| cidr.addr);
+        if let Some(claim) = self.claim.as_ref().and_then(|claim| claim.with_addrs(addrs)) {
+            cx.out.ops.push_back(Op::ExtendClaim(Box::new(claim.clone())));
+            self.claim = Some(claim);
+        }
         cx.out.net.replace(network);
+        if cx.out.net.announces {
+            arp::announce(cx.out);
+        }
         self.streams.table.replace_addrs(network.addrs.iter().map(|cidr| cidr.addr));
         self.accept.handle_new_addrs(&mut self.streams, cx);
     }
@@ -109,15 +118,17 @@ impl Services {
         }
     }
 
-    /// Sends the frames of the clients, and applies their addresses.
+    /// Applies the addresses of the clients, and then sends their frames, which may be from these
+    /// addresses.
     fn settle_auto_addrs(&mut self, cx: &mut TcpEnv<'_>) {
-        let Some(auto) = &mut self.auto_addrs else { return };
-        while let Some(frame) = auto.poll_frame() {
-            cx.out.send_frame(frame.header, frame.body);
-        }
+        let Some(auto) = &self.auto_addrs else { return };
         if !cx.out.net.uses(auto.network()) {
             let network = auto.network().clone();
             self.set_addrs(cx, &network);
+        }
+        let Some(auto) = &mut self.auto_addrs else { return };
+        while let Some(frame) = auto.poll_frame() {
+            cx.out.send_frame(frame.header, frame.body);
         }
     }
 }

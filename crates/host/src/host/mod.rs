@@ -36,6 +36,7 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use core::ops::RangeInclusive;
 
+use abi::attach::AddressClaim;
 use abi::disk::{DiskCompletion, DiskRequest};
 use abi::steering::{FlowOwners, OwnQueue};
 use abi::{Capabilities, Event, FileFault, FileId, Op, PacketBuf, TransmitDone, TransmitOutcome};
@@ -110,6 +111,8 @@ pub(crate) struct Services {
     decompression: Decompression,
     /// `None` if all addresses are configured by hand, or another host of the device has them.
     auto_addrs: Option<Box<AutoAddrs>>,
+    /// What the program has claimed of a device in another process, if its addresses may change.
+    claim: Option<AddressClaim>,
     reassembly: Reassembly,
     ending: ShutdownStage,
     /// The queue that active opens must lead to.
@@ -142,10 +145,14 @@ impl Host {
             offload,
             KeyedHashBuilder::random(&mut prng),
         );
+        let mut out = Outbox::new(&config, capabilities);
+        if config.announces {
+            arp::announce(&mut out);
+        }
         let addrs = config.addrs.iter().map(|cidr| cidr.addr).collect();
         let table = SocketTable::new(&mut prng, addrs);
         Self {
-            out: Outbox::new(&config, capabilities),
+            out,
             files,
             services: Services {
                 streams: Streams::new(table, TeardownOffloadState::new(&config, capabilities)),
@@ -155,6 +162,7 @@ impl Host {
                 extents: Extents::default(),
                 decompression: Decompression::new(&config, capabilities),
                 auto_addrs: None,
+                claim: config.claim,
                 reassembly: Reassembly::default(),
                 ending: ShutdownStage::default(),
                 own_queue: config.own_queue,
@@ -383,6 +391,9 @@ impl Services {
     fn handle_device_reset(&mut self, cx: &mut TcpEnv<'_>) {
         let streams = &mut self.streams;
         cx.out.counters.device_resets += 1;
+        if cx.out.net.announces {
+            arp::announce(cx.out);
+        }
         cx.files.handle_reset(cx.out);
         streams.teardown.handle_device_reset(&mut cx.out.counters);
         self.accept.handle_device_reset(streams, cx);

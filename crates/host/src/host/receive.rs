@@ -149,7 +149,7 @@ impl Services {
         segment: &TcpHeader,
         place: Option<TupleOwner>,
     ) -> Option<(usize, SteeringReason)> {
-        let own = self.own_queue.as_ref()?;
+        let own = self.own_queue.as_ref().filter(|own| own.steering.has_moved())?;
         let has_connection = match place {
             None => false,
             Some(TupleOwner::HalfOpen(slot)) => {

@@ -8,6 +8,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use abi::{Op, PacketHeader};
 use base::Instant;
 use bytes::Bytes;
+use smallvec::SmallVec;
 use wire::ETHERNET_BYTES;
 use wire::emit::{self, EthernetAddrs, IpHeader};
 use wire::frame::{ETHERTYPE_ARP, IpPacket, protocol};
@@ -94,6 +95,28 @@ pub(crate) fn arp_frame(
     frame[12..14].copy_from_slice(&ETHERTYPE_ARP.to_be_bytes());
     repr.emit(&mut ArpPacket::new_unchecked(&mut frame[ETHERNET_BYTES..]));
     Some(header)
+}
+
+/// Tells all neighbors at which station our addresses are: by announcements (RFC 5227 section 3)
+/// and unsolicited advertisements (RFC 4861 section 7.2.6). Those that do not know the addresses
+/// ignore it.
+pub(crate) fn announce(out: &mut Outbox) {
+    for addr in out.net.addrs().collect::<SmallVec<[IpAddr; 4]>>() {
+        out.counters.neighbor_announcements += 1;
+        match addr {
+            IpAddr::V4(v4) => {
+                send_arp(out, ArpOperation::Request, v4, EthernetAddress([0; 6]), v4);
+            }
+            IpAddr::V6(target_addr) => {
+                let repr = NdiscRepr::NeighborAdvert {
+                    flags: NdiscNeighborFlags::OVERRIDE,
+                    target_addr,
+                    lladdr: Some(raw(out.net.mac)),
+                };
+                send_ndisc(out, target_addr, ALL_NODES, multicast_mac(ALL_NODES), repr);
+            }
+        }
+    }
 }
 
 /// Solicits the link address of every neighbor that the table wants to resolve.

@@ -27,6 +27,8 @@ pub(crate) struct Net {
     /// This host answers ARP requests, neighbor solicitations and echo requests, which every host
     /// of the device receives.
     pub(crate) answers_requests: bool,
+    /// This host announces its addresses.
+    pub(crate) announces: bool,
     pub(crate) neighbors: NeighborTable,
 }
 
@@ -38,6 +40,7 @@ impl Net {
             addrs: config.addrs.clone(),
             gateways: config.gateways.clone(),
             answers_requests: config.answers,
+            announces: config.announces,
             neighbors: NeighborTable::new(),
         }
     }
@@ -46,6 +49,11 @@ impl Net {
     pub(crate) fn uses(&self, network: &NetworkAddrs) -> bool {
         let NetworkAddrs { addrs, gateways, mtu } = network;
         self.addrs == *addrs && self.gateways == *gateways && self.mtu == *mtu
+    }
+
+    /// Returns our addresses.
+    pub(crate) fn addrs(&self) -> impl Iterator<Item = IpAddr> {
+        self.addrs.iter().map(|cidr| cidr.addr)
     }
 
     /// Returns our addresses that are not in `network`.

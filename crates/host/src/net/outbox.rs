@@ -347,7 +347,7 @@ fn fragment_header(
     Some(header)
 }
 
-fn plain_transmit(header: PacketHeader, body: Bytes) -> Transmit {
+pub(crate) fn plain_transmit(header: PacketHeader, body: Bytes) -> Transmit {
     let mut parts = TransmitParts::new();
     if !body.is_empty() {
         parts.push(abi::TransmitPart::Host(body));

@@ -5,12 +5,15 @@
 
 use core::net::IpAddr;
 
-use abi::attach::{AddressClaim, AttachRefusal, PortClaim, PortRange};
+use abi::attach::{AddressClaim, AttachRefusal, ClaimedQueue, PortClaim, PortRange};
+use abi::quic::{CID_BYTES_MAX, QuicSteering};
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-/// Maximum number of functions of a switch.
-pub const FUNCTIONS_MAX: usize = 16;
+use super::flow_key::FlowKey;
+use super::function_set::{FUNCTIONS_MAX, FunctionSet};
+use super::program_queues::QueueTable;
+
 /// First port of the ranges for outgoing connections: the dynamic ports (RFC 6335 section 6).
 const OUTGOING_FIRST: u16 = 49152;
 /// Ports of each function's range. The first function has the highest range: if the kernel has the
@@ -34,66 +37,15 @@ pub const fn outgoing_ports(function: usize) -> PortRange {
     PortRange { first: last - (OUTGOING_PORTS - 1), last }
 }
 
-/// A set of functions.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FunctionSet(u16);
-
-impl FunctionSet {
-    /// The empty set.
-    pub const NONE: Self = Self(0);
-
-    /// Returns the set of one function.
-    const fn only(function: usize) -> Self {
-        Self(1 << function)
-    }
-
-    /// Returns whether the set has no function.
-    #[must_use]
-    pub const fn is_empty(self) -> bool {
-        self.0 == 0
-    }
-
-    /// Returns whether the set has this function.
-    #[must_use]
-    pub const fn contains(self, function: usize) -> bool {
-        self.0 & Self::only(function).0 != 0
-    }
-
-    /// Returns the function with the lowest number.
-    #[must_use]
-    pub const fn first(self) -> Option<usize> {
-        if self.0 == 0 { None } else { Some(self.0.trailing_zeros() as usize) }
-    }
-
-    /// Returns the functions of this set that are not in `other`.
-    const fn without(self, other: Self) -> Self {
-        Self(self.0 & !other.0)
-    }
-
-    /// Returns the functions.
-    pub fn iter(self) -> impl Iterator<Item = usize> {
-        (0..FUNCTIONS_MAX).filter(move |&function| self.contains(function))
-    }
-
-    /// Returns the function that a hash selects.
-    pub(super) fn select(self, hash: u64) -> Option<usize> {
-        let count = u64::from(self.0.count_ones());
-        let index = hash.checked_rem(count)?;
-        self.iter().nth(usize::try_from(index).unwrap_or(0))
-    }
-
-    /// Returns whether the set has more than one function.
-    pub(super) const fn is_shared(self) -> bool {
-        self.0.count_ones() > 1
-    }
-
-    pub(super) const fn insert(&mut self, function: usize) {
-        self.0 |= Self::only(function).0;
-    }
-
-    pub(super) const fn remove(&mut self, function: usize) {
-        self.0 &= !Self::only(function).0;
-    }
+/// Functions that may claim a range that one has claimed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RangeSharing {
+    /// None.
+    Exclusive,
+    /// Those of programs that share it, too.
+    Programs,
+    /// Those of the same program's other queues.
+    Queues,
 }
 
 /// Functions that have claimed ports.
@@ -101,14 +53,14 @@ impl FunctionSet {
 struct ClaimedRange {
     ports: PortRange,
     functions: FunctionSet,
-    is_shared: bool,
+    sharing: RangeSharing,
 }
 
 /// Claims of an address.
 #[derive(Clone, Debug, Default)]
 struct ClaimedAddress {
-    /// The function that has claimed all ports.
-    sole: Option<usize>,
+    /// The function that has claimed all ports, or those of a program's queues.
+    sole: FunctionSet,
     /// All functions that have claimed ports.
     functions: FunctionSet,
     /// Listed ports, in order, none in two ranges.
@@ -131,6 +83,9 @@ pub(super) enum PortOwner {
     Function(usize),
     /// Functions that share the port, one at least, over which flows are distributed.
     Shared(FunctionSet),
+    /// Functions of a program's queues, one at least. The flow decides which of them it leads to
+    /// ([`ClaimTable::select`]).
+    Queues(FunctionSet),
     /// No function has claimed the port; this one answers for the address.
     Answerer(usize),
     /// No function has claimed the address.
@@ -145,6 +100,9 @@ pub struct ClaimTable {
     of_v6: FunctionSet,
     /// Functions that list their ports, and have a range for outgoing connections.
     with_listed_ports: FunctionSet,
+    queues: QueueTable,
+    /// The function whose program has automatic addresses.
+    automatic: Option<usize>,
 }
 
 impl ClaimTable {
@@ -158,8 +116,8 @@ impl ClaimTable {
 
     /// Returns why `function`, which has a part of these addresses and ports, cannot have all, if
     /// it cannot. The kind of its ports stays, because its range of outgoing connections depends
-    /// on that. No claim becomes smaller while its program runs: its connections would have to be
-    /// cut, as [`super::EmbeddedSwitch::end`] does.
+    /// on that, and so does its queue. No claim becomes smaller while its program runs: its
+    /// connections would have to be cut, as [`super::EmbeddedSwitch::end`] does.
     ///
     /// # Errors
     /// The reason for the program.
@@ -169,7 +127,11 @@ impl ClaimTable {
         claim: &AddressClaim,
     ) -> Result<(), AttachRefusal> {
         let had_all_ports = !self.with_listed_ports.contains(function);
-        if had_all_ports != (claim.ports == PortClaim::All) || !self.is_within(function, claim) {
+        if had_all_ports != (claim.ports == PortClaim::All)
+            || claim.automatic != self.is_automatic(function)
+            || claim.queue != self.queues.queue_of(function)
+            || !self.is_within(function, claim)
+        {
             return Err(AttachRefusal::BadRequest);
         }
         self.check_beside(FunctionSet::only(function), claim)
@@ -192,9 +154,15 @@ impl ClaimTable {
     /// Checks a claim without regard to those of the functions `own`.
     fn check_beside(&self, own: FunctionSet, claim: &AddressClaim) -> Result<(), AttachRefusal> {
         check_form(claim)?;
-        let free = claim.addrs.iter().all(|addr| {
-            self.addresses.get(addr).is_none_or(|claimed| is_free(claimed, own, &claim.ports))
-        });
+        let is_own = |&function: &usize| own.contains(function);
+        if claim.automatic && !self.automatic.as_ref().is_none_or(is_own) {
+            return Err(AttachRefusal::OtherAutomatic);
+        }
+        let queue_of_other = claim.queue.and_then(|queue| self.queues.function_of(queue));
+        let program = claim.queue.map_or(FunctionSet::NONE, |it| self.queues.functions_of(it));
+        let is_free = |claimed: &ClaimedAddress| is_free(claimed, (own, program), &claim.ports);
+        let free = queue_of_other.as_ref().is_none_or(is_own)
+            && claim.addrs.iter().all(|addr| self.addresses.get(addr).is_none_or(is_free));
         if free { Ok(()) } else { Err(AttachRefusal::Claimed) }
     }
 
@@ -222,6 +190,17 @@ impl ClaimTable {
         if claim.ports != PortClaim::All {
             self.with_listed_ports.insert(function);
         }
+        if claim.automatic {
+            self.automatic = Some(function);
+            self.of_v6.insert(function);
+        }
+        let of_listed = match claim.queue {
+            Some(queue) => {
+                self.queues.insert(function, queue);
+                RangeSharing::Queues
+            }
+            None => RangeSharing::Exclusive,
+        };
         for addr in &claim.addrs {
             if addr.is_ipv6() {
                 self.of_v6.insert(function);
@@ -229,9 +208,11 @@ impl ClaimTable {
             let claimed = self.addresses.entry(*addr).or_default();
             claimed.functions.insert(function);
             match &claim.ports {
-                PortClaim::All => claimed.sole = Some(function),
-                PortClaim::Listed(ports) => add_ranges(claimed, function, ports, false),
-                PortClaim::Shared(ports) => add_ranges(claimed, function, ports, true),
+                PortClaim::All => claimed.sole.insert(function),
+                PortClaim::Listed(ports) => add_ranges(claimed, function, ports, of_listed),
+                PortClaim::Shared(ports) => {
+                    add_ranges(claimed, function, ports, RangeSharing::Programs);
+                }
             }
         }
     }
@@ -254,18 +235,18 @@ impl ClaimTable {
     pub fn remove(&mut self, function: usize) {
         self.of_v6.remove(function);
         self.with_listed_ports.remove(function);
+        self.queues.remove(function);
+        self.automatic = self.automatic.filter(|&automatic| automatic != function);
         self.addresses.retain(|_, claimed| {
             if !claimed.functions.contains(function) {
                 return true;
             }
             claimed.functions.remove(function);
+            claimed.sole.remove(function);
             for range in &mut claimed.ranges {
                 range.functions.remove(function);
             }
             claimed.ranges.retain(|range| !range.functions.is_empty());
-            if claimed.sole == Some(function) {
-                claimed.sole = None;
-            }
             !claimed.functions.is_empty()
         });
     }
@@ -274,8 +255,12 @@ impl ClaimTable {
     #[inline]
     pub(super) fn owner(&self, addr: IpAddr, port: u16) -> PortOwner {
         let Some(claimed) = self.addresses.get(&addr) else { return PortOwner::Unclaimed };
-        if let Some(function) = claimed.sole {
-            return PortOwner::Function(function);
+        if let Some(function) = claimed.sole.first() {
+            return if self.queues.has(function) {
+                PortOwner::Queues(claimed.sole)
+            } else {
+                PortOwner::Function(function)
+            };
         }
         if port >= OUTGOING_FIRST {
             let function = usize::from((u16::MAX - port) / OUTGOING_PORTS);
@@ -284,13 +269,43 @@ impl ClaimTable {
             }
         }
         match (claimed.range_of(port), claimed.functions.first()) {
-            (Some(range), _) if range.is_shared => PortOwner::Shared(range.functions),
-            (Some(ClaimedRange { functions, .. }), Some(first)) => {
-                PortOwner::Function(functions.first().unwrap_or(first))
-            }
+            (Some(&ClaimedRange { functions, sharing, .. }), Some(first)) => match sharing {
+                RangeSharing::Programs => PortOwner::Shared(functions),
+                RangeSharing::Queues => PortOwner::Queues(functions),
+                RangeSharing::Exclusive => PortOwner::Function(functions.first().unwrap_or(first)),
+            },
             (None, Some(first)) => PortOwner::Answerer(first),
             (_, None) => PortOwner::Unclaimed,
         }
+    }
+
+    /// Returns the functions of a program's queues that a packet of a flow is for; `l4` is the
+    /// offset of its transport header, `None` if an ICMP error quotes the packet.
+    pub(super) fn select(
+        &self,
+        functions: FunctionSet,
+        flow: &FlowKey,
+        frame: &[u8],
+        l4: Option<usize>,
+    ) -> FunctionSet {
+        let Some(first) = functions.first() else { return FunctionSet::NONE };
+        self.queues.select(first, flow, frame, l4).common(functions)
+    }
+
+    /// Returns whether the program of a function has automatic addresses.
+    pub(super) fn is_automatic(&self, function: usize) -> bool {
+        self.automatic == Some(function)
+    }
+
+    /// Returns the function whose program has automatic addresses.
+    pub(super) const fn automatic(&self) -> Option<usize> {
+        self.automatic
+    }
+
+    /// Returns whether two functions are those of queues of one program.
+    pub(super) fn are_of_one_program(&self, function: usize, other: usize) -> bool {
+        let queue = self.queues.queue_of(function);
+        queue.is_some_and(|queue| self.queues.functions_of(queue).contains(other))
     }
 
     /// Returns the functions that have claimed an address, or a part of its ports.
@@ -306,12 +321,17 @@ impl ClaimTable {
 
 /// Checks a claim without regard to others.
 fn check_form(claim: &AddressClaim) -> Result<(), AttachRefusal> {
-    let AddressClaim { addrs, ports } = claim;
+    let AddressClaim { addrs, ports, queue, automatic } = claim;
     let is_distinct = |index: usize| !addrs[..index].contains(&addrs[index]);
-    if !(1..=AddressClaim::ADDRS_MAX).contains(&addrs.len())
+    if addrs.len() > AddressClaim::ADDRS_MAX
+        || (addrs.is_empty() && !automatic)
+        || (*automatic && *ports != PortClaim::All)
         || !(0..addrs.len()).all(is_distinct)
         || !addrs.iter().all(is_host_address)
     {
+        return Err(AttachRefusal::BadRequest);
+    }
+    if queue.is_some_and(|queue| !is_well_formed(queue, ports)) {
         return Err(AttachRefusal::BadRequest);
     }
     let (PortClaim::Listed(ranges) | PortClaim::Shared(ranges)) = ports else { return Ok(()) };
@@ -328,6 +348,19 @@ fn check_form(claim: &AddressClaim) -> Result<(), AttachRefusal> {
     Ok(())
 }
 
+/// Returns whether a queue is one of several, and may claim these ports. Programs that share ports
+/// are distinguished by their flows, not by a seed.
+fn is_well_formed(queue: ClaimedQueue, ports: &PortClaim) -> bool {
+    let ClaimedQueue { index, queues, quic, .. } = queue;
+    let steers = |quic: QuicSteering| {
+        quic.queues == queues.into() && usize::from(quic.id_bytes) <= CID_BYTES_MAX
+    };
+    (1..=ClaimedQueue::QUEUES_MAX).contains(&queues)
+        && index < queues
+        && quic.is_none_or(steers)
+        && !matches!(ports, PortClaim::Shared(_))
+}
+
 /// Returns whether an address is that of one host, and not of a link or a process.
 fn is_host_address(addr: &IpAddr) -> bool {
     let is_local = match addr {
@@ -337,33 +370,47 @@ fn is_host_address(addr: &IpAddr) -> bool {
     !is_local && !addr.is_unspecified() && !addr.is_multicast() && !addr.is_loopback()
 }
 
-/// Returns whether another function, or one of `own`, may have these ports of an address.
-fn is_free(claimed: &ClaimedAddress, own: FunctionSet, ports: &PortClaim) -> bool {
-    if claimed.functions.without(own).is_empty() {
+/// Returns whether a further function of the program with the queues `program`, or one of `own`,
+/// may have these ports of an address.
+fn is_free(
+    claimed: &ClaimedAddress,
+    (own, program): (FunctionSet, FunctionSet),
+    ports: &PortClaim,
+) -> bool {
+    let others = claimed.functions.without(own);
+    if others.is_empty() {
         return true;
     }
     let (wanted, is_shared) = match ports {
-        PortClaim::All => return false,
+        PortClaim::All => {
+            let have_all = claimed.sole.without(own) == others;
+            return have_all && others.without(program).is_empty();
+        }
         PortClaim::Listed(ranges) => (ranges, false),
         PortClaim::Shared(ranges) => (ranges, true),
     };
     let may_have = |range: &ClaimedRange, ports: &PortRange| {
-        range.functions.without(own).is_empty()
-            || (is_shared && range.is_shared && range.ports == *ports)
+        let others = range.functions.without(own);
+        let may_share = match range.sharing {
+            RangeSharing::Exclusive => false,
+            RangeSharing::Programs => is_shared,
+            RangeSharing::Queues => !is_shared && others.without(program).is_empty(),
+        };
+        others.is_empty() || (range.ports == *ports && may_share)
     };
     let is_apart = |ports: &PortRange| {
         let from = claimed.ranges.partition_point(|range| range.ports.last < ports.first);
         let mut overlaps = claimed.ranges[from..].iter().take_while(|r| r.ports.overlaps(*ports));
         overlaps.all(|range| may_have(range, ports))
     };
-    claimed.sole.is_none() && wanted.iter().all(is_apart)
+    claimed.sole.is_empty() && wanted.iter().all(is_apart)
 }
 
 fn add_ranges(
     claimed: &mut ClaimedAddress,
     function: usize,
     ranges: &[PortRange],
-    is_shared: bool,
+    sharing: RangeSharing,
 ) {
     for &ports in ranges {
         let at = claimed.ranges.partition_point(|range| range.ports.first < ports.first);
@@ -371,7 +418,7 @@ fn add_ranges(
             Some(range) => range.functions.insert(function),
             None => {
                 let functions = FunctionSet::only(function);
-                claimed.ranges.insert(at, ClaimedRange { ports, functions, is_shared });
+                claimed.ranges.insert(at, ClaimedRange { ports, functions, sharing });
             }
         }
     }
@@ -391,7 +438,7 @@ pub(super) mod tests {
         ranges: &[(u16, u16)],
     ) -> AddressClaim {
         let ranges = ranges.iter().map(|&(first, last)| PortRange { first, last }).collect();
-        AddressClaim { addrs: [addr.into()].into(), ports: ports(ranges) }
+        AddressClaim::new([addr.into()].into(), ports(ranges))
     }
 
     pub(crate) fn all(addr: [u8; 4]) -> AddressClaim {
@@ -512,10 +559,75 @@ pub(super) mod tests {
         assert_eq!(set.iter().collect::<Vec<_>>(), [2, 3]);
     }
 
+    /// Returns the claim of a queue of the program with this seed.
+    pub(crate) fn queue_claim(seed: u64, index: u8, queues: u8, of: AddressClaim) -> AddressClaim {
+        AddressClaim { queue: Some(ClaimedQueue { seed, index, queues, quic: None }), ..of }
+    }
+
+    /// The queues of a program claim the same, each once, and no other program joins them.
+    #[test]
+    fn queues_of_one_program_have_the_same_ports() {
+        use AttachRefusal::{BadRequest, Claimed};
+        use PortClaim::{Listed, Shared};
+        let of = |index, of: &AddressClaim| queue_claim(7, index, 3, of.clone());
+        let listed = claim(B, Listed, &[(80, 80), (443, 443)]);
+        let mut table = ClaimTable::default();
+        for (claim, other, functions) in
+            [(all(A), &listed, [4, 1]), (listed.clone(), &all(A), [2, 3])]
+        {
+            let addr = claim.addrs[0];
+            let [first, second] = functions;
+            assert!(table.insert(first, &of(2, &claim)).is_ok());
+            for wrong in [
+                claim.clone(),
+                of(2, &claim),
+                queue_claim(8, 0, 3, claim.clone()),
+                queue_claim(7, 0, 2, claim.clone()),
+                AddressClaim { addrs: claim.addrs.clone(), ..of(1, other) },
+                AddressClaim { ports: Shared([PortRange::of_port(80)].into()), ..claim.clone() },
+            ] {
+                assert_eq!(table.check(&wrong), Err(Claimed), "{wrong:?}");
+            }
+            assert!(table.insert(second, &of(0, &claim)).is_ok());
+            let PortOwner::Queues(set) = table.owner(addr, 443) else { panic!() };
+            let [mut sorted, got] = [functions.to_vec(), set.iter().collect::<Vec<_>>()];
+            sorted.sort_unstable();
+            assert_eq!(got, sorted);
+            // The queue and the kind of its ports stay when the claim grows.
+            let longer = |claim: &AddressClaim| {
+                let addrs = [addr, [10, 0, 0, 9].into()].into();
+                AddressClaim { addrs, ..claim.clone() }
+            };
+            assert_eq!(table.extend(first, &longer(&of(1, &claim))), Err(BadRequest));
+            assert_eq!(table.extend(first, &longer(&claim)), Err(BadRequest));
+            assert_eq!(table.extend(first, &longer(&of(2, &claim))), Ok(()));
+            assert_eq!(table.extend(second, &longer(&of(0, &claim))), Ok(()));
+            assert_eq!(table.owner(addr, 443), PortOwner::Queues(set));
+            let of_listed = PortRange { first: 1, last: 9 };
+            let grown =
+                AddressClaim { ports: Listed([of_listed].into()), ..longer(&of(2, &claim)) };
+            assert_eq!(table.extend(first, &grown), Err(BadRequest));
+            // A queue that is gone comes again.
+            table.remove(first);
+            assert_eq!(table.check(&of(0, &claim)), Err(Claimed));
+            assert!(table.insert(first, &of(2, &claim)).is_ok());
+            table.remove(first);
+            table.remove(second);
+            assert_eq!(table.owner(addr, 443), PortOwner::Unclaimed);
+            assert!(table.insert(first, &claim).is_ok());
+            table.remove(first);
+        }
+    }
+
     #[test]
     fn malformed_claims_are_refused() {
         use AttachRefusal::{BadRequest, ReservedPort};
-        use PortClaim::Listed;
+        use PortClaim::{Listed, Shared};
+        let steered = |quic| {
+            let queue = ClaimedQueue { seed: 7, index: 0, queues: 2, quic: Some(quic) };
+            AddressClaim { queue: Some(queue), ..all(A) }
+        };
+        let quic = QuicSteering { port: 443, id_bytes: 20, key: 1, queues: 2 };
         let table = ClaimTable::default();
         for (wrong, why) in [
             (claim(A, Listed, &[(0, 9)]), BadRequest),
@@ -527,11 +639,20 @@ pub(super) mod tests {
             (all([127, 0, 0, 1]), BadRequest),
             (all([224, 0, 0, 1]), BadRequest),
             (all([255; 4]), BadRequest),
-            (AddressClaim { addrs: [].into(), ports: PortClaim::All }, BadRequest),
+            (AddressClaim::new([].into(), PortClaim::All), BadRequest),
             (AddressClaim { addrs: [A.into(), A.into()].into(), ..all(A) }, BadRequest),
             (AddressClaim { addrs: ["fe80::1".parse().unwrap()].into(), ..all(A) }, BadRequest),
+            (AddressClaim { automatic: true, ..claim(A, Listed, &[(80, 80)]) }, BadRequest),
+            (queue_claim(7, 0, 0, all(A)), BadRequest),
+            (queue_claim(7, 2, 2, all(A)), BadRequest),
+            (queue_claim(7, 0, 17, all(A)), BadRequest),
+            (queue_claim(7, 0, 2, claim(A, Shared, &[(80, 80)])), BadRequest),
+            (steered(QuicSteering { queues: 3, ..quic }), BadRequest),
+            (steered(QuicSteering { id_bytes: 21, ..quic }), BadRequest),
         ] {
             assert_eq!(table.check(&wrong), Err(why), "{wrong:?}");
         }
+        assert_eq!(table.check(&steered(quic)), Ok(()));
+        assert_eq!(table.check(&queue_claim(7, 15, 16, all(A))), Ok(()));
     }
 }

@@ -12,14 +12,14 @@ use abi::link::{FramePayloads, TxFrame};
 use alloc::collections::VecDeque;
 use base::{Duration, Instant, SeqNum};
 use hashbrown::HashTable;
-use tcp_rules::tuple::hash_tuple;
 use wire::emit::{EthernetAddrs, IpHeader};
 use wire::frame::protocol;
 use wire::segment::tcp_packet;
 use wire::tcp::{TcpFlags, TcpHeader};
 use wire::{ETHERNET_BYTES, Tuple};
 
-use super::claims::{FUNCTIONS_MAX, FunctionSet};
+use super::flow_key::FlowKey;
+use super::function_set::{FUNCTIONS_MAX, FunctionSet};
 use super::source_check::SentSegment;
 
 /// Maximum number of flows of each function: about 100 bytes each, allocated as they come.
@@ -62,20 +62,6 @@ impl SentFlow {
     fn key(&self) -> FlowKey {
         let is_udp = matches!(self.phase, FlowPhase::Datagrams(_));
         FlowKey { tuple: self.tuple, is_udp }
-    }
-}
-
-/// A flow: TCP and UDP have the same ports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct FlowKey {
-    /// Its addresses and ports; `local` is the function's side.
-    pub(super) tuple: Tuple,
-    pub(super) is_udp: bool,
-}
-
-impl FlowKey {
-    fn hash(&self, seed: u64) -> u64 {
-        hash_tuple(seed ^ u64::from(self.is_udp), &self.tuple)
     }
 }
 

@@ -14,12 +14,17 @@
 //! that it has not claimed, nor sends one from there; memory is bounded by the tables of `flows`
 //! and `claims`. All functions have the link address of the switch.
 //!
+//! A program with several queues has a function for each ([`program_queues`]).
+//!
 //! Not done here: fragments of a packet to a shared address go to the function that answers for it,
-//! even if another one has the port. A QUIC connection to a shared port moves to another function
-//! if its peer migrates.
+//! even if another program has the port. A QUIC connection to a port that programs share moves to
+//! another one if its peer migrates.
 
 mod claims;
+mod flow_key;
 mod flows;
+mod function_set;
+mod program_queues;
 mod source_check;
 mod steering;
 #[cfg(test)]
@@ -34,9 +39,11 @@ use tcp_rules::tuple::hash_tuple;
 use wire::{Tuple, link_local};
 
 use claims::PortOwner;
-pub use claims::{ClaimTable, FUNCTIONS_MAX, FunctionSet, outgoing_ports};
-use flows::{FlowKey, FlowReset, Learned, SentFlows};
-use source_check::{SentFrame, SentSegment};
+pub use claims::{ClaimTable, outgoing_ports};
+use flow_key::FlowKey;
+use flows::{FlowReset, Learned, SentFlows};
+pub use function_set::{FUNCTIONS_MAX, FunctionSet};
+use source_check::{DHCP_CLIENT_PORT, SentFrame, SentSegment};
 use steering::{RxRoute, route};
 
 base::counters! {
@@ -205,7 +212,7 @@ impl EmbeddedSwitch {
             return SwitchRoute::Dropped;
         }
         let route = match route(frame, &self.claims) {
-            RxRoute::Flow(key, segment) => self.steer_flow(frame, &key, segment, from),
+            RxRoute::Flow(key, l4) => self.steer_flow(frame, &key, l4, from),
             RxRoute::Answerer(addr) => self.answerer(addr).map(SwitchRoute::One),
             RxRoute::Copies(functions) => others(functions, from),
             RxRoute::All => others(self.serving(), from),
@@ -220,11 +227,13 @@ impl EmbeddedSwitch {
         })
     }
 
+    /// Steers a packet of a flow; `l4` is the offset of its transport header, `None` if an ICMP
+    /// error quotes it.
     fn steer_flow(
         &mut self,
         frame: &[u8],
         key: &FlowKey,
-        segment: Option<usize>,
+        l4: Option<usize>,
         from: Option<usize>,
     ) -> Option<SwitchRoute> {
         let ending = self.flows.ending();
@@ -236,7 +245,17 @@ impl EmbeddedSwitch {
             }
         }
         let tuple = &key.tuple;
-        match self.claims.owner(tuple.local.addr, tuple.local.port) {
+        if key.is_udp && tuple.local.port == DHCP_CLIENT_PORT {
+            // Before the address is claimed, or to one of several queues.
+            let leased = |&function: &usize| {
+                let functions = self.claims.functions_of(tuple.local.addr);
+                functions.is_empty() || functions.contains(function)
+            };
+            if let Some(function) = self.claims.automatic().filter(leased) {
+                return Some(SwitchRoute::One(function));
+            }
+        }
+        let route = match self.claims.owner(tuple.local.addr, tuple.local.port) {
             PortOwner::Function(function) | PortOwner::Answerer(function) => {
                 Some(SwitchRoute::One(function))
             }
@@ -247,24 +266,41 @@ impl EmbeddedSwitch {
                 let selected = || functions.select(mix(0, hash_tuple(self.seed, tuple), 0));
                 known.or_else(selected).map(SwitchRoute::One)
             }
-            PortOwner::Unclaimed => {
-                if let Some(l4) = segment {
-                    if let Some(reset) = self.flows.answer_challenge(tuple, frame, l4) {
-                        self.counters.switch_challenges += 1;
-                        self.resets.push_back(reset);
-                    }
-                }
-                None
+            PortOwner::Queues(functions) => each(self.claims.select(functions, key, frame, l4)),
+            PortOwner::Unclaimed => None,
+        };
+        // No program has the connection, or the queue that had it is gone.
+        if let (None, false, Some(l4)) = (&route, key.is_udp, l4) {
+            if let Some(reset) = self.flows.answer_challenge(tuple, frame, l4) {
+                self.counters.switch_challenges += 1;
+                self.resets.push_back(reset);
             }
         }
+        route
+    }
+
+    /// Returns whether a packet that the host of a function has reassembled is for another queue
+    /// of the same program.
+    #[must_use]
+    pub fn is_for_other_queue(&self, function: usize, frame: &[u8]) -> bool {
+        let RxRoute::Flow(key, l4) = route(frame, &self.claims) else { return false };
+        let local = key.tuple.local;
+        let PortOwner::Queues(functions) = self.claims.owner(local.addr, local.port) else {
+            return false;
+        };
+        let selected = self.claims.select(functions, &key, frame, l4);
+        selected.first().is_some_and(|selected| {
+            selected != function && self.claims.are_of_one_program(function, selected)
+        })
     }
 
     /// Returns the function that answers for an address. The link-local address of the switch
-    /// belongs to the first function with an IPv6 address.
+    /// belongs to the first function with an IPv6 address. Questions about an address without a
+    /// function may be about one that an automatic program is about to use.
     fn answerer(&self, addr: IpAddr) -> Option<usize> {
         match addr {
             IpAddr::V6(v6) if v6 == link_local(self.mac) => self.claims.functions_of_v6().first(),
-            addr => self.claims.functions_of(addr).first(),
+            addr => self.claims.functions_of(addr).first().or_else(|| self.claims.automatic()),
         }
     }
 
@@ -352,7 +388,12 @@ fn others(mut functions: FunctionSet, from: Option<usize>) -> Option<SwitchRoute
     if let Some(from) = from {
         functions.remove(from);
     }
-    let first = functions.first()?;
+    each(functions)
+}
+
+/// Returns the route to each function of a set; `None` if there is none.
+const fn each(functions: FunctionSet) -> Option<SwitchRoute> {
+    let Some(first) = functions.first() else { return None };
     Some(if functions.is_shared() {
         SwitchRoute::Copies(functions)
     } else {

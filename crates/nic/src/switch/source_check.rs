@@ -12,8 +12,12 @@ use wire::frame::{ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, NEIGHBOR_SOLICI
 use wire::tcp::TcpFlags;
 use wire::{ETHERNET_BYTES, Endpoint, IPV4_BYTES, IPV6_BYTES, Tuple, link_local};
 
-use super::claims::{ClaimTable, FunctionSet, PortOwner};
+use super::claims::{ClaimTable, PortOwner};
+use super::function_set::FunctionSet;
 
+/// Ports of DHCP (RFC 2131 section 4.1).
+pub(super) const DHCP_CLIENT_PORT: u16 = 68;
+const DHCP_SERVER_PORT: u16 = 67;
 /// ICMPv6 types of neighbors (RFC 4861 section 4).
 const ROUTER_SOLICITATION: u8 = 133;
 const NEIGHBOR_ADVERTISEMENT: u8 = 136;
@@ -103,7 +107,7 @@ impl Sender<'_> {
         let owner = self.claims.owner(source.addr, source.port);
         let is_ours = match owner {
             PortOwner::Function(owner) | PortOwner::Answerer(owner) => owner == self.function,
-            PortOwner::Shared(owners) => owners.contains(self.function),
+            PortOwner::Shared(owners) | PortOwner::Queues(owners) => owners.contains(self.function),
             PortOwner::Unclaimed => false,
         };
         is_ours.then_some(owner)
@@ -177,13 +181,16 @@ impl Sender<'_> {
             self.is_among(self.claims.functions_of(addr.into()))
                 || (of_v6 && addr == link_local(self.mac))
         };
-        let has_target = || {
-            let target = message[8..].first_chunk::<16>().map(|octets| Ipv6Addr::from(*octets));
-            len == NEIGHBOR_BYTES && target.is_some_and(is_ours)
+        let target = message[8..].first_chunk::<16>().map(|octets| Ipv6Addr::from(*octets));
+        let target = target.filter(|_| len == NEIGHBOR_BYTES);
+        let has_target = || target.is_some_and(is_ours);
+        let has_free_target = || {
+            let is_free = |addr: Ipv6Addr| self.claims.functions_of(addr.into()).is_empty();
+            self.claims.is_automatic(self.function) && target.is_some_and(is_free)
         };
         let allowed = match kind {
             // Detection of duplicates (RFC 4862 section 5.4.2) is about the sender's own address.
-            NEIGHBOR_SOLICITATION if source.is_unspecified() => has_target(),
+            NEIGHBOR_SOLICITATION if source.is_unspecified() => has_target() || has_free_target(),
             ROUTER_SOLICITATION if source.is_unspecified() => of_v6,
             NEIGHBOR_ADVERTISEMENT => is_ours(source) && has_target(),
             kind => is_ours(source) && !ROUTER_TYPES.contains(&kind) && len > 0,
@@ -199,10 +206,20 @@ impl Sender<'_> {
     ) -> Option<SentFrame> {
         if !matches!(protocol, protocol::TCP | protocol::UDP) {
             // Headers that hide the ports, and protocols without: only with the whole address.
-            let owner = self.claims.owner(source, 0);
-            return (owner == PortOwner::Function(self.function)).then_some(SentFrame::Other);
+            let owner = self.may_use(Endpoint { addr: source, port: 0 })?;
+            let has_all = matches!(owner, PortOwner::Function(_) | PortOwner::Queues(_));
+            return has_all.then_some(SentFrame::Other);
         }
         let [a, b, c, d] = *self.headers.get(l4..)?.first_chunk::<4>()?;
+        if source.is_unspecified() {
+            // Without an address, a client of DHCP asks all servers (RFC 2131 section 4.1).
+            let ports = [u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])];
+            let may_ask = self.claims.is_automatic(self.function)
+                && protocol == protocol::UDP
+                && ports == [DHCP_CLIENT_PORT, DHCP_SERVER_PORT]
+                && destination == IpAddr::V4(Ipv4Addr::BROADCAST);
+            return may_ask.then_some(SentFrame::Other);
+        }
         let local = Endpoint { addr: source, port: u16::from_be_bytes([a, b]) };
         let remote = Endpoint { addr: destination, port: u16::from_be_bytes([c, d]) };
         let tuple = Tuple { local, remote };

@@ -11,8 +11,9 @@ use wire::frame::{
     FrameHeaderError, IpPacket, NEIGHBOR_SOLICITATION, ParsedFrame, parse, parse_quoted, protocol,
 };
 
-use super::claims::{ClaimTable, FunctionSet};
-use super::flows::FlowKey;
+use super::claims::ClaimTable;
+use super::flow_key::FlowKey;
+use super::function_set::FunctionSet;
 
 /// ICMP types of requests, which one host answers (RFC 792, RFC 4443).
 const ECHO_REQUEST: u8 = 8;
@@ -23,8 +24,8 @@ const ICMP_BYTES: usize = 8;
 /// Functions that a received frame is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RxRoute {
-    /// The function that owns the flow; `local` is the destination. With the offset of the header,
-    /// if it is a TCP segment.
+    /// The function that owns the flow; `local` is the destination. With the offset of the
+    /// transport header; `None` if the frame is an ICMP error, which quotes a packet of the flow.
     Flow(FlowKey, Option<usize>),
     /// The function that answers for an address.
     Answerer(IpAddr),
@@ -87,7 +88,7 @@ fn route_ip(frame: &[u8], ip: &IpPacket, claims: &ClaimTable) -> RxRoute {
     match (ip.protocol, frame.get(ip.l4).filter(|_| ip.l4 < ip.end)) {
         (protocol::TCP | protocol::UDP, _) => ip.tuple(frame).map_or(RxRoute::Malformed, |tuple| {
             let is_udp = ip.protocol == protocol::UDP;
-            RxRoute::Flow(FlowKey { tuple, is_udp }, (!is_udp).then_some(ip.l4))
+            RxRoute::Flow(FlowKey { tuple, is_udp }, Some(ip.l4))
         }),
         (protocol::ICMP, Some(&ECHO_REQUEST)) | (protocol::ICMPV6, Some(&ECHO_REQUEST_V6)) => {
             RxRoute::Answerer(ip.destination)

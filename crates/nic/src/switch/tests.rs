@@ -1,8 +1,10 @@
 //! Packets through the switch.
 
 use abi::PacketHeader;
-use abi::attach::{AddressClaim, PortClaim};
+use abi::attach::{AddressClaim, ClaimedQueue, PortClaim};
 use abi::link::{FramePayload, FramePayloads, TxFrame};
+use abi::quic::QuicSteering;
+use abi::steering::FlowSteering;
 use alloc::vec::Vec;
 use base::counters::moved;
 use base::{Duration, Instant, SeqNum};
@@ -10,12 +12,13 @@ use bytes::Bytes;
 use core::net::{IpAddr, Ipv6Addr};
 use proptest::prelude::*;
 use std::{format, vec};
+use wire::Endpoint;
 use wire::emit::{EthernetAddrs, IpHeader};
-use wire::frame::{ParsedFrame, parse, protocol};
+use wire::frame::{NEIGHBOR_SOLICITATION, ParsedFrame, parse, protocol};
 use wire::segment::{packet, tcp_packet};
 use wire::tcp::{TcpFlags, TcpHeader};
 
-use super::claims::tests::{A, all, claim};
+use super::claims::tests::{A, all, claim, queue_claim};
 use super::*;
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
@@ -247,7 +250,7 @@ fn neighbors_are_not_deceived_over_ipv6() {
     let v6 = |last: u16| Ipv6Addr::from([0xfd00, 0, 0, 0, 0, 0, 0, last]);
     for function in 0..2 {
         let addr = v6(u16::try_from(function).unwrap());
-        let claim = AddressClaim { addrs: [addr.into()].into(), ports: PortClaim::All };
+        let claim = AddressClaim::new([addr.into()].into(), PortClaim::All);
         assert!(switch.add(function, &claim).is_ok());
     }
     assert!(switch.add(2, &all(A)).is_ok());
@@ -283,6 +286,83 @@ fn neighbors_are_not_deceived_over_ipv6() {
 }
 
 /// Frames for another function do not leave, and those for all stations do both.
+/// A program without an address may ask for one, and receives the answers; others may not, and do
+/// not.
+#[test]
+fn one_program_asks_the_network_for_addresses() {
+    let mut switch = switch();
+    let automatic = |addrs: &[[u8; 4]]| {
+        let addrs = addrs.iter().map(|&addr| addr.into()).collect();
+        AddressClaim { automatic: true, ..AddressClaim::new(addrs, PortClaim::All) }
+    };
+    assert!(switch.add(0, &all(A)).is_ok() && switch.add(2, &automatic(&[])).is_ok());
+    assert_eq!(switch.add(1, &automatic(&[])), Err(AttachRefusal::OtherAutomatic));
+    let everyone: EthernetAddrs = EthernetAddrs { source: MAC, destination: [0xff; 6] };
+    let dhcp = |from: [u8; 4], to: [u8; 4], ports: [u8; 4]| {
+        let udp = [&ports[..], &[0, 8, 0, 0]].concat();
+        packet(&everyone, &ip(from, to, protocol::UDP), &[&udp])
+    };
+    let (asks, any, broadcast) = ([0, 68, 0, 67], [0; 4], [255; 4]);
+    let v6 = |last| Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, last);
+    let solicits = |source: Ipv6Addr, target: Ipv6Addr| {
+        let message =
+            [&[NEIGHBOR_SOLICITATION, 0, 0, 0, 0, 0, 0, 0][..], &target.octets()].concat();
+        packet(&everyone, &ip(source, Ipv6Addr::LOCALHOST, protocol::ICMPV6), &[&message])
+    };
+    let (none, ours) = (Ipv6Addr::UNSPECIFIED, link_local(MAC));
+    let router =
+        packet(&everyone, &ip(none, v6(9), protocol::ICMPV6), &[&[133, 0, 0, 0, 0, 0, 0, 0]]);
+    for (frame, allowed) in [
+        (dhcp(any, broadcast, asks), true),
+        (dhcp(any, PEER, asks), false),
+        (dhcp(any, broadcast, [0, 67, 0, 68]), false),
+        (dhcp(any, broadcast, [0, 68, 0, 53]), false),
+        (dhcp(B, broadcast, asks), false),
+        (dhcp(A, broadcast, asks), false),
+        (solicits(none, ours), true),
+        (solicits(none, v6(5)), true),
+        (solicits(v6(5), v6(9)), false),
+        (router, true),
+    ] {
+        let refused = |switch: &mut EmbeddedSwitch, function| {
+            switch.check_sent(NOW, function, &sent(&frame)) == SentRoute::Refused
+        };
+        assert_eq!(!refused(&mut switch, 2), allowed, "{frame:x?}");
+        let of_a = frame[26..30] == A && frame[23] == protocol::UDP;
+        assert_eq!(!refused(&mut switch, 0), of_a, "{frame:x?}");
+    }
+    // Answers, and questions about the address that is about to be used.
+    let answer = packet(&IN, &ip(PEER, B, protocol::UDP), &[&[0, 67, 0, 68, 0, 8, 0, 0]]);
+    assert_eq!(switch.steer(&answer, None), SwitchRoute::One(2));
+    let other = packet(&IN, &ip(PEER, B, protocol::UDP), &[&[0, 67, 0, 69, 0, 8, 0, 0]]);
+    assert_eq!(switch.steer(&other, None), SwitchRoute::Dropped);
+    let probe = [&[0xff; 6][..], &PEER_MAC, &[8, 6, 0, 1, 8, 0, 6, 4, 0, 1], &PEER_MAC].concat();
+    let probe = |target: [u8; 4]| [&probe[..], &[0; 4], &[0; 6], &target].concat();
+    assert_eq!(switch.steer(&probe(B), None), SwitchRoute::One(2));
+    assert_eq!(switch.steer(&probe(A), None), SwitchRoute::One(0));
+    // The assigned address is claimed before it is used.
+    let syn = segment_in(B, (40_000, 80), TcpFlags::SYN, 0);
+    assert_eq!(switch.steer(&syn, None), SwitchRoute::Dropped);
+    assert_eq!(switch.extend(2, &all(B)), Err(AttachRefusal::BadRequest), "it stays automatic");
+    assert_eq!(switch.extend(2, &automatic(&[B])), Ok(()));
+    assert_eq!(switch.steer(&syn, None), SwitchRoute::One(2));
+    switch.end(NOW, 2, |_| false);
+    switch.free(2);
+    assert!(switch.add(1, &automatic(&[])).is_ok(), "another program may follow");
+    switch.end(NOW, 1, |_| false);
+    switch.free(1);
+    // Of several queues the automatic one has the client, wherever the hash leads.
+    for index in 0..4 {
+        let claim = if index == 0 { automatic(&[B]) } else { all(B) };
+        assert!(switch.add(1 + usize::from(index), &queue_claim(7, index, 4, claim)).is_ok());
+    }
+    for last in 0..20 {
+        let server = ip([10, 0, 0, 100 + last], B, protocol::UDP);
+        let answer = packet(&IN, &server, &[&[0, 67, 0, 68, 0, 8, 0, 0]]);
+        assert_eq!(switch.steer(&answer, None), SwitchRoute::One(1));
+    }
+}
+
 #[test]
 fn functions_reach_each_other() {
     let mut switch = switch();
@@ -335,6 +415,106 @@ fn flows_of_a_shared_port_stay() {
 }
 
 /// Linux assigns every second port to the connections of a client, in sequence.
+/// A flow leads to the queue that its hash selects, also while others are not attached; nothing
+/// reaches the other hosts of the program.
+#[test]
+fn flows_lead_to_the_queues_of_a_program() {
+    let mut switch = switch();
+    let of = |index| queue_claim(7, index, 3, all(A));
+    let steering = FlowSteering::new(7, 3);
+    let functions = [2, 0, 5];
+    assert_eq!(switch.add(functions[1], &of(1)), Ok(None), "no range: hosts choose by hash");
+    let mut seen = [0; 3];
+    for attached in 1..=3 {
+        for client in 40_000..40_060 {
+            let ack = segment_in(A, (client, 80), TcpFlags::ACK, 1);
+            let tuple = Tuple {
+                local: Endpoint { addr: A.into(), port: 80 },
+                remote: Endpoint { addr: PEER.into(), port: client },
+            };
+            let queue = steering.queue_of(&tuple);
+            let is_attached = [1, 0, 2][..attached].contains(&queue);
+            let route =
+                if is_attached { SwitchRoute::One(functions[queue]) } else { SwitchRoute::Dropped };
+            assert_eq!(switch.steer(&ack, None), route);
+            seen[queue] += usize::from(is_attached);
+            // An ICMP error about a segment of ours, and a segment that was reassembled.
+            let quoted = tcp_packet(
+                &OUT,
+                &ip(A, PEER, protocol::TCP),
+                &TcpHeader { source: 80, destination: client, ..TcpHeader::default() },
+                &[],
+            );
+            let icmp = [&[3, 4, 0, 0, 0, 0, 5, 0], &quoted[14..42]];
+            let error = packet(&IN, &ip(PEER, A, protocol::ICMP), &icmp);
+            assert_eq!(switch.steer(&error, None), route);
+            for function in functions {
+                let elsewhere = is_attached && functions[queue] != function;
+                let of_program = !matches!(switch.functions[function], FunctionState::Idle);
+                assert_eq!(switch.is_for_other_queue(function, &ack), elsewhere && of_program);
+            }
+            // Any queue may send, but a connection stays with the one that has it.
+            let segment = segment_out(A, (80, client), 1, TcpFlags::ACK, 10);
+            if is_attached {
+                assert_eq!(switch.check_sent(NOW, functions[queue], &segment), SentRoute::Link);
+                let other = functions[[1, 0, 0][queue]];
+                assert_eq!(switch.check_sent(NOW, other, &segment), SentRoute::Refused);
+            }
+        }
+        match attached {
+            1 => assert_eq!(switch.add(functions[0], &of(0)), Ok(None)),
+            2 => assert_eq!(switch.add(functions[2], &of(2)), Ok(None)),
+            _ => {}
+        }
+    }
+    assert!(seen.iter().all(|&n| n > 10), "{seen:?}");
+    // The peers of a queue that is gone are told, while others serve.
+    switch.end(NOW, functions[1], |_| false);
+    switch.free(functions[1]);
+    let mut resets = 0;
+    while let Some(reset) = switch.poll_reset() {
+        assert!(tcp_of(&reset).flags.0 & TcpFlags::RST.0 != 0);
+        resets += 1;
+    }
+    assert!(resets > 10 && switch.counters.switch_flows_reset == resets);
+}
+
+/// A connection of QUIC stays with its queue when the peer's address changes. Errors about
+/// datagrams have no connection ID, and are for all queues.
+#[test]
+fn connection_ids_lead_to_the_queues_of_a_program() {
+    let mut switch = switch();
+    let quic = QuicSteering { port: 443, id_bytes: 8, key: 5, queues: 2 };
+    for index in [0, 1] {
+        let queue = ClaimedQueue { seed: 7, index, queues: 2, quic: Some(quic) };
+        assert!(switch.add(index.into(), &AddressClaim { queue: Some(queue), ..all(A) }).is_ok());
+    }
+    let datagram = |id: &[u8], (client, port): (u16, u16)| {
+        let [source, to] = [client, port].map(u16::to_be_bytes);
+        let udp = [&source[..], &to, &[0, 37, 0, 0, 0x41], id, &[9; 20]].concat();
+        packet(&IN, &ip(PEER, A, protocol::UDP), &[&udp])
+    };
+    let (mut seen, mut by_hash) = ([0; 2], [0; 2]);
+    for n in 0..64_u64 {
+        let id = n.to_be_bytes();
+        for client in [40_000, 40_001, 40_002] {
+            let route = switch.steer(&datagram(&id, (client, 443)), None);
+            assert_eq!(route, SwitchRoute::One(quic.queue_of(&id)));
+        }
+        seen[quic.queue_of(&id)] += 1;
+        let SwitchRoute::One(function) = switch.steer(&datagram(&id, (40_000, 53)), None) else {
+            panic!()
+        };
+        by_hash[function] += 1;
+    }
+    assert!(seen.iter().all(|&n| n > 16), "{seen:?}");
+    assert!(by_hash.contains(&0), "another port has no connection IDs: {by_hash:?}");
+    let quoted = packet(&OUT, &ip(A, PEER, protocol::UDP), &[&[1, 187, 156, 64, 0, 8, 0, 0]]);
+    let icmp = [&[3, 3, 0, 0, 0, 0, 0, 0], &quoted[14..42]];
+    let error = packet(&IN, &ip(PEER, A, protocol::ICMP), &icmp);
+    assert_eq!(switch.steer(&error, None), SwitchRoute::Copies(set(&[0, 1])));
+}
+
 #[test]
 fn successive_ports_are_distributed() {
     let shared = claim(A, PortClaim::Shared, &[(80, 80)]);

@@ -343,7 +343,7 @@ mod tests {
     use super::*;
 
     fn request(last: u8, ports: PortClaim, outgoing: Option<PortRange>) -> AttachRequest {
-        let claim = AddressClaim { addrs: [[10, 0, 0, last].into()].into(), ports };
+        let claim = AddressClaim::new([[10, 0, 0, last].into()].into(), ports);
         AttachRequest { root: None, claim, outgoing }
     }
 

@@ -5,6 +5,7 @@
 //! is room, and answers when [`abi::Event::ClaimExtended`] arrives, or the device is lost: the next
 //! one gets the claim that was granted last.
 
+use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use abi::Op;
@@ -59,6 +60,21 @@ impl ClaimExtension {
 pub(super) struct ProgramClaim {
     granted: AddressClaim,
     extension: ExtensionState,
+    /// Claims that the host has sent itself, for addresses that the network assigned, and that are
+    /// not answered yet. Only programs with all ports have such addresses, and they ask for no
+    /// ports.
+    of_host: VecDeque<AddressClaim>,
+}
+
+/// Result of an answer about a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ClaimAnswered {
+    /// It is granted, or the thread that asked for ports knows that it is not.
+    Settled,
+    /// The host has addresses that the device refuses.
+    HostRefused(AttachRefusal),
+    /// The device was not asked.
+    Unasked,
 }
 
 /// State of an extension.
@@ -73,8 +89,8 @@ enum ExtensionState {
 }
 
 impl ProgramClaim {
-    pub(super) const fn new(granted: AddressClaim) -> Self {
-        Self { granted, extension: ExtensionState::Idle }
+    pub(super) fn new(granted: AddressClaim) -> Self {
+        Self { granted, extension: ExtensionState::Idle, of_host: VecDeque::new() }
     }
 
     /// Returns the claim that a device has granted last.
@@ -116,25 +132,43 @@ impl ProgramClaim {
         }
     }
 
-    /// Handles the answer of the device. Returns false if the device was not asked.
-    pub(super) fn handle_answer(&mut self, result: Result<(), AttachRefusal>) -> bool {
+    /// Notes a claim that the host sends itself.
+    pub(super) fn note_claim_of_host(&mut self, claim: &AddressClaim) {
+        self.of_host.push_back(claim.clone());
+    }
+
+    /// Handles the answer of the device.
+    pub(super) fn handle_answer(&mut self, result: Result<(), AttachRefusal>) -> ClaimAnswered {
+        if let Some(claim) = self.of_host.pop_front() {
+            return match result {
+                Ok(()) => {
+                    self.granted = claim;
+                    ClaimAnswered::Settled
+                }
+                Err(reason) => ClaimAnswered::HostRefused(reason),
+            };
+        }
         match std::mem::replace(&mut self.extension, ExtensionState::Idle) {
             ExtensionState::Asked(claim, extension) => {
                 if result.is_ok() {
                     self.granted = claim;
                 }
                 extension.finish(result.map_err(ClaimFailure::Refused));
-                true
+                ClaimAnswered::Settled
             }
             other => {
                 self.extension = other;
-                false
+                ClaimAnswered::Unasked
             }
         }
     }
 
-    /// Handles the loss of the device.
+    /// Handles the loss of the device. The host uses the addresses that it has claimed: the next
+    /// device gets that claim.
     pub(super) fn handle_loss(&mut self) {
+        if let Some(claim) = self.of_host.drain(..).next_back() {
+            self.granted = claim;
+        }
         match std::mem::replace(&mut self.extension, ExtensionState::Idle) {
             ExtensionState::Idle => {}
             ExtensionState::Waiting(_, extension) | ExtensionState::Asked(_, extension) => {
@@ -177,20 +211,22 @@ mod tests {
 
     fn claim(ports: &[u16]) -> AddressClaim {
         let ranges = ports.iter().copied().map(PortRange::of_port).collect();
-        AddressClaim { addrs: [[10, 0, 0, 1].into()].into(), ports: PortClaim::Listed(ranges) }
+        AddressClaim::new([[10, 0, 0, 1].into()].into(), PortClaim::Listed(ranges))
     }
 
     #[test]
     fn the_device_answers() {
         let mut program = ProgramClaim::new(claim(&[80]));
-        assert!(!program.handle_answer(Ok(())), "an answer without a question");
+        let unasked = program.handle_answer(Ok(()));
+        assert_eq!(unasked, ClaimAnswered::Unasked, "an answer without a question");
         assert_eq!(program.granted(), &claim(&[80]));
         for (result, granted) in
             [(Err(AttachRefusal::Claimed), claim(&[80])), (Ok(()), claim(&[80, 81]))]
         {
             let (extension, answered) = ClaimExtension::new(&[80, 81, 81]);
             program.begin(extension);
-            assert!(!program.handle_answer(Ok(())), "the device was not asked yet");
+            let unasked = program.handle_answer(Ok(()));
+            assert_eq!(unasked, ClaimAnswered::Unasked, "the device was not asked yet");
             assert!(program.is_waiting());
             let Some(Op::ExtendClaim(asked)) = program.poll() else { panic!() };
             assert_eq!(*asked, claim(&[80, 81]));
@@ -198,7 +234,7 @@ mod tests {
             let (early, refused) = ClaimExtension::new(&[82]);
             program.begin(early);
             assert_eq!(refused.recv(), Ok(Err(ClaimFailure::Unanswered)));
-            assert!(program.handle_answer(result));
+            assert_eq!(program.handle_answer(result), ClaimAnswered::Settled);
             assert_eq!(answered.recv(), Ok(result.map_err(ClaimFailure::Refused)));
             assert_eq!(program.granted(), &granted);
         }
@@ -217,6 +253,27 @@ mod tests {
             assert!(program.poll().is_none());
             assert_eq!(program.granted(), &claim(&[80]));
         }
+    }
+
+    /// Addresses that the network assigns are claimed by the host, which uses them at once.
+    #[test]
+    fn claims_of_the_host_are_kept_for_the_next_device() {
+        let all = |last: &[u8]| {
+            let addrs = last.iter().map(|&last| [10, 0, 0, last].into()).collect();
+            AddressClaim { automatic: true, ..AddressClaim::new(addrs, PortClaim::All) }
+        };
+        let mut program = ProgramClaim::new(all(&[]));
+        program.note_claim_of_host(&all(&[1]));
+        assert_eq!(program.handle_answer(Ok(())), ClaimAnswered::Settled);
+        assert_eq!(program.granted(), &all(&[1]));
+        program.note_claim_of_host(&all(&[1, 2]));
+        program.note_claim_of_host(&all(&[1, 2, 3]));
+        let refused = program.handle_answer(Err(AttachRefusal::Claimed));
+        assert_eq!(refused, ClaimAnswered::HostRefused(AttachRefusal::Claimed));
+        assert_eq!(program.granted(), &all(&[1]));
+        program.handle_loss();
+        assert_eq!(program.granted(), &all(&[1, 2, 3]));
+        assert_eq!(program.handle_answer(Ok(())), ClaimAnswered::Unasked);
     }
 
     #[test]

@@ -15,15 +15,17 @@ pub(super) struct DeviceTarget {
 }
 
 impl DeviceTarget {
-    /// Opens the sockets that need privileges.
+    /// Opens the sockets that need privileges, for this number of attachments.
     ///
     /// # Errors
     /// If an interface cannot be opened; the message says what to do.
-    pub(super) fn open(address: &DeviceAddress) -> Result<Self, Failure> {
+    pub(super) fn open(address: &DeviceAddress, attachments: usize) -> Result<Self, Failure> {
         let sockets = match address {
             DeviceAddress::Unix(_) => None,
             // A session may begin before the socket of the former one is free.
-            DeviceAddress::Ethernet { interface, .. } => Some(super::open_sockets(interface, 2)?),
+            DeviceAddress::Ethernet { interface, .. } => {
+                Some(super::open_sockets(interface, 2 * attachments)?)
+            }
         };
         Ok(Self { address: address.clone(), sockets })
     }

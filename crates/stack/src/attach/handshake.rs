@@ -410,7 +410,7 @@ mod tests {
     }
 
     fn request() -> AttachRequest {
-        let claim = AddressClaim { addrs: [[10, 0, 0, 1].into()].into(), ports: PortClaim::All };
+        let claim = AddressClaim::new([[10, 0, 0, 1].into()].into(), PortClaim::All);
         AttachRequest { root: None, claim, outgoing: None }
     }
 

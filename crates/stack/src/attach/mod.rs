@@ -11,6 +11,10 @@
 //! - Between machines the messages and the descriptors cross in a session over Ethernet
 //!   ([`ethernet_channel`], [`node::ethernet`]).
 //!
+//! A program attaches each of its queues, to the same device ([`program_devices`]).
+//!
+//! If it waits for automatic addresses, it attaches for that first ([`addr_link`]).
+//!
 //! A device serves several programs, each with a function of its own ([`nic::switch`]). A program
 //! claims its addresses and ports when it attaches; threads beside the device accept or refuse it
 //! when its request has arrived ([`acceptor`], [`ethernet_listener`], [`waiting_programs`]). It may
@@ -35,6 +39,7 @@
 //! - Sockets that need privileges are opened at the start, and kept.
 
 mod acceptor;
+mod addr_link;
 mod address;
 mod attachment;
 mod channel;
@@ -46,6 +51,7 @@ mod ethernet_sessions;
 mod handshake;
 mod pattern_thread;
 mod program;
+mod program_devices;
 mod program_ports;
 mod received_addresses;
 mod roots;
@@ -63,6 +69,7 @@ use node::ethernet::ETHER_TYPE;
 use crate::open_failure::open_link_failure;
 
 pub(crate) use acceptor::{ProgramArrival, ProgramArrivals, ProgramListeners, accept_programs};
+pub(crate) use addr_link::AttachedAddrLink;
 pub use address::NicAddress;
 pub(crate) use attachment::{AttachedEnd, AttachmentLoss, FormerEnds, new_notifier};
 pub(crate) use claim_extension::{ClaimExtension, ClaimFailure};
@@ -70,6 +77,7 @@ pub(crate) use ethernet_listener::EthernetListener;
 pub(crate) use handshake::{AttachError, ProgramOrigin};
 pub(crate) use pattern_thread::PatternThread;
 pub(crate) use program::{AttachCounters, ProgramCarrier, restrict_to};
+pub(crate) use program_devices::ProgramDevices;
 pub(crate) use program_ports::ProgramPorts;
 pub(crate) use received_addresses::ReceivedAddresses;
 pub(crate) use roots::ProgramRoots;

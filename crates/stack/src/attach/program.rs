@@ -12,21 +12,13 @@ use io::notify::Notifier;
 use nic::DeviceConfig;
 use node::remote::RemoteHostEnd;
 
-use super::address::DeviceAddress;
 use super::attachment::{Attachment, AttachmentLoss};
 use super::channel::AttachedChannel;
-use super::claim_extension::{ClaimExtension, ClaimFailure, ProgramClaim};
-use super::device_target::DeviceTarget;
+use super::claim_extension::{ClaimAnswered, ClaimExtension, ClaimFailure, ProgramClaim};
 use super::handshake::DeviceArrival;
-use super::{AttachError, NicAddress, handshake};
+use super::program_devices::{ProgramDevices, RETRY};
 use crate::record::RunRecorder;
 use crate::threads::{CarrierSleeper, HostCarrier, SleepingCarrier};
-
-/// Time between two attempts to attach, or to send a claim for which there was no room.
-const RETRY: Duration = Duration::from_millis(10);
-/// Longest time to wait at the start for a device that has not noticed yet that an earlier program
-/// with the same claim has ended.
-const CLAIMED_TIME_MAX: Duration = Duration::from_secs(1);
 
 base::counters! {
     /// Counters of a program's attachment.
@@ -37,6 +29,8 @@ base::counters! {
         nic_lost: alarm,
         /// Devices left because they violated the rules of the carrier.
         nic_carrier_faults: alarm,
+        /// Addresses that the network has assigned, and that the device refuses.
+        nic_claims_refused: alarm,
         /// Answers about a claim that was not asked for.
         nic_answers_ignored,
         /// Registered buffers that lost devices had.
@@ -66,27 +60,27 @@ pub(crate) struct ProgramCarrier {
 }
 
 impl ProgramCarrier {
-    /// Attaches to a device, and starts the thread that attaches again when the device is lost.
+    /// Attaches a queue to a device, and starts the thread that attaches again when the device is
+    /// lost.
     ///
     /// # Errors
     /// If no device of the list takes the program.
     pub(crate) fn attach(
-        address: &NicAddress,
-        request: AttachRequest,
+        devices: &ProgramDevices,
+        mut request: AttachRequest,
         recorder: RunRecorder,
     ) -> Result<(AttachGrant, Self), Failure> {
-        let devices = address.devices().iter().map(DeviceTarget::open).collect::<Result<_, _>>()?;
         let claim = ProgramClaim::new(request.claim.clone());
-        let mut devices = DeviceList { devices, next: 0, request };
-        let DeviceArrival { grant, channel: attached, region } = devices.attach_first()?;
+        let DeviceArrival { grant, channel: attached, region } = devices.attach_first(&request)?;
         // The connections from these ports outlive the device.
-        devices.request.outgoing = grant.outgoing;
+        request.outgoing = grant.outgoing;
         let mut device = Attachment::new()?;
         device.attach(RemoteHostEnd::new(attached, region));
         let (lost, requests) = channel();
         let (sender, arrivals) = channel();
         let mut attaching = AttachThread {
-            devices,
+            devices: devices.clone(),
+            request,
             required: grant.capabilities.clone(),
             requests,
             arrivals: sender,
@@ -146,6 +140,18 @@ impl ProgramCarrier {
         }
     }
 
+    /// Handles the device's answer about a claim.
+    fn handle_claim_answer(&mut self, result: Result<(), AttachRefusal>) {
+        match self.claim.handle_answer(result) {
+            ClaimAnswered::Settled => {}
+            ClaimAnswered::HostRefused(reason) => {
+                eprintln!("outboard: the device refuses a new address: {reason}");
+                self.counters.nic_claims_refused += 1;
+            }
+            ClaimAnswered::Unasked => self.counters.nic_answers_ignored += 1,
+        }
+    }
+
     /// Takes a device that was found in place of the lost one.
     fn take_arrival(&mut self) -> bool {
         if self.device.is_attached() {
@@ -191,8 +197,7 @@ impl HostCarrier for ProgramCarrier {
     fn pop_event(&mut self) -> Option<Event> {
         let event = self.own_events.pop_front().or_else(|| self.device.end()?.pop_event());
         if let Some(Event::ClaimExtended { result }) = event {
-            let was_asked = self.claim.handle_answer(result);
-            self.counters.nic_answers_ignored += u64::from(!was_asked);
+            self.handle_claim_answer(result);
         }
         if let Some(event) = &event {
             self.recorder.observe_event(|| self.clock.now(), event);
@@ -206,6 +211,9 @@ impl HostCarrier for ProgramCarrier {
 
     fn push_op(&mut self, op: Op) {
         self.recorder.observe_op(|| self.clock.now(), &op);
+        if let Op::ExtendClaim(claim) = &op {
+            self.claim.note_claim_of_host(claim);
+        }
         if let Some(end) = self.device.end() {
             end.push_op(op);
         }
@@ -243,107 +251,10 @@ impl HostCarrier for ProgramCarrier {
     }
 }
 
-/// The devices that a program may attach to.
-struct DeviceList {
-    devices: Vec<DeviceTarget>,
-    /// Position of the device to try first: the one of the last attachment.
-    next: usize,
-    request: AttachRequest,
-}
-
-impl DeviceList {
-    /// Returns the address of the device of the last attachment.
-    fn current(&self) -> &DeviceAddress {
-        &self.devices[self.next].address
-    }
-
-    /// Tries each device once, and attaches to the first one that takes the program and has the
-    /// required capabilities.
-    ///
-    /// # Errors
-    /// Returns the position and the error of a device that is there, or else of the first one.
-    fn attach(
-        &mut self,
-        required: Option<&Capabilities>,
-    ) -> Result<DeviceArrival, (usize, AttachError)> {
-        let mut failed = None;
-        for offset in 0..self.devices.len() {
-            let index = (self.next + offset) % self.devices.len();
-            match handshake::attach(&self.devices[index], &self.request, required) {
-                Ok(arrival) => {
-                    self.next = index;
-                    return Ok(arrival);
-                }
-                Err(error) => {
-                    let first =
-                        failed.as_ref().map(|(_, first): &(_, AttachError)| first.is_there());
-                    if first.is_none_or(|first| !first && error.is_there()) {
-                        failed = Some((index, error));
-                    }
-                }
-            }
-        }
-        let Some(failed) = failed else { unreachable!("an address has at least one device") };
-        Err(failed)
-    }
-
-    /// Attaches for the first time. Waits for a device that has not noticed yet that an earlier
-    /// program with the same claim has ended.
-    fn attach_first(&mut self) -> Result<DeviceArrival, Failure> {
-        let clock = MonotonicClock::new();
-        let until = clock.now() + CLAIMED_TIME_MAX;
-        loop {
-            let (index, error) = match self.attach(None) {
-                Ok(arrival) => return Ok(arrival),
-                Err(failed) => failed,
-            };
-            let is_claimed = matches!(error, AttachError::Refused(AttachRefusal::Claimed));
-            if !is_claimed || clock.now() >= until {
-                return Err(failure(&self.devices[index].address, &error));
-            }
-            io::clock::sleep(RETRY);
-        }
-    }
-}
-
-fn failure(address: &DeviceAddress, error: &AttachError) -> Failure {
-    let advice = match error {
-        AttachError::Connect(_) => match address {
-            DeviceAddress::Unix(_) => "start `outboard nic --listen PATH` first",
-            DeviceAddress::Ethernet { .. } => {
-                "start `outboard nic --listen-ether IF` there first, and see that both interfaces \
-                 are up"
-            }
-        },
-        AttachError::Answer(_) | AttachError::Memory(_) => "see its messages",
-        AttachError::Version(_) => "run the same version of both",
-        AttachError::Refused(AttachRefusal::UnknownRoot) => {
-            "start it with --root NAME=DIR for this directory (see --nic-root), or omit file from \
-             --offload"
-        }
-        AttachError::Refused(AttachRefusal::Claimed) => {
-            "use another address, or --share-address for both programs"
-        }
-        AttachError::Refused(AttachRefusal::Full) => {
-            "stop another program, or raise --max-programs"
-        }
-        AttachError::Refused(AttachRefusal::ReservedPort) => "listen on lower ports",
-        AttachError::Refused(AttachRefusal::AddressesOfKernel) => "use --share-address",
-        AttachError::Refused(AttachRefusal::NotReceived) => {
-            "start it with --addr CIDR for each address"
-        }
-        AttachError::Refused(AttachRefusal::BadRequest) => {
-            "see --addr; a program has at most 16 addresses, and listens on at most 64 ports"
-        }
-        AttachError::Refused(AttachRefusal::NoResources) => "see its messages",
-        AttachError::Unsuitable => "start another device",
-    };
-    Failure::Unavailable(format!("device {address}: {error}; {advice}"))
-}
-
 /// Attaches again, each time that the host thread asks.
 struct AttachThread {
-    devices: DeviceList,
+    devices: ProgramDevices,
+    request: AttachRequest,
     /// Capabilities of the first device, which the host relies on.
     required: Capabilities,
     requests: Receiver<AddressClaim>,
@@ -355,11 +266,9 @@ impl AttachThread {
     /// Runs until the host thread has ended.
     fn run(&mut self) {
         while let Ok(claim) = self.requests.recv() {
-            self.devices.request.claim = claim;
-            let lost = self.devices.current();
-            eprintln!("outboard: the device at {lost} is gone; connections wait for another one");
+            self.request.claim = claim;
+            self.devices.note_loss();
             let Some(arrival) = self.attach() else { return };
-            eprintln!("outboard: attached to the device at {}", self.devices.current());
             if self.arrivals.send(arrival).is_err() {
                 return;
             }
@@ -371,9 +280,9 @@ impl AttachThread {
     fn attach(&mut self) -> Option<DeviceArrival> {
         let mut told = String::new();
         loop {
-            let error = match self.devices.attach(Some(&self.required)) {
+            let error = match self.devices.attach_again(&self.request, &self.required) {
                 Ok(arrival) => return Some(arrival),
-                Err((_, error)) => error,
+                Err(error) => error,
             };
             // A device that is not there yet is what this waits for.
             let line = if error.is_there() { error.to_string() } else { String::new() };
@@ -423,8 +332,8 @@ mod tests {
     use abi::nvme_tcp::NvmeTcpLimits;
     use abi::splice::SpliceLimits;
 
-    use super::handshake::is_enough;
     use super::*;
+    use crate::attach::handshake::is_enough;
 
     fn offered() -> Capabilities {
         let l5o = L5oLimits {

@@ -67,7 +67,7 @@ impl ReceivedAddresses {
             Self::Listed(addrs) => (addrs, false),
             Self::SharedWithKernel(addrs, _) => (addrs, true),
         };
-        if !claim.addrs.iter().all(|addr| addrs.contains(addr)) {
+        if claim.automatic || !claim.addrs.iter().all(|addr| addrs.contains(addr)) {
             return Err(AttachRefusal::NotReceived);
         }
         if is_shared && claim.ports == PortClaim::All {
@@ -119,7 +119,7 @@ mod tests {
     }
 
     fn claim(last: u8, ports: PortClaim) -> AddressClaim {
-        AddressClaim { addrs: [[10, 0, 0, last].into()].into(), ports }
+        AddressClaim::new([[10, 0, 0, last].into()].into(), ports)
     }
 
     fn listed(ranges: &[(u16, u16)]) -> PortClaim {

@@ -149,7 +149,7 @@ mod tests {
         let (_threads, arrivals) = accept_programs(listeners, offers, roots, 2).unwrap();
         let connect = || UnixStream::connect(&path).unwrap();
         let mut silent: Vec<_> = (0..WAITING_PROCESSES_MAX).map(|_| connect()).collect();
-        let claim = AddressClaim { addrs: [[10, 0, 0, 1].into()].into(), ports: PortClaim::All };
+        let claim = AddressClaim::new([[10, 0, 0, 1].into()].into(), PortClaim::All);
         let request = AttachRequest { root: None, claim, outgoing: None };
         assert!(attach_at_path(&path, &request, None).is_ok());
         // The program has its answer before the device's thread is notified.

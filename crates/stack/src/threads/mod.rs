@@ -186,7 +186,7 @@ impl<M: Send + 'static> Threads<M> {
         self.spawn(host_name, index, move |stop| host.run(stop))
     }
 
-    /// Starts the thread of a host whose device is in another process.
+    /// Starts the thread of the next queue's host, whose device is in another process.
     ///
     /// # Errors
     /// Fails if no thread can be started.
@@ -195,9 +195,10 @@ impl<M: Send + 'static> Threads<M> {
         carrier: impl HostCarrier + Send + 'static,
         host: HostSide<A, M>,
     ) -> Result<(), Failure> {
-        let host = self.host_thread(0, host, carrier);
+        let index = self.senders.len();
+        let host = self.host_thread(index, host, carrier);
         let [_, host_name, _] = QUEUE_THREADS;
-        self.spawn(host_name, 0, move |stop| host.run(stop))
+        self.spawn(host_name, index, move |stop| host.run(stop))
     }
 
     /// Starts the thread of a device process.

@@ -24,13 +24,14 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use abi::{Checksum, PacketHeader};
+use abi::{Checksum, PacketHeader, Transmit};
 use base::{Instant, Prng};
 use bytes::Bytes;
 use wire::checksum::pseudo_header;
 use wire::frame::{IpPacket, ParsedFrame, protocol};
 use wire::{ETHERNET_BYTES, UDP_BYTES};
 
+use super::outbox::plain_transmit;
 use crate::config::Cidr;
 use dhcp::DhcpClient;
 use slaac::Slaac;
@@ -170,6 +171,14 @@ pub struct AutoAddrFrame {
     pub header: PacketHeader,
     /// Bytes after the headers.
     pub body: Bytes,
+}
+
+impl AutoAddrFrame {
+    /// Returns the transmit of the frame.
+    #[must_use]
+    pub fn into_transmit(self) -> Transmit {
+        plain_transmit(self.header, self.body)
+    }
 }
 
 /// Outputs that DHCP and SLAAC share.
