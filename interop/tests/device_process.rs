@@ -26,10 +26,10 @@ fn wait_until_attached(program: &TestServer, times: u64) {
 }
 
 /// Kills the device and starts it again, this many times, while `client` runs on two threads again
-/// and again. Returns the number of times that it ran, and the last device.
+/// and again. The program has this number of queues. Returns the number of times that it ran, and the last device.
 fn kill_under_load(
     fixture: &DeviceFixture,
-    program: &TestServer,
+    (program, queues): (&TestServer, u64),
     first: TestServer,
     clients: &[&(dyn Fn() + Sync)],
 ) -> (u32, TestServer) {
@@ -40,7 +40,7 @@ fn kill_under_load(
             while nic.stat().get("tx_packets") < 500 {}
             let _netns = nic.crash();
             nic = fixture.nic("a", &[]);
-            wait_until_attached(program, u64::from(kill) + 2);
+            wait_until_attached(program, (u64::from(kill) + 2) * queues);
         }
         nic
     })
@@ -60,31 +60,37 @@ fn fetch_http3(netns: &Netns) -> String {
     sha256(&to)
 }
 
-/// Asserts that a program has lost as many devices as were killed, and has used the last one.
-fn expect_kills(program: &TestServer) {
+/// Asserts that each of a program's queues has lost as many devices as were killed, and has used
+/// the last one.
+fn expect_kills(program: &TestServer, queues: u64) {
     let (stat, kills) = (program.stat(), u64::from(kills()));
     let counted = ["nic_lost", "device_resets"].map(|name| stat.get(name));
-    assert_eq!(counted, [kills; 2], "{stat:?}");
-    assert_eq!((stat.get("nic_attached"), stat.get("nic_is_attached")), (kills + 1, 1));
+    assert_eq!(counted, [kills * queues; 2], "{stat:?}");
+    let attached = ["nic_attached", "nic_is_attached"].map(|name| stat.get(name));
+    assert_eq!(attached, [(kills + 1) * queues, queues]);
     stat.expect_zero(&["nic_carrier_faults", "carrier_internal_errors", "internal_errors"]);
 }
 
 /// Downloads over HTTPS continue on the next device, on the same connection.
 #[test]
 fn https_survives_kills_of_the_device() {
-    let fixture = DeviceFixture::new(TMP);
-    let want = sha256(&fixture.files.fill("a.bin", 6 << 20));
-    let nic = fixture.nic("a", &[]);
-    let program = fixture.serve(&["a"], &["--tls", "--http"]);
-    let https = || assert_eq!(fetch(&fixture.netns, "https://10.77.0.2/a.bin", "6M"), want);
-    let http = || assert_eq!(fetch(&fixture.netns, "http://10.77.0.2/a.bin", "6M"), want);
-    let (rounds, nic) = kill_under_load(&fixture, &program, nic, &[&https, &http]);
-    assert!(rounds > 0);
-    expect_kills(&program);
-    // The last device has the offloads again.
-    assert_eq!(fetch(&fixture.netns, "https://10.77.0.2/a.bin", "1G"), want);
-    let stat = nic.stat();
-    stat.expect_nonzero(&["file_bytes", "tx_tls_encrypted_bytes", "setup_established"]);
+    for queues in [1, 2] {
+        let fixture = DeviceFixture::new(TMP);
+        let want = sha256(&fixture.files.fill("a.bin", 6 << 20));
+        let nic = fixture.nic("a", &[]);
+        let number = queues.to_string();
+        let program = fixture.serve(&["a"], &["--tls", "--http", "--queues", &number]);
+        let https = || assert_eq!(fetch(&fixture.netns, "https://10.77.0.2/a.bin", "6M"), want);
+        let http = || assert_eq!(fetch(&fixture.netns, "http://10.77.0.2/a.bin", "6M"), want);
+        let clients: [&(dyn Fn() + Sync); 2] = [&https, &http];
+        let (rounds, nic) = kill_under_load(&fixture, (&program, queues), nic, &clients);
+        assert!(rounds > 0);
+        expect_kills(&program, queues);
+        // The last device has the offloads again.
+        assert_eq!(fetch(&fixture.netns, "https://10.77.0.2/a.bin", "1G"), want);
+        let stat = nic.stat();
+        stat.expect_nonzero(&["file_bytes", "tx_tls_encrypted_bytes", "setup_established"]);
+    }
 }
 
 #[test]
@@ -92,11 +98,11 @@ fn http3_survives_kills_of_the_device() {
     let fixture = DeviceFixture::new(TMP);
     let want = sha256(&fixture.files.fill("a.bin", 6 << 20));
     let nic = fixture.nic("a", &[]);
-    let program = fixture.serve(&["a"], &["--tls", "--http3"]);
+    let program = fixture.serve(&["a"], &["--tls", "--http3", "--queues", "2"]);
     let http3 = || assert_eq!(fetch_http3(&fixture.netns), want);
-    let (rounds, nic) = kill_under_load(&fixture, &program, nic, &[&http3]);
+    let (rounds, nic) = kill_under_load(&fixture, (&program, 2), nic, &[&http3]);
     assert!(rounds > 0);
-    expect_kills(&program);
+    expect_kills(&program, 2);
     assert_eq!(fetch_http3(&fixture.netns), want);
     nic.stat().expect_nonzero(&["quic_tx_sealed", "quic_rx_opened"]);
 }
@@ -146,9 +152,9 @@ fn relayed_connections_survive_kills_of_the_device() {
     let args = ["proxy", "--listen", ":80", "--backend", "10.77.0.1:8081", "--splice", "off"];
     let program = fixture.program(&["a"], &args);
     let http = || assert_eq!(fetch(&fixture.netns, "http://10.77.0.2/a.bin", "6M"), want);
-    let (rounds, _nic) = kill_under_load(&fixture, &program, nic, &[&http, &http]);
+    let (rounds, _nic) = kill_under_load(&fixture, (&program, 1), nic, &[&http, &http]);
     assert!(rounds > 0);
-    expect_kills(&program);
+    expect_kills(&program, 1);
     drop(backend);
 }
 
@@ -196,7 +202,7 @@ fn nvme_survives_kills_of_the_device() {
     }
     let said = vm.finish();
     assert!(said.contains(&format!("round {rounds}")) && !said.contains("I/O error"), "{said}");
-    expect_kills(&program);
+    expect_kills(&program, 1);
     let stat = program.stat();
     stat.expect_nonzero(&["nvme_rx_placed_bytes", "nvme_tx_digests_device", "nvmet_flushes"]);
     stat.expect_zero(&["nvme_data_digest_errors", "nvmet_errors_command"]);
@@ -227,7 +233,7 @@ fn a_device_is_taken_over() {
         }
         device
     });
-    expect_kills(&program);
+    expect_kills(&program, 1);
     let stat = program.stat();
     let mean = stat.get("nic_absent_us") / rounds;
     println!("microseconds without a device, mean of {rounds} take-overs: {mean}");
@@ -307,24 +313,25 @@ fn spliced_pairs_end_with_their_device() {
     drop(backend);
 }
 
-/// With a device that stands by, a download moves there, and back.
+/// With a device that stands by, a download moves there, and back. All queues of the program move
+/// together.
 #[test]
 fn a_device_that_stands_by_takes_over() {
     let fixture = DeviceFixture::new(TMP);
     let want = sha256(&fixture.files.fill("a.bin", 10 << 20));
     let (first, second) = (fixture.nic("a", &[]), fixture.nic("b", &[]));
-    let program = fixture.serve(&["a", "b"], &["--tls"]);
+    let program = fixture.serve(&["a", "b"], &["--tls", "--queues", "3"]);
     thread::scope(|scope| {
         let client = scope.spawn(|| fetch(&fixture.netns, "https://10.77.0.2/a.bin", "8M"));
         while first.stat().get("tx_packets") < 500 {}
         let _netns = first.crash();
-        wait_until_attached(&program, 2);
-        assert_eq!(second.stat().get("programs_attached"), 1);
+        wait_until_attached(&program, 6);
+        assert_eq!(second.stat().get("programs_attached"), 3);
         let first = fixture.nic("a", &[]);
         while second.stat().get("tx_packets") < 500 {}
         let _netns = second.crash();
-        wait_until_attached(&program, 3);
-        assert_eq!(first.stat().get("programs_attached"), 1);
+        wait_until_attached(&program, 9);
+        assert_eq!(first.stat().get("programs_attached"), 3);
         assert_eq!(client.join().unwrap(), want);
     });
 }

@@ -206,7 +206,8 @@ fn two_networks(link: &str) -> Arc<Netns> {
 fn expect_sound(capture: &Path, protocols: &[&str]) {
     let matching = |filter: &str| {
         let mut tshark = Command::new("tshark");
-        tshark.arg("-r").arg(capture);
+        // Else the client's port decides, which may be one of another protocol.
+        tshark.arg("-r").arg(capture).args(["-d", "tcp.port==8081,http"]);
         for protocol in ["tcp", "udp", "ip"] {
             tshark.arg("-o").arg(format!("{protocol}.check_checksum:TRUE"));
         }
