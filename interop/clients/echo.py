@@ -32,6 +32,9 @@ while True:
     assert time.monotonic() < deadline, "the server still accepts connections"
     try:
         socket.create_connection((sys.argv[1], int(sys.argv[2])), 30).close()
+    except ConnectionResetError:
+        # Its handshake was complete when the listener was closed.
+        continue
     except ConnectionRefusedError:
         break
 echo()
