@@ -138,6 +138,10 @@ fn programs_have_ports_of_one_address() {
 /// It keeps its configuration if another program has one of them.
 #[test]
 fn reload_claims_further_ports() {
+    [1, 2].into_iter().for_each(reload_claims_further_ports_of_queues);
+}
+
+fn reload_claims_further_ports_of_queues(queues: u64) {
     let fixture = DeviceFixture::new(TMP);
     let want = sha256(&fixture.files.fill("a.bin", 1 << 20));
     let nic = fixture.nic("a", &[]);
@@ -152,7 +156,8 @@ fn reload_claims_further_ports() {
     };
     let path = write(&[80]).to_string_lossy().into_owned();
     let args = ["proxy", "--config", &path, "--addr", "10.77.0.3/24", "--share-address"];
-    let proxy = fixture.program(&["a"], &args);
+    let number = queues.to_string();
+    let proxy = fixture.program(&["a"], &[&args[..], &["--queues", &number]].concat());
     let reload = |ports: &[u16], counter: &str| {
         let before = proxy.stat();
         let _ = write(ports);
@@ -171,12 +176,12 @@ fn reload_claims_further_ports() {
     while nic.stat().get("switch_claims_refused") == 0 {}
     fetch_all();
     let stat = nic.stat();
-    assert_eq!(stat.get("switch_claims_extended"), 1);
+    assert_eq!(stat.get("switch_claims_extended"), queues);
     stat.expect_zero(&["switch_tx_refused"]);
     // The next device gets the claim that was granted last.
     drop(nic);
     let nic = fixture.nic("a", &[]);
-    while nic.stat().get("programs_attached_now") < 3 {}
+    while nic.stat().get("programs_attached_now") < 2 + queues {}
     fetch_all();
     // A port that the configuration no longer has stays claimed: connections on it may be open.
     reload(&[80], "proxy_ports_closed");
