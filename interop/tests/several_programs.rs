@@ -131,6 +131,16 @@ fn programs_have_ports_of_one_address() {
     let _ = expect_success(&run(get.arg("-o").arg(&to).arg(url)));
     assert_eq!(sha256(&to), want);
     drop(backend);
+    // So has a client of QUIC.
+    let server = serve(&fixture, "10.77.0.3/24", &["--tls", "--http3"]);
+    let mut get = outboard(&fixture.netns);
+    get.args(["get", "--nic"]).arg(format!("unix:{}", fixture.socket("a").display()));
+    get.args(["--addr", "10.77.0.2/24", "--share-address", "--control"]).arg(&control);
+    let to = fixture.scratch.path().join("over-quic");
+    get.args(["--http3-only", "--insecure", "-o"]).arg(&to);
+    let _ = expect_success(&run(get.arg("https://10.77.0.3/a.bin")));
+    assert_eq!(sha256(&to), want);
+    drop(server);
     nic.stat().expect_zero(&["switch_tx_refused", "switch_rx_dropped", "nic_internal_errors"]);
 }
 

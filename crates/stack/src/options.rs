@@ -453,6 +453,13 @@ impl StackOptions {
         Arc::new(FlowSteering::new(self.rss_seed, usize::from(self.queues)))
     }
 
+    /// Returns the local ports of connections that the application opens. A device in another
+    /// process may select fewer of them ([`host::Host::active_ports`]).
+    #[must_use]
+    pub fn active_ports(&self) -> RangeInclusive<u16> {
+        if self.share_address { SHARED_ACTIVE_PORTS } else { host::HostConfig::default().ports }
+    }
+
     /// Returns the configuration of the host of a queue; the first one answers for all.
     pub(crate) fn host_config(&self, own_queue: Option<OwnQueue>) -> host::HostConfig {
         let asked = |on: bool| if on { Ok(()) } else { Err(Refusal::Disabled) };
@@ -474,9 +481,7 @@ impl StackOptions {
             splice_offload: asked(self.offload.splice),
             ..host::HostConfig::default()
         };
-        if self.share_address {
-            config.ports = SHARED_ACTIVE_PORTS;
-        }
+        config.ports = self.active_ports();
         config.tcp.algorithm = match self.congestion {
             CongestionControl::Cubic => CongestionAlgorithm::Cubic,
             CongestionControl::Newreno => CongestionAlgorithm::NewReno,

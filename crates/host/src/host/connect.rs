@@ -2,6 +2,8 @@
 //!
 //! Called by the application. The SYN leaves at the next [`Host::poll_op`].
 
+use core::ops::RangeInclusive;
+
 use base::{Duration, Instant, SeqNum};
 use tcp_rules::paws::TsRecent;
 use wire::{Endpoint, Tuple};
@@ -17,6 +19,13 @@ use crate::tcp::conn::{ConnParams, Negotiated, TcpEnv};
 const TIME_WAIT_REUSE_MIN: Duration = Duration::from_secs(1);
 
 impl Host {
+    /// Returns the range of the local ports of connections that the application opens. Datagrams
+    /// from other ports may not leave the device, or their answers not arrive.
+    #[must_use]
+    pub const fn active_ports(&self) -> &RangeInclusive<u16> {
+        &self.services.ports
+    }
+
     /// Begins an active open; a notice reports when the connection is established or has failed.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! The stack of `outboard get`: a [`GetClient`] for each queue, which sends its events to the main
 //! thread. Downloads are spread over the queues.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -21,8 +22,6 @@ use cli::Failure;
 /// not read: what a fast link carries in a long round trip.
 const TCP_WINDOW: u32 = 4 << 20;
 const QUIC_WINDOWS: [u32; 2] = [4 << 20, 6 << 20];
-/// Lowest port of the QUIC endpoint: the dynamic ports of RFC 6335.
-const PORT_MIN: u16 = 49_152;
 
 /// An order of the main thread.
 pub(super) enum GetMessage {
@@ -154,11 +153,17 @@ pub(super) fn start(args: &GetArgs, network: Option<Network>) -> Result<GetSessi
 fn quic_steering(args: &GetArgs) -> QuicSteering {
     let [low, high, ..] = clock::entropy().to_le_bytes();
     QuicSteering {
-        port: u16::from_le_bytes([low, high]) % (u16::MAX - PORT_MIN) + PORT_MIN,
+        port: port_of(&args.stack.active_ports(), u16::from_le_bytes([low, high])),
         id_bytes: quic::CID_BYTES,
         key: clock::entropy(),
         queues: args.stack.queues.into(),
     }
+}
+
+/// Returns the port of a range that a number selects.
+fn port_of(ports: &RangeInclusive<u16>, number: u16) -> u16 {
+    let last = ports.end().saturating_sub(*ports.start());
+    ports.start().saturating_add(last.checked_add(1).map_or(number, |count| number % count))
 }
 
 fn client(
@@ -175,8 +180,11 @@ fn client(
     if !args.http3_only {
         return Ok(GetClient::new(config, None));
     }
+    // Of programs that share an address each has ports of its own.
+    let ports = queue.host.active_ports();
+    let is_ours = ports.contains(&steering.port);
     let quic = quic::QuicEndpointConfig {
-        port: steering.port,
+        port: if is_ours { steering.port } else { port_of(ports, steering.port) },
         steering: (steering.queues > 1).then_some((steering, queue.index)),
         unix_epoch: queue.clock.unix_epoch(),
         receive_windows: QUIC_WINDOWS,
