@@ -1,7 +1,7 @@
 //! Fuzzes the messages that attach a program to a device process, and the table of claims: no bytes
 //! panic, what decodes has these bytes as its only encoding, and no two programs get the same port.
 
-use abi::attach::{AddressClaim, AttachRefusal, AttachRequest, PortClaim};
+use abi::attach::{AddressClaim, AttachRefusal, AttachRequest, ClaimedQueue, PortClaim};
 use abi::layout::{
     decode_attach_reply, decode_attach_request, encode_attach_reply, encode_attach_request,
 };
@@ -31,12 +31,32 @@ pub fn run(data: &[u8]) {
             claims.check(&request.claim).and_then(|()| claims.insert(function, &request.claim));
         if granted.is_ok() {
             function += 1;
-            let all = AddressClaim { ports: PortClaim::All, ..request.claim };
-            assert_eq!(claims.check(&all), Err(AttachRefusal::Claimed));
+            expect_refusal_of_others(&claims, request.claim);
         }
         if function == nic::switch::FUNCTIONS_MAX || kind & 2 != 0 {
             function = function.saturating_sub(1);
             claims.remove(function);
+        }
+    }
+}
+
+/// Asserts that no other program gets a claim that was granted.
+fn expect_refusal_of_others(claims: &ClaimTable, granted: AddressClaim) {
+    let AddressClaim { addrs, queue, automatic, .. } = granted;
+    let all = AddressClaim::new(addrs, PortClaim::All);
+    if automatic {
+        let other = AddressClaim { automatic, ..all.clone() };
+        assert_eq!(claims.check(&other), Err(AttachRefusal::OtherAutomatic));
+    }
+    if all.addrs.is_empty() {
+        return;
+    }
+    assert_eq!(claims.check(&all), Err(AttachRefusal::Claimed));
+    if let Some(queue) = queue {
+        // The same queue again, and one of a program with another seed.
+        for queue in [queue, ClaimedQueue { seed: !queue.seed, ..queue }] {
+            let other = AddressClaim { queue: Some(queue), ..all.clone() };
+            assert_eq!(claims.check(&other), Err(AttachRefusal::Claimed));
         }
     }
 }

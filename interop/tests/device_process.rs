@@ -26,7 +26,8 @@ fn wait_until_attached(program: &TestServer, times: u64) {
 }
 
 /// Kills the device and starts it again, this many times, while `client` runs on two threads again
-/// and again. The program has this number of queues. Returns the number of times that it ran, and the last device.
+/// and again. The program has this number of queues. Returns the number of times that it ran, and
+/// the last device.
 fn kill_under_load(
     fixture: &DeviceFixture,
     (program, queues): (&TestServer, u64),
