@@ -4,20 +4,21 @@ use std::os::fd::RawFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::Sender;
 
 use abi::Capabilities;
 use abi::attach::{AttachGrant, AttachRequest, PortRange};
 use abi::steering::FlowSteering;
 use base::Instant;
 use cli::Failure;
-use host::{Application, AutoAddrEvent, AutoAddrs, Host, HostConfig, NetworkAddrs};
+use host::{Application, AutoAddrEvent, Host, HostConfig};
 use io::clock::{self, MonotonicClock};
 use io::disk::{Disk, DiskKind};
 use io::link::Link;
 use nic::DeviceConfig;
 use quic::ConnectionInfo;
 
+use crate::assigned_addrs::AssignedAddrs;
 use crate::attach::{self, NicAddress, ProgramCarrier, ProgramDevices};
 use crate::balance;
 use crate::control::metrics::IsAlarm;
@@ -26,7 +27,7 @@ use crate::device::create_device;
 use crate::hooks::Hooks;
 use crate::link::{LinkName, open_links};
 use crate::log::open_access_log;
-use crate::network::{self, Network};
+use crate::network::Network;
 use crate::no_disk::NoDisk;
 use crate::options::StackOptions;
 use crate::record::{RunRecord, RunRecorder};
@@ -262,7 +263,7 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
 
     /// Opens the links, and starts the threads of all queues.
     fn start_queues(&mut self, common: QueueCommon<'_>) -> Result<Threads<M>, Failure> {
-        let (clock, opened, mut auto) = match self.network.take() {
+        let (clock, opened, clients) = match self.network.take() {
             Some(Network { clock, links, auto }) => (clock, Some(links), Some(auto)),
             None => (MonotonicClock::new(), None, None),
         };
@@ -274,17 +275,11 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
         self.options.confinement.complete(self.options.opens_bpf_links())?;
         let queues = ring_mesh(links.len())?;
         let mut threads = Threads::new(clock, self.options.shares_thread());
-        let addrs = auto.as_ref().map(|auto| auto.network().clone());
-        let (addr_events, received) = channel();
+        let mut addrs = AssignedAddrs::new(clients);
         for (link, queue) in links.into_iter().zip(queues) {
-            // The first queue runs the clients; it tells the others of changes.
-            let auto = auto.take().map(|auto| (auto, addr_events.clone()));
-            let addrs = HostAddrs { now: clock.now(), addrs: addrs.as_ref(), auto };
-            self.start_queue(&mut threads, queue, (link, addrs), common)?;
+            self.start_queue(&mut threads, queue, (link, &mut addrs), common)?;
         }
-        if addrs.is_some() {
-            start_addr_thread(received, threads.senders().to_vec())?;
-        }
+        addrs.start_thread(threads.senders())?;
         Ok(threads)
     }
 
@@ -296,26 +291,20 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
     ) -> Result<Threads<M>, Failure> {
         let queues = usize::from(self.options.queues);
         let devices = ProgramDevices::open(nic, queues)?;
-        let mut auto = self.network.take().map(|network| network.auto);
-        let addrs = auto.as_ref().map(|auto| auto.network().clone());
-        let attach = |index| self.attach_queue(index, (nic, &devices), addrs.is_some(), common);
+        let mut addrs = AssignedAddrs::new(self.network.take().map(|network| network.auto));
+        let attach = |index| self.attach_queue(index, (nic, &devices), addrs.may_change(), common);
         let attached = (0..queues).map(attach).collect::<Result<Vec<_>, Failure>>()?;
         self.options.confinement.complete(self.options.opens_bpf_links())?;
         // That of the device, for cookies of the device.
         let clock = MonotonicClock::since_boot();
         let mut threads = Threads::new(clock, false);
-        let (addr_events, received) = channel();
         for (index, (carrier, host_config, capabilities)) in attached.into_iter().enumerate() {
-            let auto = auto.take().map(|auto| (auto, addr_events.clone()));
-            let addrs = HostAddrs { now: clock.now(), addrs: addrs.as_ref(), auto };
             let mut host = Host::new(host_config, &capabilities, clock::entropy());
-            let addr_events = addrs.install(&mut host);
+            let addr_events = addrs.install(clock.now(), &mut host);
             let host = self.host_side(index, clock, host, addr_events, common)?;
             threads.start_host(carrier, host)?;
         }
-        if addrs.is_some() {
-            start_addr_thread(received, threads.senders().to_vec())?;
-        }
+        addrs.start_thread(threads.senders())?;
         Ok(threads)
     }
 
@@ -362,7 +351,7 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
         &mut self,
         threads: &mut Threads<M>,
         queue: QueueRings,
-        (link, addrs): (Box<dyn Link>, HostAddrs<'_>),
+        (link, addrs): (Box<dyn Link>, &mut AssignedAddrs),
         common: QueueCommon<'_>,
     ) -> Result<(), Failure> {
         let QueueCommon { steering, record, .. } = common;
@@ -373,7 +362,7 @@ impl<A: Application + Send + 'static, M: Send + 'static> Builder<'_, A, M> {
             self.configure_queue(index, config, &mut host_config);
         })?;
         let mut host = Host::new(host_config, &device.capabilities(), clock::entropy());
-        let addr_events = addrs.install(&mut host);
+        let addr_events = addrs.install(threads.clock().now(), &mut host);
         let host = self.host_side(index, threads.clock(), host, addr_events, common)?;
         let disk = self.open_disk()?;
         let (steering, recorder) =
@@ -419,45 +408,4 @@ struct QueueCommon<'a> {
     reopened: &'a Arc<AtomicUsize>,
     steering: &'a Arc<FlowSteering>,
     record: Option<&'a RunRecord>,
-}
-
-/// Addresses of a queue's host that the network assigned.
-struct HostAddrs<'a> {
-    now: Instant,
-    /// `None` if all addresses are those of the options.
-    addrs: Option<&'a NetworkAddrs>,
-    /// The clients, in the first queue only, with the receiver of their events.
-    auto: Option<(AutoAddrs, Sender<AutoAddrEvent>)>,
-}
-
-impl HostAddrs<'_> {
-    /// Passes them to the host; returns the receiver of its events.
-    fn install(self, host: &mut Host) -> Option<Sender<AutoAddrEvent>> {
-        match (self.auto, self.addrs) {
-            (Some((auto, events)), _) => {
-                host.set_auto_addrs(self.now, auto);
-                return Some(events);
-            }
-            (None, Some(addrs)) => host.set_addrs(self.now, addrs),
-            (None, None) => {}
-        }
-        None
-    }
-}
-
-/// Starts the thread that prints changes of automatic addresses, and passes them from the first
-/// host to the others. It ends with the first host.
-fn start_addr_thread<M: Send + 'static>(
-    events: Receiver<AutoAddrEvent>,
-    senders: Vec<MessageSender<M>>,
-) -> Result<(), Failure> {
-    let run = move || {
-        for event in events {
-            network::report(&event);
-            let AutoAddrEvent::Changed(addrs) = event else { continue };
-            eprintln!("outboard: {}", network::describe_change(&addrs));
-            senders.iter().skip(1).for_each(|sender| sender.set_addrs(addrs.clone()));
-        }
-    };
-    crate::spawn("addresses".to_owned(), run).map(drop)
 }

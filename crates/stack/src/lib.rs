@@ -26,6 +26,7 @@ pub use base;
 pub use host;
 
 mod alarms;
+mod assigned_addrs;
 mod attach;
 mod balance;
 mod builder;

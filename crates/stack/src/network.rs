@@ -3,8 +3,8 @@
 //! A program calls [`StackOptions::wait_for_addrs`] before it reads its addresses: certificates,
 //! listeners and messages name them. The clients run here on the bare link, or on an attachment to
 //! the device that has the link, and continue in the host of the first queue
-//! ([`crate::Builder::network`]). A client that has found no address yet
-//! when another has continues there too.
+//! ([`crate::assigned_addrs`]). A client that has found no address yet when another has continues
+//! there too.
 
 use abi::link::{FramePayload, FramePayloads, TxFrame};
 use abi::{Checksum, PacketPool};
