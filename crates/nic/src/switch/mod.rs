@@ -14,7 +14,7 @@
 //! that it has not claimed, nor sends one from there; memory is bounded by the tables of `flows`
 //! and `claims`. All functions have the link address of the switch.
 //!
-//! A program with several queues has a function for each ([`program_queues`]).
+//! A program with several queues has a function for each (module `program_queues`).
 //!
 //! Not done here: fragments of a packet to a shared address go to the function that answers for it,
 //! even if another program has the port. A QUIC connection to a port that programs share moves to
