@@ -133,8 +133,8 @@ impl AddressClaim {
 /// with several queues does ([`crate::steering`]).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ClaimedQueue {
-    /// Seed of the steering, secret and the same for all queues of the program: only who knows it
-    /// can be another queue.
+    /// Seed of the steering, secret and the same for all queues of the program: a process that does
+    /// not know it cannot claim the ports of another queue.
     pub seed: u64,
     /// Index of the queue.
     pub index: u8,

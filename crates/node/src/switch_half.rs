@@ -502,16 +502,16 @@ impl<P: FunctionPorts, L: LinkPort> DevicePorts for FunctionDriver<'_, P, L> {
     }
 
     fn pop_op(&mut self, pool: &mut PacketPool) -> Option<Op> {
-        loop {
-            match self.serving()?.pop_op(pool)? {
-                // The fragments of a packet go to one function, whichever queue it is for.
-                Op::Return(SteeredFrame { frame, reason: SteeringReason::Current })
-                    if self.switch.is_for_other_queue(self.index, frame.packet.as_slice()) =>
-                {
-                    self.local.push(LocalFrame { frame, from: self.index });
-                }
-                op => return Some(op),
+        match self.serving()?.pop_op(pool)? {
+            // The fragments of a packet go to one function, whichever queue it is for. That ends
+            // the batch, or a program could keep the thread here; the next turn follows at once.
+            Op::Return(SteeredFrame { frame, reason: SteeringReason::Current })
+                if self.switch.is_for_other_queue(self.index, frame.packet.as_slice()) =>
+            {
+                self.local.push(LocalFrame { frame, from: self.index });
+                None
             }
+            op => Some(op),
         }
     }
 

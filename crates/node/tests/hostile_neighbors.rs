@@ -463,5 +463,17 @@ fn returned_packets_stay_within_their_program() {
                 assert_eq!(events.collect::<Vec<_>>(), want, "from {from}, at {function}");
             }
         }
+        // A storm of them is taken in one by one, between the turns of others.
+        let storm = (0..100).map(|_| {
+            Op::Return(SteeredFrame { reason: SteeringReason::Current, ..random.received() })
+        });
+        let other = 2 - of_queue;
+        half.program_mut(other).expect("it was attached").ops.extend(storm);
+        assert!(half.turn(Instant::from_millis(3), &mut link).more);
+        let ports = half.program_mut(other).expect("it was attached");
+        assert_eq!(ports.ops.len(), 99);
+        ports.ops.clear();
+        half.turn(Instant::from_millis(4), &mut link);
+        half.program_mut(of_queue).expect("it was attached").events.clear();
     }
 }

@@ -39,6 +39,11 @@ pub const TCP_BYTES: usize = 20;
 /// Length of a UDP header.
 pub const UDP_BYTES: usize = 8;
 
+/// UDP port of DHCP clients (RFC 2131 section 4.1).
+pub const DHCP_CLIENT_PORT: u16 = 68;
+/// UDP port of DHCP servers.
+pub const DHCP_SERVER_PORT: u16 = 67;
+
 /// Returns the link-local address of an interface: RFC 4291 appendix A.
 #[must_use]
 pub fn link_local(mac: [u8; 6]) -> core::net::Ipv6Addr {

@@ -16,7 +16,7 @@ use base::SeqNum;
 use wire::checksum::{ChecksumSum, pseudo_header};
 use wire::frame::{FrameHeaderError, IpPacket, ParsedFrame, parse, protocol};
 use wire::tcp::TcpFlags;
-use wire::{Endpoint, TCP_BYTES, Tuple, UDP_BYTES};
+use wire::{DHCP_CLIENT_PORT, DHCP_SERVER_PORT, Endpoint, TCP_BYTES, Tuple, UDP_BYTES};
 
 use super::headers::u16_at;
 use crate::counters::RxCounters;
@@ -251,7 +251,8 @@ impl RxPipeline {
 
 /// Returns whether a packet is for a DHCP client (RFC 2131 section 4.1).
 fn is_dhcp_reply(ip: &IpPacket, tuple: &Tuple) -> bool {
-    ip.protocol == protocol::UDP && (tuple.remote.port, tuple.local.port) == (67, 68)
+    let ports = (tuple.remote.port, tuple.local.port);
+    ip.protocol == protocol::UDP && ports == (DHCP_SERVER_PORT, DHCP_CLIENT_PORT)
 }
 
 /// TCP payload of a received packet, for engines.

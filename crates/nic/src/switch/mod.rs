@@ -36,14 +36,14 @@ use alloc::collections::VecDeque;
 use base::{Instant, mix};
 use core::net::IpAddr;
 use tcp_rules::tuple::hash_tuple;
-use wire::{Tuple, link_local};
+use wire::{DHCP_CLIENT_PORT, Tuple, link_local};
 
 use claims::PortOwner;
 pub use claims::{ClaimTable, outgoing_ports};
 use flow_key::FlowKey;
 use flows::{FlowReset, Learned, SentFlows};
 pub use function_set::{FUNCTIONS_MAX, FunctionSet};
-use source_check::{DHCP_CLIENT_PORT, SentFrame, SentSegment};
+use source_check::{SentFrame, SentSegment};
 use steering::{RxRoute, route};
 
 base::counters! {

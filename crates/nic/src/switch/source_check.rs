@@ -10,14 +10,14 @@ use abi::link::{FramePayload, TxFrame};
 use base::SeqNum;
 use wire::frame::{ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, NEIGHBOR_SOLICITATION, protocol};
 use wire::tcp::TcpFlags;
-use wire::{ETHERNET_BYTES, Endpoint, IPV4_BYTES, IPV6_BYTES, Tuple, link_local};
+use wire::{
+    DHCP_CLIENT_PORT, DHCP_SERVER_PORT, ETHERNET_BYTES, Endpoint, IPV4_BYTES, IPV6_BYTES, Tuple,
+    link_local,
+};
 
 use super::claims::{ClaimTable, PortOwner};
 use super::function_set::FunctionSet;
 
-/// Ports of DHCP (RFC 2131 section 4.1).
-pub(super) const DHCP_CLIENT_PORT: u16 = 68;
-const DHCP_SERVER_PORT: u16 = 67;
 /// ICMPv6 types of neighbors (RFC 4861 section 4).
 const ROUTER_SOLICITATION: u8 = 133;
 const NEIGHBOR_ADVERTISEMENT: u8 = 136;

@@ -11,13 +11,12 @@ use wire::checksum::pseudo_header;
 use wire::emit::{self, EthernetAddrs, IpHeader};
 use wire::frame::protocol;
 use wire::std_formats::{DhcpMessageType, DhcpPacket, DhcpRepr, EthernetAddress};
-use wire::{ETHERNET_BYTES, IPV4_BYTES, UDP_BYTES};
+use wire::{DHCP_CLIENT_PORT, DHCP_SERVER_PORT, ETHERNET_BYTES, IPV4_BYTES, UDP_BYTES};
 
-use super::{AutoAddrFrame, DHCP_CLIENT_PORT};
+use super::AutoAddrFrame;
 use crate::config::Cidr;
 use crate::net::outbox::HOP_LIMIT;
 
-const SERVER_PORT: u16 = 67;
 /// Options that are requested: subnet mask, router, MTU, lease time, T1, T2.
 const REQUESTED: &[u8] = &[1, 3, OPTION_MTU, 51, 58, 59];
 const OPTION_MTU: u8 = 26;
@@ -156,7 +155,7 @@ fn udp_frame(
     let mut header = PacketHeader::zeroed(l4 + UDP_BYTES, ETHERNET_BYTES, l4).ok()?;
     let link = EthernetAddrs { source: mac, destination: to_mac };
     let frame = header.as_mut_slice();
-    emit::udp_template(&link, &ip, [DHCP_CLIENT_PORT, SERVER_PORT], body.len(), frame);
+    emit::udp_template(&link, &ip, [DHCP_CLIENT_PORT, DHCP_SERVER_PORT], body.len(), frame);
     emit::set_lengths(frame, ETHERNET_BYTES, l4 + UDP_BYTES + body.len(), 0);
     let len = UDP_BYTES + body.len();
     let mut sum = pseudo_header(source, destination, protocol::UDP, len);

@@ -29,15 +29,13 @@ use base::{Instant, Prng};
 use bytes::Bytes;
 use wire::checksum::pseudo_header;
 use wire::frame::{IpPacket, ParsedFrame, protocol};
-use wire::{ETHERNET_BYTES, UDP_BYTES};
+use wire::{DHCP_CLIENT_PORT, ETHERNET_BYTES, UDP_BYTES};
 
 use super::outbox::plain_transmit;
 use crate::config::Cidr;
 use dhcp::DhcpClient;
 use slaac::Slaac;
 
-/// UDP port of DHCP clients (RFC 2131 section 4.1).
-pub(crate) const DHCP_CLIENT_PORT: u16 = 68;
 /// Events that are kept for a caller that does not take them.
 const EVENTS_MAX: usize = 32;
 
