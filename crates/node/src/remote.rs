@@ -97,6 +97,9 @@ impl OutgoingMemory {
 
     /// Ends a descriptor: the buffers of its frames were copied, or are not needed.
     fn finish(&mut self) {
+        if self.payload.is_empty() {
+            return;
+        }
         self.payload_len = 0;
         for payload in self.payload.drain(..) {
             if let SentPayload::Frame(frame) = payload {
@@ -248,6 +251,7 @@ impl<C: DescriptorChannel> CarrierEnd<C> {
     }
 
     /// Receives the next descriptor, and decodes it with buffers of `pool`.
+    #[inline]
     fn receive<T>(
         &mut self,
         pool: &mut PacketPool,
@@ -256,8 +260,11 @@ impl<C: DescriptorChannel> CarrierEnd<C> {
         if self.fault.is_some() {
             return None;
         }
-        let mut is_held = self.patterns.as_ref().is_some_and(ReceivedPatterns::has_operation);
-        if !is_held {
+        if self.patterns.as_ref().is_some_and(ReceivedPatterns::has_operation) {
+            if !self.take_compiled() {
+                return None;
+            }
+        } else {
             let popped = self.channel.pop(&mut self.received);
             if !self.checked(popped)? {
                 return None;
@@ -265,37 +272,33 @@ impl<C: DescriptorChannel> CarrierEnd<C> {
             self.count_received();
         }
         loop {
+            let payload = 0..self.channel.payload_len();
+            let (channel, region) = (&self.channel, self.region.as_ref());
+            let patterns = self.patterns.as_mut();
+            let mut memory = ReceiveMemory { channel, payload, pool, region, patterns };
+            let fault = match decode(&self.received, &mut memory) {
+                Ok(decoded) if memory.payload.is_empty() => {
+                    clear_keys(&mut self.received);
+                    return Some(decoded);
+                }
+                Ok(_) => LayoutFault::Trailing,
+                Err(fault) => fault,
+            };
             // An operation with a new set of patterns is decoded again when that is compiled.
-            if is_held && !self.patterns.as_mut()?.take_compiled() {
+            if !self.patterns.as_ref().is_some_and(ReceivedPatterns::has_operation) {
+                clear_keys(&mut self.received);
+                self.fault.get_or_insert(CarrierFault::Descriptor(fault));
                 return None;
             }
-            if let Some(decoded) = self.decode_received(pool, &decode) {
-                return decoded;
+            if !self.take_compiled() {
+                return None;
             }
-            is_held = true;
         }
     }
 
-    /// Decodes the descriptor that was received last. Returns `None` if its set of patterns is not
-    /// compiled yet, and `Some(None)` after a fault.
-    fn decode_received<T>(
-        &mut self,
-        pool: &mut PacketPool,
-        decode: impl Fn(&[u8], &mut dyn DecodeMemory) -> Result<T, LayoutFault>,
-    ) -> Option<Option<T>> {
-        let payload = 0..self.channel.payload_len();
-        let (channel, region) = (&self.channel, self.region.as_ref());
-        let patterns = self.patterns.as_mut();
-        let mut memory = ReceiveMemory { channel, payload, pool, region, patterns };
-        let mut decoded = decode(&self.received, &mut memory);
-        if decoded.is_ok() && !memory.payload.is_empty() {
-            decoded = Err(LayoutFault::Trailing);
-        }
-        if self.patterns.as_ref().is_some_and(ReceivedPatterns::has_operation) {
-            return None;
-        }
-        clear_keys(&mut self.received);
-        Some(self.checked(decoded.map_err(CarrierFault::Descriptor)))
+    /// Takes a set of patterns from the compiler. Returns false if it is not ready.
+    fn take_compiled(&mut self) -> bool {
+        self.patterns.as_mut().is_some_and(ReceivedPatterns::take_compiled)
     }
 
     fn count_received(&mut self) {
@@ -425,18 +428,19 @@ impl<C: DescriptorChannel> RemoteHostEnd<C> {
         if let Some(refused) = self.refused.pop_front() {
             return Some(refused);
         }
-        let event = self.end.receive(&mut self.pool, decode_event)?;
-        if let (Event::Received(received), Some(bounce)) = (&event, &mut self.bounce) {
-            if !bounce.copy_claimed(received) {
-                let fault = CarrierFault::Descriptor(LayoutFault::BadMemory);
-                return self.end.checked(Err(fault));
+        let mut event = self.end.receive(&mut self.pool, decode_event);
+        let Some(bounce) = &mut self.bounce else { return event };
+        let is_valid = match &mut event {
+            Some(Event::Received(received)) => bounce.copy_claimed(received),
+            Some(Event::DdpTeardownDone(done)) => {
+                bounce.take_back(done).map(|taken| **done = taken).is_some()
             }
-        }
-        let (Event::DdpTeardownDone(done), Some(bounce)) = (&event, &mut self.bounce) else {
-            return Some(event);
+            _ => true,
         };
-        let taken = bounce.take_back(done).map(|done| Event::DdpTeardownDone(Box::new(done)));
-        self.end.checked(taken.ok_or(CarrierFault::Descriptor(LayoutFault::BadMemory)))
+        if is_valid {
+            return event;
+        }
+        self.end.checked(Err(CarrierFault::Descriptor(LayoutFault::BadMemory)))
     }
 
     /// Returns the answers of a device that has ended, for the buffers that it had.

@@ -195,7 +195,11 @@ impl SleepingCarrier for ProgramCarrier {
 
 impl HostCarrier for ProgramCarrier {
     fn pop_event(&mut self) -> Option<Event> {
-        let event = self.own_events.pop_front().or_else(|| self.device.end()?.pop_event());
+        let event = if self.own_events.is_empty() {
+            self.device.end()?.pop_event()
+        } else {
+            self.own_events.pop_front()
+        };
         if let Some(Event::ClaimExtended { result }) = event {
             self.handle_claim_answer(result);
         }
