@@ -26,6 +26,7 @@
 //! ring neither wakes nor waits itself: [`SharedRingProducer::publish`] returns whether the caller
 //! has to signal the consumer's eventfd ([`crate::notify::Notifier`]).
 
+mod copy;
 mod memory;
 #[cfg(test)]
 mod tests;
@@ -34,6 +35,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use abi::layout::{DESCRIPTOR_BYTES_MAX, PAYLOAD_ALIGNMENT, may_hold_keys};
 
+use copy::{read_words, write_words};
 use memory::{ASLEEP_AT, BASE_AT, HEAD_AT, TAIL_AT};
 pub use memory::{CAPACITY_MAX, CAPACITY_MIN, SharedRingMemory};
 
@@ -423,7 +425,9 @@ fn words_from(words: &[AtomicU64], position: u32, count: usize) -> (&[AtomicU64]
 fn write(words: &[AtomicU64], position: u32, descriptor: &[u8]) {
     let len = u32::try_from(descriptor.len()).unwrap_or(0);
     let (begin, rest) = descriptor.split_at(descriptor.len().min(LENGTH_BYTES as usize));
-    let first = u64::from(len) | padded(begin) << u32::BITS;
+    let begin =
+        begin.first_chunk().map_or_else(|| padded(begin), |&all| u32::from_le_bytes(all).into());
+    let first = u64::from(len) | begin << u32::BITS;
     word(words, position).store(first, Ordering::Relaxed);
     write_bytes(words, position.wrapping_add(WORD_BYTES), rest);
 }
@@ -454,15 +458,6 @@ fn padded(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
 }
 
-/// Writes the whole words of `bytes`.
-#[inline]
-fn write_words(words: &[AtomicU64], bytes: &[u8]) {
-    let chunks = bytes.chunks_exact(WORD).filter_map(<[u8]>::first_chunk);
-    for (word, chunk) in words.iter().zip(chunks) {
-        word.store(u64::from_le_bytes(*chunk), Ordering::Relaxed);
-    }
-}
-
 /// Copies a descriptor of `len` bytes at a position, with its first word, to `out`.
 fn read(words: &[AtomicU64], position: u32, first: u64, len: usize, out: &mut Vec<u8>) {
     let [_, _, _, _, begin @ ..] = first.to_le_bytes();
@@ -490,13 +485,5 @@ fn read_bytes(words: &[AtomicU64], position: u32, to: &mut [u8]) {
         let after = position.wrapping_add(WORD_BYTES * u32::try_from(whole).unwrap_or(0));
         let word = word(words, after).load(Ordering::Relaxed).to_le_bytes();
         last.copy_from_slice(&word[..last_bytes]);
-    }
-}
-
-/// Copies words to bytes.
-#[inline]
-fn read_words(words: &[AtomicU64], bytes: &mut [u8]) {
-    for (word, chunk) in words.iter().zip(bytes.chunks_exact_mut(WORD)) {
-        chunk.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
     }
 }
