@@ -9,7 +9,7 @@ use core::fmt;
 
 use super::codec::{DescriptorCodec, LayoutFault};
 use super::memory::InlineMemory;
-use super::{LAYOUT_VERSION, decode, encode, layout_table};
+use super::{LAYOUT_FINGERPRINT, LAYOUT_VERSION, decode, encode};
 use crate::attach::{AttachReply, AttachRequest};
 use crate::packet::PacketPool;
 
@@ -79,7 +79,7 @@ pub fn decode_attach_reply(bytes: &[u8]) -> Result<AttachReply, AttachFault> {
 fn to_bytes<T: DescriptorCodec>(mut message: T) -> Vec<u8> {
     let mut out = Vec::from(ATTACH_MAGIC);
     out.extend(LAYOUT_VERSION.to_le_bytes());
-    out.extend(layout_table().fingerprint().to_le_bytes());
+    out.extend(LAYOUT_FINGERPRINT.to_le_bytes());
     let encoded = encode(&mut message, &mut no_memory(), &mut out);
     debug_assert_eq!(encoded, Ok(()), "the messages have short lists and no buffers");
     out
@@ -98,7 +98,7 @@ fn from_bytes<T: DescriptorCodec>(bytes: &[u8]) -> Result<T, AttachFault> {
         return Err(AttachFault::OtherVersion(version));
     }
     let fingerprint = u64::from_le_bytes([f0, f1, f2, f3, f4, f5, f6, f7]);
-    if fingerprint != layout_table().fingerprint() {
+    if fingerprint != LAYOUT_FINGERPRINT {
         return Err(AttachFault::OtherLayout);
     }
     decode(encoded, &mut no_memory()).map_err(AttachFault::Malformed)
