@@ -44,6 +44,7 @@ pub mod pcap;
 mod queue_events;
 mod queue_steering;
 mod sealed_file;
+mod shared_copy;
 pub mod shared_region;
 pub mod shared_ring;
 mod socket_option;

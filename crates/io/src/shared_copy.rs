@@ -1,53 +1,50 @@
-//! Copies between private memory and the words of a ring.
+//! Copies between private memory and memory that another process shares.
 //!
 //! The other process may write to a word while it is copied. A loop over atomic words permits that,
 //! but the compiler makes no vector instructions of it. On x86-64, assembly code copies 16 bytes at
-//! a time: the compiler sees neither its accesses to the ring nor their values, so it can assume
-//! nothing about them. Other processors copy words (decision 68).
+//! a time: the compiler sees neither its accesses to the shared memory nor their values, so it can
+//! assume nothing about them (decision 68). On other processors nothing is copied here.
+//!
+//! Called by [`crate::shared_ring`] and [`crate::shared_region`], which copy the rest by words.
 #![expect(unsafe_code, reason = "vector instructions on memory of two processes")]
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use super::WORD;
+use std::sync::atomic::AtomicU64;
 
 /// Bytes of a vector register.
 const BLOCK_BYTES: usize = 16;
-const BLOCK_WORDS: usize = BLOCK_BYTES / WORD;
+const BLOCK_WORDS: usize = BLOCK_BYTES / size_of::<AtomicU64>();
 
-/// Copies the whole words of `bytes` to as many words.
+/// Copies the first bytes to the first words, vector by vector. Returns the number of words written.
 #[inline]
-pub(super) fn write_words(words: &[AtomicU64], bytes: &[u8]) {
+pub(crate) fn write_vectors(words: &[AtomicU64], bytes: &[u8]) -> usize {
     let blocks = blocks(words, bytes);
     if blocks > 0 {
         // SAFETY: both have this many blocks. Atomic words may be written to through a shared
         // reference.
         unsafe { copy_blocks(bytes.as_ptr(), words.as_ptr().cast_mut().cast(), blocks) };
     }
-    let (words, bytes) = (&words[blocks * BLOCK_WORDS..], &bytes[blocks * BLOCK_BYTES..]);
-    let chunks = bytes.chunks_exact(WORD).filter_map(<[u8]>::first_chunk);
-    for (word, chunk) in words.iter().zip(chunks) {
-        word.store(u64::from_le_bytes(*chunk), Ordering::Relaxed);
-    }
+    blocks * BLOCK_WORDS
 }
 
-/// Copies words to the whole words of `bytes`.
+/// Copies the first words to the first bytes, vector by vector. Returns the number of words read.
 #[inline]
-pub(super) fn read_words(words: &[AtomicU64], bytes: &mut [u8]) {
+pub(crate) fn read_vectors(words: &[AtomicU64], bytes: &mut [u8]) -> usize {
     let blocks = blocks(words, bytes);
     if blocks > 0 {
         // SAFETY: both have this many blocks.
         unsafe { copy_blocks(words.as_ptr().cast(), bytes.as_mut_ptr(), blocks) };
     }
-    let (words, bytes) = (&words[blocks * BLOCK_WORDS..], &mut bytes[blocks * BLOCK_BYTES..]);
-    for (word, chunk) in words.iter().zip(bytes.chunks_exact_mut(WORD)) {
-        chunk.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
-    }
+    blocks * BLOCK_WORDS
 }
 
 /// Returns the number of blocks that vector instructions copy.
 #[inline]
 fn blocks(words: &[AtomicU64], bytes: &[u8]) -> usize {
-    if cfg!(target_arch = "x86_64") { words.len().min(bytes.len() / WORD) / BLOCK_WORDS } else { 0 }
+    if cfg!(target_arch = "x86_64") {
+        (words.len() / BLOCK_WORDS).min(bytes.len() / BLOCK_BYTES)
+    } else {
+        0
+    }
 }
 
 /// Copies blocks of [`BLOCK_BYTES`] between memory that does not overlap, in any alignment.

@@ -2,8 +2,8 @@
 //!
 //! A program creates it and passes its descriptor to the device's process ([`crate::attachment`]);
 //! both map it for as long as a range of it is in use. Its pages are allocated when they are
-//! written. All memory is accessed as atomic words and bytes, so that neither process can cause a
-//! data race in the other one.
+//! written. All memory is accessed as atomic words and bytes, or by assembly code
+//! (`shared_copy`), so that neither process can cause a data race in the other one.
 #![expect(unsafe_code, reason = "memory of two processes")]
 
 use std::fs::File;
@@ -16,6 +16,7 @@ use abi::region::SharedRegion;
 use crate::mapping::Mapping;
 use crate::sealed_file;
 pub use crate::sealed_file::SharedMemoryError;
+use crate::shared_copy::{read_vectors, write_vectors};
 
 /// Bytes of a word.
 const WORD_BYTES: usize = size_of::<AtomicU64>();
@@ -89,10 +90,11 @@ impl SharedRegion for MappedRegion {
     fn write(&self, at: usize, bytes: &[u8]) {
         let (head, words, tail) = self.parts(at, bytes.len());
         let (first, rest) = bytes.split_at(head.len());
-        let mut chunks = rest.chunks_exact(WORD_BYTES);
+        let written = write_vectors(words, rest);
+        let mut chunks = rest[written * WORD_BYTES..].chunks_exact(WORD_BYTES);
         let store = |(to, &byte): (&AtomicU8, &u8)| to.store(byte, Ordering::Relaxed);
         head.iter().zip(first).for_each(store);
-        for (to, chunk) in words.iter().zip(&mut chunks) {
+        for (to, chunk) in words[written..].iter().zip(&mut chunks) {
             let word = chunk.first_chunk().map_or(0, |word| u64::from_ne_bytes(*word));
             to.store(word, Ordering::Relaxed);
         }
@@ -102,10 +104,11 @@ impl SharedRegion for MappedRegion {
     fn read(&self, at: usize, out: &mut [u8]) {
         let (head, words, tail) = self.parts(at, out.len());
         let (first, rest) = out.split_at_mut(head.len());
-        let mut chunks = rest.chunks_exact_mut(WORD_BYTES);
+        let copied = read_vectors(words, rest);
+        let mut chunks = rest[copied * WORD_BYTES..].chunks_exact_mut(WORD_BYTES);
         let load = |(from, byte): (&AtomicU8, &mut u8)| *byte = from.load(Ordering::Relaxed);
         head.iter().zip(first).for_each(load);
-        for (from, chunk) in words.iter().zip(&mut chunks) {
+        for (from, chunk) in words[copied..].iter().zip(&mut chunks) {
             chunk.copy_from_slice(&from.load(Ordering::Relaxed).to_ne_bytes());
         }
         tail.iter().zip(chunks.into_remainder()).for_each(load);

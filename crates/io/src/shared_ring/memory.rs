@@ -1,7 +1,7 @@
 //! The memory of a ring: a sealed file, mapped by both processes ([`crate::sealed_file`]).
 //!
-//! All memory is accessed as atomic words, so that a process that writes where it must not cannot
-//! cause a data race in this one.
+//! All memory is accessed as atomic words, or by assembly code (`shared_copy`), so that a process
+//! that writes where it must not cannot cause a data race in this one.
 #![expect(unsafe_code, reason = "memory of two processes")]
 
 use std::fs::File;

@@ -26,7 +26,6 @@
 //! ring neither wakes nor waits itself: [`SharedRingProducer::publish`] returns whether the caller
 //! has to signal the consumer's eventfd ([`crate::notify::Notifier`]).
 
-mod copy;
 mod memory;
 #[cfg(test)]
 mod tests;
@@ -35,11 +34,11 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use abi::layout::{DESCRIPTOR_BYTES_MAX, PAYLOAD_ALIGNMENT, may_hold_keys};
 
-use copy::{read_words, write_words};
 use memory::{ASLEEP_AT, BASE_AT, HEAD_AT, TAIL_AT};
 pub use memory::{CAPACITY_MAX, CAPACITY_MIN, SharedRingMemory};
 
 pub use crate::sealed_file::SharedMemoryError;
+use crate::shared_copy::{read_vectors, write_vectors};
 
 /// Bytes of the length in front of a descriptor.
 const LENGTH_BYTES: u32 = 4;
@@ -458,6 +457,16 @@ fn padded(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
 }
 
+/// Writes the whole words of `bytes`.
+#[inline]
+fn write_words(words: &[AtomicU64], bytes: &[u8]) {
+    let written = write_vectors(words, bytes);
+    let chunks = bytes[written * WORD..].chunks_exact(WORD).filter_map(<[u8]>::first_chunk);
+    for (word, chunk) in words[written..].iter().zip(chunks) {
+        word.store(u64::from_le_bytes(*chunk), Ordering::Relaxed);
+    }
+}
+
 /// Copies a descriptor of `len` bytes at a position, with its first word, to `out`.
 fn read(words: &[AtomicU64], position: u32, first: u64, len: usize, out: &mut Vec<u8>) {
     let [_, _, _, _, begin @ ..] = first.to_le_bytes();
@@ -485,5 +494,14 @@ fn read_bytes(words: &[AtomicU64], position: u32, to: &mut [u8]) {
         let after = position.wrapping_add(WORD_BYTES * u32::try_from(whole).unwrap_or(0));
         let word = word(words, after).load(Ordering::Relaxed).to_le_bytes();
         last.copy_from_slice(&word[..last_bytes]);
+    }
+}
+
+/// Copies words to bytes.
+#[inline]
+fn read_words(words: &[AtomicU64], bytes: &mut [u8]) {
+    let read = read_vectors(words, bytes);
+    for (word, chunk) in words[read..].iter().zip(bytes[read * WORD..].chunks_exact_mut(WORD)) {
+        chunk.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
     }
 }
