@@ -14,7 +14,7 @@ use std::sync::atomic::AtomicU64;
 const BLOCK_BYTES: usize = 16;
 const BLOCK_WORDS: usize = BLOCK_BYTES / size_of::<AtomicU64>();
 
-/// Copies the first bytes to the first words, vector by vector. Returns the number of words written.
+/// Copies the first bytes to the first words, by vectors. Returns the number of words written.
 #[inline]
 pub(crate) fn write_vectors(words: &[AtomicU64], bytes: &[u8]) -> usize {
     let blocks = blocks(words, bytes);
@@ -26,7 +26,7 @@ pub(crate) fn write_vectors(words: &[AtomicU64], bytes: &[u8]) -> usize {
     blocks * BLOCK_WORDS
 }
 
-/// Copies the first words to the first bytes, vector by vector. Returns the number of words read.
+/// Copies the first words to the first bytes, by vectors. Returns the number of words read.
 #[inline]
 pub(crate) fn read_vectors(words: &[AtomicU64], bytes: &mut [u8]) -> usize {
     let blocks = blocks(words, bytes);
